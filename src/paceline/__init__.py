@@ -1,0 +1,1 @@
+"""Faster agents, word for word."""

@@ -1,0 +1,58 @@
+"""Everything that can go wrong, as one tree.
+
+PacelineError                 one line for the user; the command line exits with 2
+ ├─ SettingError              a setting is unknown or out of range
+ ├─ ModelError
+ │   ├─ UnknownModel          no such name, folder or file
+ │   ├─ UnknownArchitecture   the weights are of a family paceline cannot run
+ │   ├─ CorruptModel          a model file is damaged, truncated or not what it claims to be
+ │   └─ PullError             a download failed; what was there before is untouched
+ ├─ TextError                 a chat template or tokenizer cannot do what was asked
+ ├─ PromptTooLong             the prompt does not fit the model's context
+ ├─ CacheFull                 no room in the KV cache for the sequences now running
+ └─ DrafterMismatch           a drafter cannot draft for this target
+"""
+
+
+class PacelineError(Exception):
+    """Says what was wrong, what was expected and what to do, in one line."""
+
+
+class SettingError(PacelineError):
+    pass
+
+
+class ModelError(PacelineError):
+    pass
+
+
+class UnknownModel(ModelError):
+    pass
+
+
+class UnknownArchitecture(ModelError):
+    pass
+
+
+class CorruptModel(ModelError):
+    pass
+
+
+class PullError(ModelError):
+    pass
+
+
+class TextError(PacelineError):
+    pass
+
+
+class PromptTooLong(PacelineError):
+    pass
+
+
+class CacheFull(PacelineError):
+    pass
+
+
+class DrafterMismatch(PacelineError):
+    pass
