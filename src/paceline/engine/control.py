@@ -1,0 +1,118 @@
+"""How far to guess: as far as makes the expected rate of tokens largest, and not at all if nothing pays."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+from paceline.types import Round, Seq
+
+MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here
+PRIOR: Final = (1.4, 2.0)  # accepted and tried, before anything is known
+FORGET: Final = 0.97  # weight of old evidence at each new one
+MARGIN: Final = 1.03  # a draft must promise this much over plain decoding
+PROBE_EVERY: Final = 32  # plain rounds before one is spent on finding out whether drafting pays again
+PROBE: Final = 2
+SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
+
+
+class Fixed:
+    """Always as far as the request allows."""
+
+    def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        return [seq.spec.max_draft for seq in seqs]
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        return
+
+
+class CostCurve:
+    """Microseconds of a target pass by its rows, as measured while decoding."""
+
+    def __init__(self) -> None:
+        self._mean: dict[int, float] = {}
+
+    def learn(self, rows: int, us: float) -> None:
+        old = self._mean.get(rows)
+        if old is None:
+            self._mean[rows] = us
+        elif us < 3 * old:  # a longer one is a hiccup of the machine, not the cost of a row
+            self._mean[rows] = old + 0.1 * (us - old)
+
+    def __call__(self, rows: int) -> float:
+        """Linear between what was measured, a small slope beyond; 1 before the first measurement."""
+        known = sorted(self._mean)
+        if not known:
+            return 1 + SLOPE * rows
+        at = bisect_left(known, rows)
+        if at == len(known):
+            return self._mean[known[-1]] * (1 + SLOPE * (rows - known[-1]))
+        if known[at] == rows or at == 0:
+            return self._mean[known[at]] / (1 + SLOPE * (known[at] - rows))
+        low, high = known[at - 1], known[at]
+        share = (rows - low) / (high - low)
+        return self._mean[low] + share * (self._mean[high] - self._mean[low])
+
+
+class Acceptance:
+    """P(position i is accepted | all before it were), for one list of drafters."""
+
+    def __init__(self) -> None:
+        self._cells = [PRIOR] * MAX_POSITION
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        for i in range(min(drafted, accepted + 1, MAX_POSITION)):  # nothing is known of later positions
+            hit, tried = self._cells[i]
+            self._cells[i] = (FORGET * hit + (i < accepted), FORGET * tried + 1)
+
+    def expected(self, k: int) -> list[float]:
+        """Tokens of a round with a draft of 0, 1, ... k."""
+        tokens, survive, out = 1.0, 1.0, [1.0]
+        for i in range(k):
+            hit, tried = self._cells[min(i, MAX_POSITION - 1)]
+            survive *= hit / tried
+            tokens += survive
+            out.append(tokens)
+        return out
+
+
+class Rate:
+    """Picks the draft length with the most expected tokens per measured time, 0 included."""
+
+    def __init__(self) -> None:
+        self.cost = CostCurve()
+        self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
+        self._draft_us: dict[tuple[str, ...], float] = {}  # per node
+        self._plain_rounds: defaultdict[str, int] = defaultdict(int)
+        self._drafters: dict[str, tuple[str, ...]] = {}
+
+    def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
+
+    def _budget(self, seq: Seq, rows: int) -> int:
+        self._drafters[seq.id] = seq.spec.drafters
+        tokens = self._acceptance[seq.spec.drafters].expected(seq.spec.max_draft)
+        per_node = self._draft_us.get(seq.spec.drafters, 0.0)
+        rates = [t / (self.cost(rows + k) + per_node * k) for k, t in enumerate(tokens)]
+        best = max(range(len(rates)), key=rates.__getitem__)
+        if best and rates[best] >= MARGIN * rates[0]:
+            self._plain_rounds[seq.id] = 0
+            return best
+        self._plain_rounds[seq.id] += 1
+        due = self._plain_rounds[seq.id] % PROBE_EVERY == 0
+        return min(PROBE, seq.spec.max_draft) if due else 0
+
+    def learn(self, rounds: Sequence[Round]) -> None:
+        for r in rounds:
+            drafters = self._drafters.get(r.request)
+            if drafters is not None and len(r.draft):
+                depth = max(len(path) for path in r.draft.paths())
+                self._acceptance[drafters].learn(depth, len(r.path))
+                old = self._draft_us.get(drafters)
+                now = r.draft_us / len(r.draft)
+                self._draft_us[drafters] = now if old is None else old + 0.1 * (now - old)
+            if r.finish:
+                self._drafters.pop(r.request, None)
+                self._plain_rounds.pop(r.request, None)
+        if rounds and all(r.tokens for r in rounds):
+            self.cost.learn(rounds[0].rows, rounds[0].target_us)

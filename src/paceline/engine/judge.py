@@ -1,0 +1,47 @@
+"""From logits to a verdict: the target chooses, then the request's rule accepts."""
+
+from collections.abc import Callable
+from functools import cache
+
+from paceline.engine.accept import KeyedCoins, block, match, residual, typical
+from paceline.sampling import CHOICE, Doubles, Floats, History, choose, law, logprob, noise_key
+from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
+
+
+def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
+    """rows[0] follows the committed text, rows[i + 1] follows node i: [1 + len(draft), vocab].
+
+    Rows are only looked at where the walk through the draft comes by.
+    """
+    index = len(seq.tokens) - seq.prompt_len
+    params = seq.params
+
+    @cache
+    def law_at(node: int) -> Doubles:
+        return law(rows[node + 1], params, _history(seq, draft, node)).probabilities()
+
+    def choice_at(node: int) -> int:
+        depth = len(draft.path(node))
+        key = noise_key(params.seed, params.choice, CHOICE, index + depth)
+        return choose(law(rows[node + 1], params, _history(seq, draft, node)), key)
+
+    rules: dict[str, Callable[[], Verdict]] = {
+        "match": lambda: match(draft, choice_at),
+        "residual": lambda: residual(draft, law_at, KeyedCoins(params.seed, params.choice, index)),
+        "block": lambda: block(draft, law_at, KeyedCoins(params.seed, params.choice, index)),
+        "typical": lambda: typical(draft, law_at, choice_at),
+    }
+    return rules[seq.spec.accept]()
+
+
+def logprobs(seq: Seq, verdict: Verdict, draft: Draft, rows: Floats) -> tuple[TokenLogprob, ...]:
+    """One for each token of the verdict, if the request asked."""
+    if seq.params.logprobs is None:
+        return ()
+    tokens = (*(draft.tokens[i] for i in verdict.path), verdict.token)
+    before = (ROOT, *verdict.path)
+    return tuple(logprob(rows[b + 1], t, seq.params.logprobs) for b, t in zip(before, tokens, strict=True))
+
+
+def _history(seq: Seq, draft: Draft, node: int) -> History:
+    return History(seq.tokens, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])

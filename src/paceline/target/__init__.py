@@ -1,0 +1,1 @@
+"""The model whose text we owe: weights, forward pass and KV cache."""

@@ -1,0 +1,56 @@
+"""What a decoder looks like: everything the forward pass needs to know besides the weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions. Frequencies are theta ** (-2i / head_dim), then scaled."""
+
+    theta: float
+    kind: Literal["none", "linear", "llama3"] = "none"
+    factor: float = 1.0  # linear and llama3
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_context: int = 8192  # llama3
+    divisors: tuple[float, ...] = ()  # per frequency, where a file lists them itself; replaces `kind`
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    architecture: str  # llama, mistral, qwen2, qwen3, gemma3
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ff_width: int
+    vocab_size: int
+    max_context: int
+    norm_eps: float
+    rope: Rope
+    local_rope: Rope | None = None  # for sliding layers where it differs (gemma3)
+    window: int = 0  # sliding window of local layers, 0: none
+    local_layers: tuple[bool, ...] = ()  # which layers attend to the window only; () : none
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    embed_scale: float = 1.0  # gemma: sqrt(width), rounded as the reference does
+    attn_scale: float = 0.0  # 0: head_dim ** -0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Dense weights under canonical names, in the convention of the half-rotation (NeoX) RoPE.
+
+    embed [vocab, width], norm [width], head [vocab, width] (absent when tied to embed), and for each layer i
+    "layers.{i}." + attn_norm, q, k, v, o, ffn_norm, gate, up, down, and where the family has them
+    q_bias, k_bias, v_bias, o_bias, q_norm, k_norm, post_attn_norm, post_ffn_norm.
+    A norm weight is what the normalised row is multiplied by (gemma's 1 + w is already added).
+    """
+
+    shape: ModelShape
+    tensors: Mapping[str, Tensor]
+    fingerprint: str  # sha256 over names, shapes and bytes as stored: two equal fingerprints, one model

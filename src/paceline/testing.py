@@ -1,0 +1,131 @@
+"""Doubles for tests: a target that distrusts its caller, and coins that fall every way."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from paceline.sampling import Doubles, gumbel, noise_key
+from paceline.types import Draft, Feed, Scores, Seq
+
+T = TypeVar("T")
+
+
+class ToyTarget:
+    """A target whose logits follow from the last `memory` tokens of the rows in its own cache.
+
+    It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
+    stale row or a wrong position fails at once. `blur` mixes in other logits: a blurred copy is a draft model.
+    """
+
+    def __init__(self, vocab_size: int = 24, memory: int = 2, seed: int = 0, blur: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self.max_context = 4096
+        self.invariant_rows = 1024
+        self.passes = 0
+        self._memory = memory
+        self._seed = seed
+        self._blur = blur
+        self._seqs: dict[str, Seq] = {}
+        self._rows: dict[str, list[int]] = {}  # the tokens of the cached rows
+        self._loose: dict[str, tuple[list[int], Draft]] = {}  # rows of the last pass, not yet kept
+
+    def open(self, seq: Seq) -> int:
+        assert seq.id not in self._seqs, f"{seq.id} is open already"
+        self._seqs[seq.id] = seq
+        self._rows[seq.id] = []
+        return 0
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        self.passes += 1
+        rows: list[Doubles] = []
+        starts = []
+        for feed in feeds:
+            starts.append(len(rows))
+            before = self._checked(feed)
+            text = [*before, *feed.tokens]
+            if feed.scored:
+                rows.append(self.logits(text))
+                rows.extend(
+                    self.logits([*text, *self._guesses(feed.draft, i)]) for i in range(len(feed.draft))
+                )
+            self._loose[feed.seq_id] = (list(feed.tokens), feed.draft)
+        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
+        hidden = {tap: torch.from_numpy(logits) for tap in taps}
+        return Scores(torch.from_numpy(logits), tuple(starts), hidden)
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        fed, draft = self._loose.pop(seq_id, ([], Draft()))
+        rows = self._rows[seq_id] + fed
+        assert length <= len(rows), f"{seq_id}: {length} rows wanted, {len(rows)} held"
+        assert not path or length == len(rows), f"{seq_id}: a draft can only follow all rows fed"
+        assert tuple(path) == (draft.path(path[-1]) if path else ()), f"{seq_id}: {path} is not a path"
+        self._rows[seq_id] = rows[:length] + [draft.tokens[i] for i in path]
+
+    def close(self, seq_id: str) -> None:
+        del self._seqs[seq_id], self._rows[seq_id]
+        self._loose.pop(seq_id, None)
+
+    def logits(self, text: Sequence[int]) -> Doubles:
+        """What follows this text, as a pure function."""
+        place = 0
+        for token in text[-self._memory :]:
+            place = (place * 1_000_003 + token + 1) % (1 << 40)
+        ids = np.arange(self.vocab_size)
+        own = gumbel(noise_key(self._seed, 0, 5, place), ids)
+        if self._blur:
+            own = own + self._blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
+        return own * 1.5
+
+    def _guesses(self, draft: Draft, node: int) -> list[int]:
+        return [draft.tokens[i] for i in draft.path(node)]
+
+    def _checked(self, feed: Feed) -> list[int]:
+        seq, rows = self._seqs[feed.seq_id], self._rows[feed.seq_id]
+        assert feed.seq_id not in self._loose, f"{feed.seq_id}: a pass was not followed by keep"
+        assert feed.tokens, f"{feed.seq_id}: an empty feed"
+        assert rows == seq.tokens[: len(rows)], f"{feed.seq_id}: the cache holds rows of another text"
+        fed = list(feed.tokens)
+        assert seq.tokens[len(rows) : len(rows) + len(fed)] == fed, f"{feed.seq_id}: fed out of place"
+        return rows
+
+
+class BranchCoins:
+    """Coins that replay a given list of outcomes and note the chance of each; see `every_outcome`."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = list(script)
+        self.taken: list[int] = []
+        self.open: list[list[int]] = []  # outcomes still to be tried at each throw
+        self.chance = 1.0
+
+    def _throw(self, chances: Sequence[float]) -> int:
+        possible = [i for i, c in enumerate(chances) if c > 0]
+        at = len(self.taken)
+        outcome = self._script[at] if at < len(self._script) else possible[0]
+        self.taken.append(outcome)
+        self.open.append([i for i in possible if i > outcome])
+        self.chance *= chances[outcome]
+        return outcome
+
+    def flip(self, p: float) -> bool:
+        return self._throw([1 - p, p]) == 1
+
+    def pick(self, p: Doubles) -> int:
+        return self._throw([float(x) for x in p / p.sum()])
+
+
+def every_outcome(run: Callable[[BranchCoins], T]) -> Iterator[tuple[float, T]]:
+    """Runs a function of coins once for each way they can fall: (chance, result), exact, nothing sampled."""
+    script: list[int] = []
+    while True:
+        coins = BranchCoins(script)
+        result = run(coins)
+        yield coins.chance, result
+        while coins.open and not coins.open[-1]:
+            coins.open.pop()
+            coins.taken.pop()
+        if not coins.open:
+            return
+        script = [*coins.taken[:-1], coins.open[-1][0]]

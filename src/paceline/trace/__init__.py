@@ -1,0 +1,1 @@
+"""What happened, round by round."""

@@ -1,0 +1,233 @@
+"""The joint law of every acceptance rule, by exact enumeration over a tiny vocabulary. Nothing is sampled."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.engine.accept import Coins, KeyedCoins, LawAt, block, match, residual, typical
+from paceline.sampling import Doubles
+from paceline.testing import BranchCoins, every_outcome
+from paceline.types import ROOT, Draft, Verdict
+
+VOCAB = 3
+LENGTH = 3
+Prefix = tuple[int, ...]
+Table = Callable[[Prefix], Doubles]
+Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Drawer = Callable[[Table, Prefix, BranchCoins], Draft]
+
+
+def table(seed: int, zeros: bool = False) -> Table:
+    """A different random law after every prefix, some with impossible tokens."""
+
+    @cache
+    def at(prefix: Prefix) -> Doubles:
+        rng = np.random.default_rng([seed, *prefix])
+        p = rng.random(VOCAB) ** 2
+        if zeros and rng.random() < 0.5:
+            p[rng.integers(VOCAB)] = 0
+        return np.asarray(p / p.sum())
+
+    return at
+
+
+def chain(q: Table, prefix: Prefix, coins: BranchCoins, k: int = 2) -> Draft:
+    tokens: Prefix = ()
+    rows = []
+    for _ in range(k):
+        rows.append(q(prefix + tokens))
+        tokens += (coins.pick(rows[-1]),)
+    return Draft(tokens, None, ("toy",) * k, (), torch.from_numpy(np.stack(rows)))
+
+
+def tree(q: Table, prefix: Prefix, coins: BranchCoins, replace: bool = False) -> Draft:
+    """Two guesses for the next token, one more after each of them."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    rows: list[Doubles] = []
+    rest = q(prefix).copy()
+    for _ in range(2):
+        if rest.sum() <= 0:
+            break
+        rows.append(rest / rest.sum())
+        parents.append(ROOT)
+        tokens.append(coins.pick(rows[-1]))
+        if not replace:
+            rest[tokens[-1]] = 0
+    for node in range(len(tokens)):
+        rows.append(q((*prefix, tokens[node])))
+        parents.append(node)
+        tokens.append(coins.pick(rows[-1]))
+    return Draft(tuple(tokens), tuple(parents), ("toy",) * len(tokens), (), torch.from_numpy(np.stack(rows)))
+
+
+def joint_law(rule: Rule, p: Table, q: Table, draw: Drawer) -> dict[Prefix, float]:
+    """P(first LENGTH tokens) under repeated rounds of draft and verdict."""
+
+    @cache
+    def after(prefix: Prefix) -> tuple[tuple[Prefix, float], ...]:
+        if len(prefix) >= LENGTH:
+            return ((prefix[:LENGTH], 1.0),)
+
+        def one_round(coins: BranchCoins) -> Prefix:
+            draft = draw(q, prefix, coins)
+
+            def law(node: int) -> Doubles:
+                return p(prefix + tuple(draft.tokens[i] for i in draft.path(node)))
+
+            verdict = rule(draft, law, coins)
+            return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
+
+        total: dict[Prefix, float] = {}
+        for chance, longer in every_outcome(one_round):
+            for end, p_end in after(longer):
+                total[end] = total.get(end, 0) + chance * p_end
+        return tuple(total.items())
+
+    return dict(after(()))
+
+
+def true_law(p: Table) -> dict[Prefix, float]:
+    law: dict[Prefix, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        law = {(*s, v): c * float(p(s)[v]) for s, c in law.items() for v in range(VOCAB) if p(s)[v] > 0}
+    return law
+
+
+def error(rule: Rule, draw: Drawer, seed: int, zeros: bool = False) -> float:
+    p, q = table(seed, zeros), table(seed + 1000, zeros)
+    got, want = joint_law(rule, p, q, draw), true_law(p)
+    return max(abs(got.get(s, 0) - want.get(s, 0)) for s in got.keys() | want.keys())
+
+
+def tree_with_replacement(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
+    return tree(q, prefix, coins, replace=True)
+
+
+def bare(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
+    d = chain(q, prefix, coins)
+    return Draft(d.tokens, None, d.sources)
+
+
+def bare_tree(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
+    d = tree(q, prefix, coins)
+    return Draft(d.tokens, d.parents, d.sources)
+
+
+def match_rule(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    return match(draft, lambda node: coins.pick(law(node)))
+
+
+EXACT = {
+    "match, chain": (match_rule, bare),
+    "match, tree": (match_rule, bare_tree),
+    "residual, chain": (residual, chain),
+    "residual, tree without replacement": (residual, tree),
+    "residual, tree with replacement": (residual, tree_with_replacement),
+    "residual, bare guesses": (residual, bare),
+    "residual, bare tree": (residual, bare_tree),
+    "block, chain": (block, chain),
+    "block, bare guesses": (block, bare),
+}
+
+
+@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_joint_law_is_the_targets(case: str, zeros: bool) -> None:
+    rule, draw = EXACT[case]
+    assert max(error(rule, draw, seed, zeros) for seed in range(4)) < 1e-12
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_joint_law_for_any_pair_of_tables(seed: int) -> None:
+    assert error(residual, chain, seed, zeros=True) < 1e-12
+    assert error(block, chain, seed, zeros=True) < 1e-12
+
+
+def accept_when_likelier(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    """Wrong: keeps a guess whenever p >= q, and never otherwise."""
+
+    class Hard(KeyedCoins):
+        def flip(self, p: float) -> bool:
+            return p >= 1
+
+        def pick(self, p: Doubles) -> int:
+            return coins.pick(p)
+
+    return residual(draft, law, Hard(0, 0, 0))
+
+
+def resample_from_p(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    """Wrong: after a rejection draws from p, not from what q left of it."""
+    assert draft.q is not None
+    path: list[int] = []
+    for i, x in enumerate(draft.tokens):
+        if not coins.flip(min(1.0, float(law(i - 1)[x] / draft.q[i][x]))):
+            break
+        path.append(i)
+    return Verdict(tuple(path), coins.pick(law(len(path) - 1)))
+
+
+def one_row_late(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    """Wrong: reads the law of the row before."""
+    return residual(draft, lambda node: law(max(node - 1, ROOT)), coins)
+
+
+def prune_what_was_drawn(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    """Wrong: drops a guess because of what it says."""
+    assert draft.q is not None
+    unsure = [i for i, x in enumerate(draft.tokens) if float(draft.q[i][x]) < 0.4]
+    return residual(draft.first(unsure[0] if unsure else len(draft)), law, coins)
+
+
+def greedy_walk(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    """Wrong above temperature 0: compares with the likeliest token."""
+    return match(draft, lambda node: int(law(node).argmax()))
+
+
+@pytest.mark.parametrize(
+    "mutant", [accept_when_likelier, resample_from_p, one_row_late, prune_what_was_drawn, greedy_walk]
+)
+def test_a_wrong_rule_is_caught(mutant: Rule) -> None:
+    assert max(error(mutant, chain, seed) for seed in range(4)) > 0.01
+
+
+def test_typical_is_lossy() -> None:
+    def rule(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+        return typical(draft, law, lambda node: coins.pick(law(node)))
+
+    assert error(rule, chain, 0) > 0.01
+
+
+def test_block_keeps_at_least_as_many_as_residual() -> None:
+    def accepted(rule: Rule, seed: int) -> float:
+        p, q = table(seed), table(seed + 1000)
+
+        def one(coins: BranchCoins) -> int:
+            draft = chain(q, (), coins, k=3)
+            return len(rule(draft, lambda n: p(draft.tokens[: n + 1]), coins).path)
+
+        return sum(chance * n for chance, n in every_outcome(one))
+
+    pairs = [(accepted(block, s), accepted(residual, s)) for s in range(6)]
+    assert all(b >= r - 1e-12 for b, r in pairs)
+    assert any(b > r + 1e-3 for b, r in pairs)
+
+
+def test_chances_of_all_outcomes_add_up_to_one() -> None:
+    p, q = table(1), table(2)
+    outcomes = every_outcome(lambda coins: residual(chain(q, (), coins), lambda n: p(()), coins))
+    assert sum(chance for chance, _ in outcomes) == pytest.approx(1, abs=1e-12)
+
+
+def test_match_follows_the_draft_while_it_agrees() -> None:
+    draft = Draft((5, 6, 7, 8), (ROOT, 0, 0, 2), ("toy",) * 4)
+    choices = {ROOT: 5, 0: 7, 2: 9}
+    assert match(draft, choices.__getitem__) == Verdict((0, 2), 9)
+    assert match(Draft(), lambda _: 3) == Verdict((), 3)
