@@ -1,1 +1,49 @@
 """Faster agents, word for word."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.config import EngineConfig
+    from paceline.errors import PacelineError
+    from paceline.llm import LLM, Piece, Result, Stream
+    from paceline.types import Ask, Draft, Drafter, SamplingParams, Seq, SpecConfig
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "EngineConfig": "config",
+    "PacelineError": "errors",
+    "LLM": "llm",
+    "Piece": "llm",
+    "Result": "llm",
+    "Stream": "llm",
+    "Ask": "types",
+    "Draft": "types",
+    "Drafter": "types",
+    "SamplingParams": "types",
+    "Seq": "types",
+    "SpecConfig": "types",
+}
+
+__all__ = [
+    "LLM",
+    "Ask",
+    "Draft",
+    "Drafter",
+    "EngineConfig",
+    "PacelineError",
+    "Piece",
+    "Result",
+    "SamplingParams",
+    "Seq",
+    "SpecConfig",
+    "Stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used: a command that needs no model starts without torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(import_module(f"paceline.{_HOME[name]}"), name)

@@ -16,7 +16,7 @@ class ToyTarget:
     """A target whose logits follow from the last `memory` tokens of the rows in its own cache.
 
     It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
-    stale row or a wrong position fails at once. `blur` mixes in other logits: a blurred copy is a draft model.
+    stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model.
     """
 
     def __init__(self, vocab_size: int = 24, memory: int = 2, seed: int = 0, blur: float = 0.0) -> None:

@@ -279,7 +279,7 @@ class Target(Protocol):
 
     vocab_size: int
     max_context: int  # most tokens one sequence may hold
-    invariant_rows: int  # rows one sequence may put into a pass without a row's bits depending on their number
+    invariant_rows: int  # rows of one sequence in a pass up to which no row's bits depend on their number
 
     def open(self, seq: Seq) -> int: ...  # tokens found in a shared prefix; always leaves one to compute
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores: ...

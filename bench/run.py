@@ -1,0 +1,67 @@
+"""python -m bench.run: measures, prints a table, writes bench/results/ and docs/numbers.md."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import agent, decode, machine, memory, overhead, readme, suffix
+from paceline import LLM, models
+
+ROOT = Path(__file__).parent.parent
+HIDDEN = ("what", "runs")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
+    options = parser.parse_args()
+    llm = LLM(models.DEFAULT_MODEL)
+    measured: dict[str, dict[str, Any]] = {
+        "plain decoding": decode.measure(llm, options.repeats),
+        "agent workflow": agent.measure(llm, options.repeats),
+        "engine overhead": overhead.measure(llm),
+        "suffix drafting": suffix.measure(),
+        "memory": memory.measure(models.DEFAULT_MODEL),
+    }
+    facts = {"model": llm.name, **machine.facts()}
+    show(measured)
+    print(json.dumps({"machine": facts, "results": measured}))
+    if options.write:
+        write(facts, measured)
+
+
+def show(measured: dict[str, dict[str, Any]]) -> None:
+    table = Table("measurement", "figure", "value")
+    for name, values in measured.items():
+        for key, value in values.items():
+            if key not in HIDDEN:
+                table.add_row(name, key, str(value))
+    Console().print(table)
+
+
+def write(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> None:
+    results = ROOT / "bench" / "results"
+    results.mkdir(exist_ok=True)
+    (results / "cpu.json").write_text(json.dumps({"machine": facts, "results": measured}, indent=1) + "\n")
+    (ROOT / "docs" / "numbers.md").write_text(page(facts, measured))
+    readme.update(ROOT / "README.md", readme.section(facts, measured))
+
+
+def page(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> str:
+    """docs/numbers.md, all of it."""
+    lines = ["# Numbers", "", "Written by `python -m bench.run --write`; a spread is lowest to highest.", ""]
+    lines += ["| machine | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items()), ""]
+    for name, values in measured.items():
+        lines += [f"## {name}", "", f"{values['what']}", "", "| figure | value |", "|---|---|"]
+        lines += [f"| {k} | {v} |" for k, v in values.items() if k not in HIDDEN]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

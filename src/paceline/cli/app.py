@@ -1,0 +1,194 @@
+"""paceline generate, chat, pull, models, doctor."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline import models
+from paceline.cli.doctor import report
+from paceline.cli.show import Shown, bar, summary
+from paceline.config import EngineConfig
+from paceline.errors import PacelineError
+from paceline.types import SpecConfig
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+out = Console(highlight=False, soft_wrap=True)
+
+Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
+DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
+Drafters = Annotated[
+    str, typer.Option(help="Asked in this order, separated by commas; none: plain decoding.")
+]
+MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
+TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]
+Adaptive = Annotated[bool, typer.Option(help="Let the controller guess less where it does not pay.")]
+Accept = Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
+Temperature = Annotated[float, typer.Option(help="0: greedy.")]
+TopK = Annotated[int, typer.Option(help="0: off.")]
+TopP = Annotated[float, typer.Option()]
+MinP = Annotated[float, typer.Option()]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text. Without one, a seed is drawn.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+Show = Annotated[bool, typer.Option("--show", help="Colour each token by who guessed it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="Plain text; - reads it from standard input.")],
+    model: Model = models.DEFAULT_MODEL,
+    draft_model: DraftModel = None,
+    drafters: Drafters = "suffix,ngram",
+    max_draft: MaxDraft = 8,
+    tree_width: TreeWidth = 1,
+    adaptive: Adaptive = True,
+    accept: Accept = "match",
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Annotated[float, typer.Option()] = 1.0,
+    presence_penalty: Annotated[float, typer.Option()] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option()] = 0.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
+    ] = False,
+    prediction: Annotated[str, typer.Option(help="Text the answer is expected to resemble.")] = "",
+    show: Show = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Write what follows a prompt."""
+    from paceline import llm as api
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    spec = _spec(drafters, max_draft, tree_width, adaptive, accept)
+    llm = api.LLM(model, draft_model=draft_model, spec=spec, config=EngineConfig(device=device, dtype=dtype))
+    stream = llm.stream(
+        [{"role": "user", "content": text}] if chat else text,
+        prediction=prediction,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    if as_json:
+        for _ in stream:
+            pass
+        print(json.dumps(api.as_json(stream.result), ensure_ascii=False))
+        return
+    _write(stream, show)
+    out.print(summary(stream.result), style="dim")
+
+
+@app.command()
+def chat(
+    model: Model = models.DEFAULT_MODEL,
+    draft_model: DraftModel = None,
+    drafters: Drafters = "suffix,ngram",
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    show: Show = False,
+) -> None:
+    """Talk with a model. An empty line or Ctrl-D ends it."""
+    from paceline import llm as api
+
+    llm = api.LLM(model, draft_model=draft_model, spec=_spec(drafters))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    while line := _ask():
+        messages.append({"role": "user", "content": line})
+        stream = llm.stream(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        _write(stream, show)
+        out.print(summary(stream.result), style="dim")
+        messages.append({"role": "assistant", "content": stream.result.text})
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="A name from `paceline models`, or owner/name on a hub.")],
+) -> None:
+    """Download a model, check it, keep it."""
+    with bar() as progress:
+        path = models.pull(name, progress)
+    out.print(f"{name} is at {path}")
+
+
+@app.command("models")
+def list_models(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """What can be pulled, and what has been."""
+    found = models.installed()
+    if as_json:
+        print(json.dumps([{**_plain(m), "path": str(m.path)} for m in found]))
+        return
+    table = Table("name", "size", "licence", "pulled")
+    for m in found:
+        table.add_row(m.name, f"{m.size / 1e6:,.0f} MB", m.licence, "yes" if m.pulled else "no")
+    out.print(table)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """What this machine is and how paceline will use it."""
+    facts = report()
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        out.print(f"{name:<16} {value}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command. Errors of ours become one line and exit code 2."""
+    try:
+        app(args=None if argv is None else list(argv), standalone_mode=True)
+    except PacelineError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"paceline: {error}", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _spec(
+    drafters: str, max_draft: int = 8, tree_width: int = 1, adaptive: bool = True, accept: str = "match"
+) -> SpecConfig:
+    names = tuple(name.strip() for name in drafters.split(",") if name.strip())
+    return SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
+
+
+def _write(stream: Any, show: bool) -> None:
+    shown = Shown(out, show)
+    try:
+        for piece in stream:
+            shown.piece(piece)
+    finally:
+        shown.end()
+
+
+def _ask() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def _plain(m: models.Installed) -> dict[str, Any]:
+    return {"name": m.name, "size": m.size, "licence": m.licence, "pulled": m.pulled}

@@ -1,0 +1,91 @@
+"""Tokens to text, one at a time: whole characters only, and nothing from a stop string on."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Speller(Protocol):
+    """What a tokenizer must offer to be streamed."""
+
+    strips_first_space: bool
+
+    def shown(self, token: int, skip_special: bool) -> bytes: ...
+
+
+class Detokenizer:
+    """All pieces joined, with flush() last, are exactly tokenizer.decode of all tokens."""
+
+    def __init__(self, tokenizer: Speller, skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back half a character
+        self._at_start = tokenizer.strips_first_space
+
+    def push(self, token: int) -> str:
+        return self._strip(self._decoder.decode(self._tokenizer.shown(token, self._skip_special)))
+
+    def flush(self) -> str:
+        """What was held back; half a character becomes U+FFFD."""
+        return self._strip(self._decoder.decode(b"", final=True))
+
+    def _strip(self, text: str) -> str:
+        if not self._at_start or not text:
+            return text
+        self._at_start = False
+        return text.removeprefix(" ")
+
+
+class TextStream:
+    """Text ready to be shown: it ends before the first stop string, and no part of one ever gets out.
+
+    The first stop string is the one that is complete first; of two that end together, the longer.
+    """
+
+    def __init__(self, tokenizer: Speller, stop: Sequence[str] = (), skip_special: bool = True) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special)
+        self._stop = tuple(stop)
+        self._held = ""  # may be the beginning of a stop string
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        return "" if self.stopped else self._pass_on(self._detokenizer.push(token))
+
+    def flush(self) -> str:
+        """The rest, once no token follows."""
+        if self.stopped:
+            return ""
+        text = self._pass_on(self._detokenizer.flush())
+        rest, self._held = self._held, ""
+        return text + rest
+
+    def _pass_on(self, text: str) -> str:
+        if not text:
+            return ""
+        text, self._held = self._held + text, ""
+        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            return text[: min(found)[1]]
+        keep = self._beginning(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _beginning(self, text: str) -> int:
+        """How many characters at the end of the text could begin a stop string."""
+        longest = min(max(map(len, self._stop), default=1) - 1, len(text))
+        return next((n for n in range(longest, 0, -1) if text.endswith(self._starts(n))), 0)
+
+    def _starts(self, length: int) -> tuple[str, ...]:
+        return tuple(s[:length] for s in self._stop if len(s) > length)
+
+
+class StopStrings:
+    """Told each new token; True once the output holds a stop string. Fits `Seq.stopped_by`."""
+
+    def __init__(self, tokenizer: Speller, stop: Sequence[str], skip_special: bool = True) -> None:
+        self._stream = TextStream(tokenizer, stop, skip_special)
+
+    def __call__(self, token: int) -> bool:
+        self._stream.push(token)
+        return self._stream.stopped

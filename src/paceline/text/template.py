@@ -1,0 +1,138 @@
+"""Chat templates: the model's own jinja2 text, run in a sandbox."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline.errors import TextError
+from paceline.text.tools import tool_prompt, without_tool_roles
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
+
+
+class ChatTemplate:
+    """Renders conversations with a model's templates."""
+
+    def __init__(self, templates: Mapping[str, str], names: Mapping[str, str]) -> None:
+        self._templates = templates
+        self._names = names  # bos_token, eos_token ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        from jinja2 import TemplateError
+
+        source = self._choose(tools)
+        chat = _plain(list(messages))
+        offered = None if tools is None else _plain(list(tools))
+        if offered and not mentions_tools(source):
+            chat = without_tool_roles(chat, tool_prompt(offered))
+        names = {**self._names, **_plain(dict(variables))}
+        try:
+            return compiled(source).render(
+                messages=chat,
+                tools=offered,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **names,
+            )
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as problem:
+            raise TextError(f"the chat template refused these messages: {_one_line(problem)}") from problem
+
+    def _choose(self, tools: Sequence[Tool] | None) -> str:
+        if tools and TOOL_TEMPLATE in self._templates:
+            return self._templates[TOOL_TEMPLATE]
+        if "default" not in self._templates:
+            raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
+        return self._templates["default"]
+
+
+def mentions_tools(source: str) -> bool:
+    """Whether the template reads the variable `tools`."""
+    from jinja2 import meta
+
+    return "tools" in meta.find_undeclared_variables(_environment().parse(source))
+
+
+@lru_cache(maxsize=32)
+def compiled(source: str) -> "Template":
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return _environment().from_string(source)
+    except TemplateSyntaxError as problem:
+        raise TextError(f"the chat template cannot be read: {_one_line(problem)}") from problem
+
+
+@lru_cache(maxsize=1)
+def _environment() -> "Environment":
+    """The names and filters that templates written for transformers expect."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} marks the assistant's own text for training; here it is only a block."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter, does not escape for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of JSON types only, so that a template can reach no live object."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as problem:
+        raise TextError(f"messages and tools must be plain JSON data: {_one_line(problem)}") from None
+
+
+def _one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,0 +1,104 @@
+"""Text to tokens and back, as the model's own files define it."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TextError, UnknownModel
+from paceline.text.folder_vocab import vocabulary_from_folder
+from paceline.text.gguf_vocab import vocabulary_from_gguf
+from paceline.text.template import ChatTemplate, Message, Tool
+from paceline.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """One model's tokenizer and chat template."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._backend = vocabulary.backend
+        self._lock = threading.Lock()  # guards the backend's switch for special tokens
+        self._pieces: dict[int, bytes] = {}
+        self.vocab_size = vocabulary.size
+        self.bos_id = vocabulary.bos_id
+        self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
+        self.eos_ids = vocabulary.eos_ids
+        self.strips_first_space = vocabulary.strips_first_space
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """From a GGUF file, or from a folder with a tokenizer.json."""
+        path = Path(path)
+        if path.is_dir():
+            return cls(vocabulary_from_folder(path))
+        if not path.exists():
+            raise UnknownModel(f"no model at {path}: expected a GGUF file or a folder with a tokenizer.json")
+        return cls(vocabulary_from_gguf(path))
+
+    def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
+        """The text's tokens.
+
+        special=True is for whole prompts: control tokens written in the text count as such, and a begin
+        token comes first where the model wants one. special=False is for text from outside, or text that
+        continues another: control tokens are plain characters, and there is no begin token. `bos` decides
+        about the begin token alone; a model that wants none never gets one.
+        """
+        with self._lock:
+            self._backend.encode_special_tokens = not special
+            try:
+                ids = self._backend.encode(text, add_special_tokens=False).ids
+            except TypeError:
+                raise TextError("not valid Unicode text: expected a string without lone surrogates") from None
+        begins = self.adds_bos and (special if bos is None else bos)
+        return [self.bos_id, *ids] if begins and self.bos_id is not None else list(ids)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The tokens' text; bytes that are not UTF-8 become U+FFFD."""
+        text = b"".join(self.shown(i, skip_special) for i in ids).decode("utf-8", "replace")
+        return text[1:] if self.strips_first_space and text.startswith(" ") else text
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; they need not be whole characters."""
+        if token not in self._pieces:
+            self._pieces[token] = self._vocabulary.piece(token)
+        return self._pieces[token]
+
+    def shown(self, token: int, skip_special: bool) -> bytes:
+        """The token's bytes, or none if it is a control token and those are left out."""
+        return b"" if skip_special and token in self._vocabulary.control else self.piece(token)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two models whose tokens mean the same text and are merged in the same order."""
+        model = json.loads(self._backend.to_str())["model"]
+        ids = sorted((i, token) for token, i in self._backend.get_vocab().items())
+        rules = model.get("merges") or model.get("vocab")
+        return hashlib.sha256(json.dumps([ids, rules]).encode()).hexdigest()
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self._vocabulary.templates, self._vocabulary.names)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The conversation as the one text the model was trained to continue."""
+        return self.template.render(messages, tools, add_generation_prompt, variables)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The rendered conversation's tokens. The template writes the begin token itself, if any."""
+        return self.encode(self.render(messages, tools, add_generation_prompt, **variables), bos=False)

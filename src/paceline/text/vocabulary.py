@@ -1,0 +1,84 @@
+"""What a model's files say about its tokens, whatever the files' format."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from tokenizers import Tokenizer as Backend
+
+# byte-level: every byte is spelled as one printable character (GPT-2, Llama 3, Qwen, SmolLM).
+# sentencepiece: a space is spelled ▁, a byte outside the vocabulary <0x0A> (Llama 2, Mistral, Gemma).
+Spelling = Literal["byte-level", "sentencepiece"]
+
+SPACE_MARK: Final = "▁"
+# Control tokens that end a turn, whatever the model's file names as its end of text.
+END_NAMES: Final = frozenset(
+    {
+        "</s>",
+        "<eos>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens, how they are spelled, and which of them mean something to the model."""
+
+    backend: Backend
+    spelling: Spelling
+    size: int  # rows of the model's output, padding included
+    control: frozenset[int]  # never text: begin, end, turn marks
+    added: frozenset[int]  # matched whole in the text before anything else; holds `control`
+    bos_id: int | None
+    adds_bos: bool  # whether a prompt begins with bos_id
+    eos_ids: frozenset[int]
+    strips_first_space: bool  # a text was encoded with a space before it, which decoding takes away
+    names: Mapping[str, str]  # bos_token, eos_token ...: what templates call them
+    templates: Mapping[str, str]  # by name; "default" is the usual one
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for: none if it is padding."""
+        spelled = self.backend.id_to_token(token) if 0 <= token < 1 << 32 else None
+        if spelled is None:
+            return b""
+        if self.spelling == "sentencepiece":
+            return _sentencepiece_bytes(spelled)
+        return spelled.encode() if token in self.added else _byte_level_bytes(spelled)
+
+
+def end_tokens(backend: Backend, control: Iterable[int], stated: Iterable[int | None]) -> frozenset[int]:
+    """The tokens the files call the end, and the control tokens known to end a turn."""
+    known = {i for i in control if backend.id_to_token(i) in END_NAMES}
+    return frozenset(known | {i for i in stated if i is not None})
+
+
+def _sentencepiece_bytes(spelled: str) -> bytes:
+    if len(spelled) == 6 and spelled.startswith("<0x") and spelled.endswith(">"):
+        try:
+            return bytes([int(spelled[3:5], 16)])
+        except ValueError:
+            pass
+    return spelled.replace(SPACE_MARK, " ").encode()
+
+
+def _byte_level_bytes(spelled: str) -> bytes:
+    table = byte_alphabet()
+    try:
+        return bytes([table[c] for c in spelled])
+    except KeyError:
+        return spelled.encode()
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

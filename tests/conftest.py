@@ -1,0 +1,42 @@
+"""Real weights and shared data for the tests that need them; a test without them says how to get them."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UnknownModel
+from paceline.models import resolve
+
+
+def _pulled(name: str) -> Path:
+    try:
+        return resolve(name)
+    except UnknownModel:
+        pytest.skip(f"{name} is not here: run `paceline pull {name}`")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    return _pulled("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def qwen_path() -> Path:
+    return _pulled("qwen2.5-coder-1.5b")
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    return _pulled("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    path = Path(__file__).parents[2] / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("the recorded data is not here: expected the folder shared/data beside the repository")
+    return path

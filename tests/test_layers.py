@@ -1,0 +1,99 @@
+"""Imports point one way, and the core runs where only torch, numpy, tokenizers and safetensors are installed."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "paceline"
+
+# A layer may import itself and every layer on a lower level. Layers on one level are strangers.
+LEVEL = {
+    "errors": 0,
+    "types": 1,
+    "gguf_header": 1,
+    "config": 2,
+    "sampling": 2,
+    "text": 2,
+    "models": 2,
+    "target": 3,
+    "drafters": 3,
+    "trace": 3,
+    "testing": 3,
+    "engine": 4,
+    "llm": 5,
+    "cli": 6,
+}
+CORE = {
+    "errors",
+    "types",
+    "config",
+    "sampling",
+    "target",
+    "drafters",
+    "trace",
+    "testing",
+    "engine",
+    "gguf_header",
+}
+CORE_MAY_IMPORT = {"torch", "numpy", "tokenizers", "safetensors", "paceline"}
+
+
+def files() -> list[Path]:
+    return sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path, top_level_only: bool = False) -> Iterator[str]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            yield from (
+                f"{node.module}.{a.name}" if node.module == "paceline" else node.module for a in node.names
+            )
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    here = layer(path)
+    assert here in LEVEL, f"give the new layer {here} a level"
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "paceline" or len(parts) == 1 or parts[1] == "__version__":
+            continue
+        there = parts[1]
+        assert there == here or LEVEL[there] < LEVEL[here], f"{here} must not import {there}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "drafters").glob("*.py")), ids=lambda p: p.name)
+def test_no_drafter_imports_another(path: Path) -> None:
+    shared = {"context_index", "memory", "vote", "replay"}  # under and around drafters, not drafters
+    for name in imported(path):
+        parts = name.split(".")
+        if parts[:2] == ["paceline", "drafters"] and path.name not in ("__init__.py", "replay.py"):
+            assert len(parts) > 2
+            assert parts[2] in shared, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in files() if layer(p) in CORE], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_the_core_needs_little(path: Path) -> None:
+    for name in imported(path, top_level_only=True):
+        top = name.split(".")[0]
+        assert top in CORE_MAY_IMPORT or top in sys.stdlib_module_names, f"{path.name} imports {top}"
+
+
+def test_files_are_small() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in files() if (n := len(p.read_text().splitlines())) > 300}
+    assert not long

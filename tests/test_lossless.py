@@ -1,0 +1,341 @@
+"""Under `match`, speculative text is plain text, token for token, whatever was guessed.
+
+A drafter that guesses nothing would pass all of that, so each has an acceptance floor too, here or in its own
+tests. And a test that cannot fail proves nothing, so wrong rules, rows and positions are shown to be caught.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.config import EngineConfig
+from paceline.drafters import model_free
+from paceline.drafters.model import ModelDrafter
+from paceline.engine import accept, judge
+from paceline.engine import engine as engine_module
+from paceline.engine.control import Fixed, Rate
+from paceline.engine.engine import Engine
+from paceline.sampling import Floats
+from paceline.testing import ToyTarget
+from paceline.types import (
+    ROOT,
+    Ask,
+    Controller,
+    Draft,
+    Drafter,
+    Round,
+    SamplingParams,
+    Seq,
+    SpecConfig,
+    Verdict,
+)
+
+VOCAB = 24
+LENGTH = 40
+PLAIN = SpecConfig(drafters=("none",), max_draft=0)
+
+
+class Wild(Drafter):
+    """Random trees: mostly wrong, sometimes right, every shape."""
+
+    name = "wild"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [
+            self._one(int(self._rng.integers(0, ask.budget + 1)), ask.seq.spec.tree_width) for ask in asks
+        ]
+
+    def _one(self, n: int, width: int) -> Draft:
+        tokens = tuple(int(t) for t in self._rng.integers(0, VOCAB, n))
+        if width == 1:
+            return Draft(tokens, None, (self.name,) * n)
+        parents = tuple(int(self._rng.integers(ROOT, i)) if i else ROOT for i in range(n))
+        return Draft(tokens, parents, (self.name,) * n)
+
+
+class Oracle(Drafter):
+    """Knows the answer up to a place, then errs, beside a wrong sibling: exercises every cut."""
+
+    name = "oracle"
+
+    def __init__(self, answers: dict[str, list[int]], wrong_every: int = 5) -> None:
+        self._answers = answers
+        self._wrong = wrong_every
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._one(ask) for ask in asks]
+
+    def _one(self, ask: Ask) -> Draft:
+        at = len(ask.seq.output)
+        truth = self._answers[ask.seq.id][at : at + ask.budget]
+        tokens = [t if (at + i + 1) % self._wrong else (t + 1) % VOCAB for i, t in enumerate(truth)]
+        return Draft(tuple(tokens), None, (self.name,) * len(tokens))
+
+
+def run(
+    spec: SpecConfig,
+    params: SamplingParams,
+    batch: int = 1,
+    extra: Sequence[Drafter] = (),
+    controller: Controller | None = None,
+    target: ToyTarget | None = None,
+    eos: frozenset[int] = frozenset(),
+    chunk: int = 4,
+) -> tuple[dict[str, list[int]], list[Round]]:
+    """Answers and rounds of `batch` sequences with prompts of different lengths."""
+    drafters: dict[str, Drafter] = {**model_free(), "model": ModelDrafter(ToyTarget(VOCAB, blur=0.3), VOCAB)}
+    drafters |= {d.name: d for d in extra}
+    engine = Engine(
+        target or ToyTarget(VOCAB),
+        drafters,
+        controller or Fixed(),
+        config=EngineConfig(prefill_chunk=chunk, max_batch=3),
+        eos=eos,
+    )
+    seqs = []
+    for i in range(batch):
+        prompt = [(7 * i + 3 * j) % VOCAB for j in range(3 + 4 * i)]
+        guess = tuple((5 * j) % VOCAB for j in range(LENGTH))
+        seqs.append(Seq(f"s{i}", prompt, len(prompt), replace(params, choice=i), spec, prediction=guess))
+        engine.submit(seqs[-1])
+    rounds = []
+    while engine.busy:
+        rounds += engine.step()
+    return {s.id: s.output for s in seqs}, rounds
+
+
+def passes(rounds: Sequence[Round]) -> int:
+    return len(rounds)
+
+
+LISTS = [
+    ("ngram",),
+    ("suffix",),
+    ("prediction",),
+    ("model",),
+    ("wild",),
+    ("suffix", "ngram"),
+    ("prediction", "suffix", "model"),
+]
+
+
+@pytest.mark.parametrize("drafters", LISTS, ids="+".join)
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("width", [1, 3])
+def test_text_equals_plain_decoding(
+    drafters: tuple[str, ...], temperature: float, batch: int, width: int
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=11, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params, batch)
+    for k in (1, 3, 8):
+        spec = SpecConfig(drafters, max_draft=k, tree_width=width, adaptive=False)
+        fast, _ = run(spec, params, batch, [Wild(k)])
+        assert fast == plain
+
+
+OPTIONS = {
+    "top_k": SamplingParams(temperature=0.9, top_k=5),
+    "top_p": SamplingParams(temperature=0.9, top_p=0.7),
+    "min_p": SamplingParams(temperature=1.2, min_p=0.2),
+    "repetition": SamplingParams(temperature=0.8, repetition_penalty=1.4),
+    "presence": SamplingParams(temperature=0.8, presence_penalty=1.5),
+    "frequency": SamplingParams(frequency_penalty=0.9),
+    "bias": SamplingParams(temperature=0.8, logit_bias=((3, 2.0), (5, -4.0))),
+    "stop token": SamplingParams(temperature=0.8, stop_tokens=(6,)),
+    "short": SamplingParams(temperature=0.8, max_tokens=7),
+    "all": SamplingParams(
+        temperature=0.8,
+        top_k=9,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        presence_penalty=0.3,
+        logprobs=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_option_is_honoured_under_speculation(option: str, seed: int) -> None:
+    params = replace(OPTIONS[option], seed=seed)
+    plain, plain_rounds = run(PLAIN, params, 2)
+    spec = SpecConfig(("oracle",), max_draft=8, adaptive=False)
+    fast, rounds = run(spec, params, 2, [Oracle(plain)])
+    assert fast == plain
+    assert passes(rounds) < passes(plain_rounds)
+    said = {i: [p for r in plain_rounds if r.request == i for p in r.logprobs] for i in plain}
+    also = {i: [p for r in rounds if r.request == i for p in r.logprobs] for i in plain}
+    assert said == also
+    ends = [sorted((r.request, r.finish) for r in rs if r.finish) for rs in (plain_rounds, rounds)]
+    assert ends[0] == ends[1]
+
+
+def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
+    params = SamplingParams(temperature=0.9, seed=4, max_tokens=LENGTH)
+    long, _ = run(PLAIN, params)
+    eos = frozenset({long["s0"][9]})
+    plain, _ = run(PLAIN, params, eos=eos)
+    fast, rounds = run(SpecConfig(("oracle",), adaptive=False), params, extra=[Oracle(long, 99)], eos=eos)
+    assert fast == plain
+    assert rounds[-1].finish == "stop"
+    assert len(fast["s0"]) <= 10
+
+
+def test_adaptive_length_changes_speed_not_text() -> None:
+    params = SamplingParams(temperature=0.7, seed=5, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params, 3)
+    fast, _ = run(SpecConfig(("model",)), params, 3, controller=Rate())
+    assert fast == plain
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    width=st.integers(1, 4),
+    k=st.integers(1, 12),
+    batch=st.integers(1, 4),
+    chunk=st.integers(1, 9),
+)
+def test_any_tree_any_seed(seed: int, temperature: float, width: int, k: int, batch: int, chunk: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=15)
+    plain, _ = run(PLAIN, params, batch)
+    spec = SpecConfig(("wild",), max_draft=k, tree_width=width, adaptive=False)
+    assert run(spec, params, batch, [Wild(seed)], chunk=chunk)[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["residual", "block"])
+def test_residual_rules_equal_plain_decoding_at_temperature_zero(accept: str) -> None:
+    params = SamplingParams(seed=3, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params, 2)
+    for drafters in (("model",), ("ngram",)):
+        spec = SpecConfig(drafters, adaptive=False, accept=accept)  # type: ignore[arg-type]
+        assert run(spec, params, 2)[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["residual", "block"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_residual_rules_keep_the_law_through_the_engine(accept: str, width: int) -> None:
+    """First tokens of many seeds against the target's law, drafted by a real draft model."""
+    if accept == "block" and width > 1:
+        pytest.skip("block verification is for chains")
+    target = ToyTarget(6, memory=1)
+    n = 3000
+    counts = np.zeros((6, 6))
+    for seed in range(n):
+        drafter = ModelDrafter(ToyTarget(6, memory=1, blur=0.8), 6)
+        spec = SpecConfig(("model",), max_draft=3, tree_width=width, adaptive=False, accept=accept)  # type: ignore[arg-type]
+        engine = Engine(ToyTarget(6, memory=1), {"model": drafter}, Fixed())
+        seq = Seq("s", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=2), spec)
+        engine.submit(seq)
+        while engine.busy:
+            engine.step()
+        counts[seq.tokens[1], seq.tokens[2]] += 1
+    first = _softmax(target.logits([1]))
+    want = np.array([first[a] * _softmax(target.logits([a])) for a in range(6)]) * n
+    big = want > 5
+    chi2 = float(((counts - want)[big] ** 2 / want[big]).sum())
+    assert chi2 < big.sum() + 4.5 * np.sqrt(2 * big.sum())
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    e = np.exp(x - x.max())
+    return np.asarray(e / e.sum())
+
+
+def test_shared_noise_makes_a_draft_model_agree() -> None:
+    """The floor of the model drafter: its knowledge counts, and so does the noise it shares."""
+    params = SamplingParams(temperature=1.0, seed=8, max_tokens=200)
+
+    def per_pass(drafter: Drafter) -> float:
+        out, rounds = run(SpecConfig(("m",), max_draft=4, adaptive=False), params, extra=[drafter])
+        return len(out["s0"]) / passes(rounds)
+
+    def named(blur: float, seed: int = 0) -> Drafter:
+        drafter = ModelDrafter(ToyTarget(VOCAB, seed=seed, blur=blur), VOCAB)
+        drafter.name = "m"
+        return drafter
+
+    assert per_pass(named(0.0)) > 4.5
+    assert per_pass(named(0.3)) > 2.5
+    assert per_pass(named(0.3, seed=1)) < 1.6  # another model: its knowledge is shuffled
+
+
+def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
+    """Wrong: keeps the first guess that was refused too."""
+    verdict = accept.match(draft, choice)
+    last = verdict.path[-1] if verdict.path else ROOT
+    nxt = draft.children(last)
+    return Verdict((*verdict.path, nxt[0]), verdict.token) if nxt else verdict
+
+
+def test_a_wrong_accept_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params)
+    monkeypatch.setattr(judge, "match", accept_one_more)
+    assert run(SpecConfig(("model",), adaptive=False), params)[0] != plain
+
+
+def counting_rounds() -> Callable[[Seq, Draft, Floats], Verdict]:
+    """Wrong: keys the noise by how many rounds there were, not by the place in the output."""
+    rounds = count()
+
+    def mutant(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
+        return judge.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows)
+
+    return mutant
+
+
+def one_row_late() -> Callable[[Seq, Draft, Floats], Verdict]:
+    """Wrong: takes each node's logits from the row before."""
+
+    def mutant(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
+        late = np.concatenate([rows[:1], rows[: len(draft)]])
+        return judge.judge(seq, draft, late)
+
+    return mutant
+
+
+@pytest.mark.parametrize("make", [counting_rounds, one_row_late])
+def test_a_wrong_position_is_caught(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Callable[[Seq, Draft, Floats], Verdict]]
+) -> None:
+    params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
+
+    def output(spec: SpecConfig) -> dict[str, list[int]]:
+        monkeypatch.setattr(engine_module, "judge", make())
+        return run(spec, params)[0]
+
+    assert output(SpecConfig(("model",), adaptive=False)) != output(PLAIN)
+
+
+class ForgetfulTarget(ToyTarget):
+    """Keeps rows of refused guesses."""
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        _, draft = self._loose.get(seq_id, ([], Draft()))
+        super().keep(seq_id, length, tuple(range(len(draft))) if draft.parents is None else path)
+
+
+class ShiftedTarget(ToyTarget):
+    """Drops the last row it should keep."""
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        super().keep(seq_id, length, path[:-1])
+
+
+@pytest.mark.parametrize("broken", [ForgetfulTarget, ShiftedTarget])
+def test_a_stale_or_missing_cache_row_is_caught(broken: type[ToyTarget]) -> None:
+    params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
+    with pytest.raises(AssertionError, match=r"cache holds rows of another text|fed out of place"):
+        run(SpecConfig(("model",), adaptive=False), params, target=broken(VOCAB))

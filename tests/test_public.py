@@ -1,0 +1,13 @@
+"""The public names are exactly these, and each can be imported."""
+
+import paceline
+
+
+def test_every_public_name_loads() -> None:
+    assert set(paceline.__all__) == set(paceline._HOME)
+    for name in paceline.__all__:
+        assert getattr(paceline, name).__name__ == name
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    assert not hasattr(paceline, "Nothing")

@@ -1,0 +1,118 @@
+"""Templates in the sandbox, against transformers' own renderer."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from paceline.errors import TextError
+from paceline.text.template import ChatTemplate, mentions_tools
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "ünï <b> & 'q' \"d\"", "parts": [1, 2.5, None, True]},
+    {
+        "role": "assistant",
+        "content": "A",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"x": "ß"}}}],
+    },
+]
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+EACH = "{% for m in messages %}"
+END = "{% endfor %}"
+TEMPLATES = {
+    "blocks": EACH + "\n  {% if m.role == 'user' %}\n  U:{{ m.content }}\n  {% endif %}\n" + END + "\n",
+    "tojson": "{{ messages | tojson }}|{{ tools | tojson(indent=2) }}|{{ tools | tojson(sort_keys=true) }}",
+    "separators": "{{ messages[1] | tojson(separators=(',', ':'), ensure_ascii=true) }}",
+    "loops": EACH + "{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% break %}" + END,
+    "namespace": "{% set ns = namespace(n=0) %}" + EACH + "{% set ns.n = ns.n + 1 %}" + END + "{{ ns.n }}",
+    "generation": "{% generation %}{% set x = 1 %}{{ tools }}{% endgeneration %}{{ x is defined }}",
+    "strings": "{{ messages[0].content.strip().lower() ~ messages | length }}{{ add_generation_prompt }}",
+    "missing": "{{ nothing }}{{ messages[0].nothing }}{% if not tools %}none{% endif %}",
+    "raw": "{%- raw %}{{ x }}{% endraw %}\n\n",
+    "macro": "{% macro f(m) %}<{{ m.role }}>{% endmacro %}" + EACH + "{{ f(m) }}" + END,
+    "selection": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join }}",
+}
+
+
+def render(source: str, chat: list[Any] | None = None, tools: Any = None, **variables: Any) -> str:
+    template = ChatTemplate({"default": source}, {"bos_token": "<s>"})
+    return template.render(CHAT if chat is None else chat, tools, True, variables)
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_equal_to_transformers(name: str, tools: list[dict[str, Any]] | None) -> None:
+    source = TEMPLATES[name] + "{# reads #}{{ tools is defined }}{{ bos_token }}"
+    expected, _ = render_jinja_template(
+        [CHAT], tools=tools, chat_template=source, add_generation_prompt=True, bos_token="<s>"
+    )
+    assert render(source, tools=tools) == expected[0]
+
+
+def test_variables_reach_the_template() -> None:
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+
+
+def test_the_date_is_todays() -> None:
+    before = datetime.now().strftime("%Y-%m-%d")
+    shown = render("{{ strftime_now('%Y-%m-%d') }}")
+    after = datetime.now().strftime("%Y-%m-%d")
+    assert shown in (before, after)
+
+
+def test_a_template_reads_tools_or_does_not() -> None:
+    assert mentions_tools("{% if tools %}x{% endif %}")
+    assert not mentions_tools("{{ messages }} {# tools #} {{ 'tools' }}")
+
+
+def test_tools_go_into_the_system_text_of_a_template_without_them() -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    text = render(source, tools=TOOLS)
+    assert text.startswith("[system]S\n\nYou are an expert in composing functions.")
+    assert '<tools>[{"name": "f", "parameters": {}}]</tools>' in text
+    assert text.endswith('[assistant]A\n<tool_call>[{"name": "f", "arguments": {"x": "ß"}}]</tool_call>')
+    assert "composing" not in render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must\n alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "refused these messages"),
+        ("{{ nothing.more }}", "'nothing' is undefined"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for m in messages %}", "cannot be read"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+    ],
+)
+def test_a_templates_error_is_one_line_with_its_own_words(source: str, message: str) -> None:
+    with pytest.raises(TextError, match=rf"^[^\n]*{message}[^\n]*$"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+    ],
+)
+def test_the_sandbox_holds(attack: str) -> None:
+    with pytest.raises(TextError):
+        render(attack)
+
+
+def test_messages_must_be_plain_data() -> None:
+    with pytest.raises(TextError, match="plain JSON data"):
+        render("{{ messages }}", [{"role": "user", "content": object()}])
+
+
+def test_no_template_at_all() -> None:
+    with pytest.raises(TextError, match="no chat template: use a plain prompt"):
+        ChatTemplate({}, {}).render(CHAT, None, True, {})

@@ -1,0 +1,128 @@
+"""A corpus that tokenizers trip over, small vocabularies, and files to keep them in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, trainers
+
+CORPUS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  leading and trailing  ",
+    "tabs\tand\t\ttabs\r\nCRLF\r\n\r\nlines\n\n\n\nblank\n",
+    "a\u00a0b\u2003c\u200bd\u3000e\ufeff",
+    " " * 7 + "x" + " " * 40 + "\n" * 37 + "\t" * 35 + "y",
+    "0 12 345 6789 1234567 3.14159 1e-9 0x1F ٣٤٥ ²³ Ⅷ ½ 第12章",
+    "I'm you're HE'S they'LL d'accord ’tis 'quoted'",
+    "def f(x: int) -> list[int]:\n    return [i ** 2 for i in range(x)]  # squares\n\n\nclass A:\n\tpass\n",
+    '{"name": "search", "arguments": {"q": "a \\"b\\"", "n": [1, 2.5, null]}}',
+    "<div class='x'>&nbsp;</div> https://example.org/a?b=c#d user@example.org",
+    "中文分词测试。日本語のテキスト、カタカナ。한국어 띄어쓰기",
+    "שלום עולם ‏مرحبا بالعالم‎ नमस्ते ไทย",
+    "e\u0301 é A\u030a Å n\u0303 \u1e9b\u0323 \u212b ﬁ",
+    "👍🏽 👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪🇫🇷 ☃️ 𝔘𝔫𝔦 🤦🏼‍♂️",
+    "▁marks▁ ▁▁ Ġ and Ċ <0x0A> literally",
+    "<|im_start|>user\nHi<|im_end|>\n<|endoftext|> <tool_call>{}</tool_call>",
+    "<bos><eos><start_of_turn> <s> </s> <unk>",
+    "x<|im_end|>y <|im_end|> z  <|im_end|>",
+    "x</s>y <s>z  </s>",
+    "!!!??? ... --- === *** ((())) [[]] {{}} $%^&~`|\\",
+    "aaaaaaaaaaaaaaaaaaaaaaaa hahahahahaha abababababab",
+    "ﷺ \u0000 \u0007 \x1b[31m \ufffd \U0010ffff",
+]
+
+_LEARNED = [line for line in CORPUS if "<|" not in line and "<s>" not in line]  # no special token as a word
+_words = [word for line in CORPUS for word in line.split(" ")]
+texts = st.one_of(
+    st.text(max_size=60),
+    st.lists(st.sampled_from([*_words, " ", "  ", "\n", "7"]), max_size=12).map(" ".join),
+)
+
+
+@lru_cache(maxsize=1)
+def byte_level_vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens and merges learned without cutting text first, so that every pre-tokenizer shows."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    backend.train_from_iterator(_LEARNED * 3, trainer)
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return tokens, [" ".join(pair) for pair in model["merges"]]
+
+
+@lru_cache(maxsize=1)
+def sentencepiece_vocabulary() -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and types in the manner of Llama 2: three control tokens, all bytes, pieces by rank."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=True)
+    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False, limit_alphabet=120)
+    backend.train_from_iterator(_LEARNED * 3, trainer)
+    model = json.loads(backend.to_str())["model"]
+    pieces = ["".join(pair) for pair in model["merges"]]
+    letters = sorted({c for piece in pieces for c in piece} | {"▁"})
+    ranked = [*dict.fromkeys(p for p in pieces if len(p) > 1), *letters]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *ranked]
+    scores = [0.0] * 259 + [-float(rank) for rank in range(len(ranked))]
+    return tokens, scores, [2, 3, 3] + [6] * 256 + [1] * len(ranked)
+
+
+def write_gguf(path: Path, facts: Mapping[str, Any], architecture: str = "llama", template: str = "") -> Path:
+    """A GGUF file with a tokenizer and no tensors; `facts` are the keys after `tokenizer.ggml.`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, value in facts.items():
+        _add(writer, f"tokenizer.ggml.{name}", value)
+    if template:
+        writer.add_chat_template(template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def byte_level_facts(
+    pre: str, special: Sequence[str] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+) -> dict[str, Any]:
+    tokens, merges = byte_level_vocabulary()
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": [*tokens, *special, "<tool_call>"],
+        "token_type": [1] * len(tokens) + [3] * len(special) + [4],
+        "merges": merges,
+        "eos_token_id": len(tokens) + len(special) - 1,
+        "bos_token_id": len(tokens) + 1,
+    }
+
+
+def sentencepiece_facts() -> dict[str, Any]:
+    tokens, scores, types = sentencepiece_vocabulary()
+    return {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": types,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
