@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ def measure(llm: LLM, repeats: int) -> dict[str, Any]:
         per_pass[name] = tokens / passes
         return float(seconds)
 
-    values = interleaved({name: lambda name=name: once(name) for name in SPECS}, repeats)
+    values = interleaved({name: partial(once, name) for name in SPECS}, repeats)
     return {
         "what": "seconds for the agent workflow of examples/agent.py, temperature 0",
         "plain_s": Spread.of(values["plain"]).text(2),

@@ -7,7 +7,13 @@ from typing import Any
 from paceline import LLM, SpecConfig
 
 NEW_TOKENS = 120
-SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 3, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+    "seed": 3,
+    "max_tokens": NEW_TOKENS,
+    "ignore_eos": True,
+}
 PROMPT = "Once upon a time in a small village by the sea there lived"
 
 
@@ -16,7 +22,8 @@ def measure(llm: LLM) -> dict[str, Any]:
     answer = llm.generate(PROMPT, spec=SpecConfig(("none",), max_draft=0), **SAMPLING).text
     spec = SpecConfig(("prediction",), max_draft=8, adaptive=False)
     stream = llm.stream(PROMPT, spec=spec, prediction=answer, **SAMPLING)
-    outside, by_rows = [], {}
+    outside: list[float] = []
+    by_rows: dict[int, list[float]] = {}
     for _ in range(NEW_TOKENS):
         started = time.perf_counter_ns()
         rounds = llm.engine.step()

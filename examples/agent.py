@@ -44,14 +44,14 @@ TOOLS: dict[str, Callable[..., dict[str, Any]]] = {
     "multiply": multiply,
 }
 
-SYSTEM = """You look after a small shop. Answer with one tool call, or with a sentence once you have the result.
+SYSTEM = """You look after a small shop. Answer with one tool call, or with a sentence once you have a result.
 Tools:
 find_order(order_id: string): an order's status, item and quantity
 check_stock(item: string): how many of an item are in stock, and its price
 multiply(a: number, b: number): a times b"""
 
 # One worked example of each tool: a model of 135M parameters needs to see the form.
-EXAMPLES = [
+EXAMPLES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("Where is order A-1001?", "find_order", {"order_id": "A-1001"},
      {"order_id": "A-1001", "status": "delivered", "item": "teapot", "quantity": 1},
      "Order A-1001 is delivered."),

@@ -24,6 +24,7 @@ from paceline.sampling import Floats
 from paceline.testing import ToyTarget
 from paceline.types import (
     ROOT,
+    Accept,
     Ask,
     Controller,
     Draft,
@@ -215,17 +216,17 @@ def test_any_tree_any_seed(seed: int, temperature: float, width: int, k: int, ba
 
 
 @pytest.mark.parametrize("accept", ["residual", "block"])
-def test_residual_rules_equal_plain_decoding_at_temperature_zero(accept: str) -> None:
+def test_residual_rules_equal_plain_decoding_at_temperature_zero(accept: Accept) -> None:
     params = SamplingParams(seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, 2)
     for drafters in (("model",), ("ngram",)):
-        spec = SpecConfig(drafters, adaptive=False, accept=accept)  # type: ignore[arg-type]
+        spec = SpecConfig(drafters, adaptive=False, accept=accept)
         assert run(spec, params, 2)[0] == plain
 
 
 @pytest.mark.parametrize("accept", ["residual", "block"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_residual_rules_keep_the_law_through_the_engine(accept: str, width: int) -> None:
+def test_residual_rules_keep_the_law_through_the_engine(accept: Accept, width: int) -> None:
     """First tokens of many seeds against the target's law, drafted by a real draft model."""
     if accept == "block" and width > 1:
         pytest.skip("block verification is for chains")
@@ -234,7 +235,7 @@ def test_residual_rules_keep_the_law_through_the_engine(accept: str, width: int)
     counts = np.zeros((6, 6))
     for seed in range(n):
         drafter = ModelDrafter(ToyTarget(6, memory=1, blur=0.8), 6)
-        spec = SpecConfig(("model",), max_draft=3, tree_width=width, adaptive=False, accept=accept)  # type: ignore[arg-type]
+        spec = SpecConfig(("model",), 3, width, adaptive=False, accept=accept)
         engine = Engine(ToyTarget(6, memory=1), {"model": drafter}, Fixed())
         seq = Seq("s", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=2), spec)
         engine.submit(seq)

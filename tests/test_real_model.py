@@ -1,6 +1,5 @@
 """The promise on the real SmolLM2: speculative text is plain text."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ TOKENS = 32
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> Iterator[LLM]:
-    yield LLM("smollm2-135m", config=EngineConfig(cache_mb=256))
+def llm(smollm2_path: Path) -> LLM:
+    return LLM("smollm2-135m", config=EngineConfig(cache_mb=256))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +101,8 @@ def test_a_conversation_pays_only_for_what_is_new(llm: LLM) -> None:
 def test_stop_strings_cut_the_text(llm: LLM, spec: SpecConfig) -> None:
     free = llm.generate("Once upon a time", max_tokens=TOKENS, seed=0)
     stop = free.text[20:24]
-    cut = llm.generate(
-        "Once upon a time", max_tokens=TOKENS, stop=(stop,), seed=0, spec=spec, prediction=free.text
-    )
+    options: dict[str, Any] = {"max_tokens": TOKENS, "seed": 0, "spec": spec, "prediction": free.text}
+    cut = llm.generate("Once upon a time", stop=(stop,), **options)
     assert cut.text == free.text[: free.text.index(stop)]
     assert cut.finish == "stop"
 

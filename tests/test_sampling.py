@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline import sampling
-from paceline.sampling import CHOICE, DRAFT, History, choose, gumbel, law, noise_key, ranked
+from paceline.sampling import CHOICE, DRAFT, History, Key, choose, gumbel, law, noise_key, ranked
 from paceline.types import SamplingParams
 
 VOCAB = 1000
@@ -103,22 +103,22 @@ def test_choices_follow_the_law() -> None:
         assert chi2 < 25  # 5 degrees of freedom: p of about 1e-4, with fixed seeds
 
 
+def a_key(along: str, i: int) -> Key:
+    if along == "stream":
+        return noise_key(3, 0, (CHOICE, DRAFT)[i % 2], i // 2)
+    return noise_key(
+        i if along == "seed" else 3, i if along == "choice" else 0, CHOICE, i if along == "index" else 5
+    )
+
+
 @pytest.mark.parametrize("along", ["ids", "index", "seed", "choice", "stream"])
 def test_noise_is_uniform_and_uncorrelated(along: str) -> None:
     """Along whatever the noise is keyed by, values are uniform and neighbours are independent."""
     n = 16_384
-    ids = np.arange(n)
     if along == "ids":
-        g = gumbel(noise_key(3, 0, CHOICE, 17), ids)
+        g = gumbel(noise_key(3, 0, CHOICE, 17), np.arange(n))
     else:
-        one = np.array([12])
-        keys = {
-            "index": lambda i: noise_key(3, 0, CHOICE, i),
-            "seed": lambda i: noise_key(i, 0, CHOICE, 5),
-            "choice": lambda i: noise_key(3, i, CHOICE, 5),
-            "stream": lambda i: noise_key(3, 0, (CHOICE, DRAFT)[i % 2], i // 2),
-        }[along]
-        g = np.array([gumbel(keys(i), one)[0] for i in range(n)])
+        g = np.array([gumbel(a_key(along, i), np.array([12]))[0] for i in range(n)])
     u = np.exp(-np.exp(-g))
     counts = np.bincount((u * 64).astype(int), minlength=64)
     assert float(((counts - n / 64) ** 2 / (n / 64)).sum()) < 120  # 63 degrees of freedom

@@ -1,4 +1,5 @@
 import inspect
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,7 +9,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError
 from paceline.testing import ToyTarget
-from paceline.types import Draft, Finish, Round, SamplingParams, Seq, SpecConfig
+from paceline.types import Ask, Draft, Drafter, Finish, Round, SamplingParams, Seq, SpecConfig
 
 
 class Heard:
@@ -115,16 +116,11 @@ def test_rounds_tell_who_guessed_what() -> None:
 
 
 def test_guesses_the_target_does_not_have_are_cut_off() -> None:
-    class Beyond:
+    class Beyond(Drafter):
         name = "beyond"
-        taps = ()
 
-        def draft(self, asks: object) -> list[Draft]:
+        def draft(self, asks: Sequence[Ask]) -> list[Draft]:
             return [Draft((1, 999, 2), None, ("beyond",) * 3)]
-
-        def begin(self, seq: Seq) -> None: ...
-        def observe(self, *_: object) -> None: ...
-        def end(self, seq: Seq) -> None: ...
 
     heard = Heard()
     e = Engine(ToyTarget(), {"beyond": Beyond()}, Fixed(), [heard])

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import CorruptModel, TextError
-from paceline.text.gguf_metadata import read_metadata
+from paceline.gguf_header import read_header
 from paceline.text.vocabulary import SPACE_MARK, Vocabulary, end_tokens
 
 Merges = list[tuple[str, str]]
@@ -59,7 +59,7 @@ _LLAMA3: Final = ("llama-bpe", "llama3", "llama-v3")  # begins every prompt with
 
 
 def vocabulary_from_gguf(path: Path) -> Vocabulary:
-    keys = read_metadata(path)
+    keys = read_header(path).metadata
     facts = {k.removeprefix("tokenizer.ggml."): v for k, v in keys.items() if k.startswith("tokenizer.ggml.")}
     if facts.get("model") not in ("gpt2", "llama"):
         raise TextError(f"{path} has a tokenizer of type {facts.get('model')!r}: known are gpt2, llama")

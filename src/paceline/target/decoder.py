@@ -1,0 +1,163 @@
+"""One decoder for all families: what differs between them is in the shape and in which weights there are."""
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.target.attention import KEY_TILE, Heads, Layout, Span, attend
+from paceline.target.layer import Layer, Store
+from paceline.target.linear import (
+    CUDA_TILE,
+    MOST_ROWS,
+    GroupedLinear,
+    Linear,
+    PlainLinear,
+    RowTile,
+    bytes_of,
+    can_pack,
+    find_row_tile,
+)
+from paceline.target.rope import RopeTable
+from paceline.target.shape import ModelShape
+
+Stash = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [rows of the layout, kv_heads, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of a pass."""
+
+    tokens: Sequence[int]
+    spans: Sequence[Span]  # every row is in exactly one
+    scored: Sequence[int]  # the rows to give logits for
+    taps: Sequence[int] = ()  # the layers whose output to give for them too
+    stash: bool = False  # whether to give the rows' keys and values too
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    logits: Tensor  # [scored, vocab] float32
+    hidden: dict[int, Tensor]  # layer -> [scored, width] float32
+    stash: Stash  # empty unless asked for
+    place: Sequence[int]  # the stash's row of each row of the pass
+
+
+class Decoder:
+    """Takes the weights out of `tensors`."""
+
+    def __init__(self, shape: ModelShape, tensors: MutableMapping[str, Tensor], device: torch.device) -> None:
+        self.shape, self.device = shape, device
+        store = Store(tensors, device, shape.norm_eps)
+        self.dtype = store.dtype
+        self._embed = store.take("embed")
+        self._layers = [Layer(i, shape, store) for i in range(shape.layers)]
+        self._norm = store.norm("norm")
+        self._head: Linear = self._take_head(store)
+        self.bytes_held = store.bytes_held + bytes_of(self._embed)
+        self._rope = RopeTable(shape.rope, shape.head_dim, device)
+        self._local_rope = RopeTable(shape.local_rope or shape.rope, shape.head_dim, device)
+        self._heads = Heads(
+            shape.kv_heads,
+            shape.heads // shape.kv_heads,
+            shape.head_dim,
+            shape.attn_scale or shape.head_dim**-0.5,
+            shape.window if any(shape.local_layers) else 0,
+        )
+        self.tile = self._find_tile()
+        if self.tile.exact:
+            self._group_rows()
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Outcome:
+        """keys, values: the cache, a [kv_heads, slots, head_dim] for each layer; written as the spans say."""
+        rows = len(batch.tokens)
+        layout = Layout(batch.spans, rows, self.tile, self._heads, self.device)
+        rotation = self._rope.rows(layout.positions, layout.length)
+        local_rotation = self._local_rope.rows(layout.positions, layout.length)
+        x = self._embedded(_padded(batch.tokens, self.tile))
+        scored = _padded(batch.scored, self.tile)
+        index = None if list(batch.scored) == list(range(rows)) else self._ints(scored)
+        stash: Stash = []
+        hidden = {}
+        for i, layer in enumerate(self._layers):
+            turn = local_rotation if layer.local else rotation
+            kv = layer(x, layout, turn, keys[i], values[i])
+            if batch.stash:
+                stash.append(kv)
+            if i in batch.taps:
+                hidden[i] = _select(x, index)[: len(batch.scored)].clone()
+        logits = self._logits(_select(x, index))
+        return Outcome(logits[: len(batch.scored)], hidden, stash, layout.place)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self.shape.vocab_size)
+        return self._head(self._norm(x).to(self.dtype)).float()
+
+    def _embedded(self, tokens: Sequence[int]) -> Tensor:
+        x = F.embedding(self._ints(tokens), self._embed).to(torch.float32)
+        return x if self.shape.embed_scale == 1.0 else x * self.shape.embed_scale
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _take_head(self, store: Store) -> Linear:
+        if "head" in store:
+            return store.linear("head")
+        if can_pack(self._embed):
+            return store.linear_of(self._embed)
+        return PlainLinear(self._embed)  # the same memory
+
+    def _find_tile(self) -> RowTile:
+        if self.device.type != "cpu":
+            return RowTile(CUDA_TILE)
+        with torch.inference_mode():
+            return find_row_tile(self._products())
+
+    def _products(self) -> Iterator[Callable[[int], Tensor]]:
+        """What may round a row by the number of rows: attention and one of each shape of product."""
+        layer, shape = self._layers[0], self.shape
+        yield self._sample_attention()
+        yield self._sample_product(layer.qkv, shape.width)
+        yield self._sample_product(layer.o, shape.heads * shape.head_dim)
+        yield self._sample_product(layer.gate_up, shape.width)
+        yield self._sample_product(layer.down, shape.ff_width)
+        yield self._sample_product(self._head, shape.width)
+
+    def _sample_product(self, linear: Linear, width: int) -> Callable[[int], Tensor]:
+        x = _noise(2 * MOST_ROWS, width).to(self.dtype)
+        return lambda rows: linear(x[:rows])
+
+    def _sample_attention(self) -> Callable[[int], Tensor]:
+        """Rows on both sides of a key tile's end."""
+        heads, start = self._heads, KEY_TILE - MOST_ROWS // 2
+        q = _noise(2 * MOST_ROWS, heads.kv_heads * heads.group, heads.head_dim)
+        k, v = _noise(2, heads.kv_heads, 2 * KEY_TILE, heads.head_dim)
+
+        def product(rows: int) -> Tensor:
+            length = KEY_TILE if start + rows <= KEY_TILE else 2 * KEY_TILE
+            span = Span(tuple(range(rows)), start, range(rows), slice(0, length))
+            mask = Layout([span], rows, RowTile(1), heads, self.device).spans[0].masks[0]
+            return attend(q[:rows], k[:, :length], v[:, :length], mask, heads)
+
+        return product
+
+    def _group_rows(self) -> None:
+        self._head = GroupedLinear(self._head)
+        for layer in self._layers:
+            layer.group_rows()
+
+
+def _padded(rows: Sequence[int], tile: RowTile) -> list[int]:
+    return [*rows, *[*rows[-1:]] * (tile.padded(len(rows)) - len(rows))]
+
+
+def _select(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else x.index_select(0, index)
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))

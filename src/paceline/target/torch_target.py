@@ -1,0 +1,189 @@
+"""The target in plain torch: a decoder, its KV cache, and the bookkeeping between passes."""
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig
+from paceline.errors import PromptTooLong, SettingError
+from paceline.target import cpu
+from paceline.target.attention import KEY_TILE, Span
+from paceline.target.decoder import Batch, Decoder, Outcome
+from paceline.target.kv import BLOCK, CacheStats, PagedCache
+from paceline.target.linear import CUDA_TILE, MOST_ROWS
+from paceline.target.shape import ModelShape, Weights
+from paceline.types import Draft, Feed, Scores, Seq
+
+_MB: Final = 2**20
+
+
+def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
+    """Where the weights are to be held, and in which type; to be called before they are loaded."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device={name!r} is not usable: torch sees no GPU here; use cpu")
+    usual = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = usual if config.dtype == "auto" else cast(torch.dtype, getattr(torch, config.dtype))
+    if device.type == "cpu":
+        cpu.prepare(dtype)
+    return device, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """What one sequence put into the last pass."""
+
+    base: int  # rows that were valid before
+    tokens: Sequence[int]
+    draft: Draft
+    first_node: int  # row of the pass
+    outcome: Outcome
+
+
+class TorchTarget:
+    """Takes the tensors out of `weights`, which are of no use to anyone else afterwards."""
+
+    def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        device, _ = placement(config)
+        if device.type == "cpu" and config.threads:
+            torch.set_num_threads(config.threads)
+        tensors = cast(MutableMapping[str, Tensor], weights.tensors)
+        self._decoder = Decoder(weights.shape, tensors, device)
+        cpu.give_back_memory()
+        self._cache = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        self._keys, self._values = self._cache.k.unbind(0), self._cache.v.unbind(0)
+        self._fed: dict[str, _Fed] = {}
+        self.vocab_size = weights.shape.vocab_size
+        self.max_context = min(weights.shape.max_context, self._cache.blocks * self._cache.block)
+        self.fingerprint = weights.fingerprint
+        self.bytes_held = self._decoder.bytes_held
+        self.row_tile = self._decoder.tile.size
+        self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        return self._cache.stats
+
+    def open(self, seq: Seq) -> int:
+        if len(seq.tokens) > self.max_context:
+            raise PromptTooLong(
+                f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
+                "shorten it or raise cache_mb"
+            )
+        return self._cache.open(seq.id, seq.tenant, seq.tokens)
+
+    def close(self, seq_id: str) -> None:
+        self._fed.pop(seq_id, None)
+        self._cache.close(seq_id)
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
+            self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
+        tokens: list[int] = []
+        spans: list[Span] = []
+        scored: list[int] = []
+        starts, first_nodes = [], []
+        for feed in feeds:
+            spans += self._spans(feed, len(tokens))
+            tokens += feed.tokens
+            first_nodes.append(len(tokens))
+            tokens += feed.draft.tokens
+            starts.append(len(scored))
+            if feed.scored:
+                scored += range(first_nodes[-1] - 1, len(tokens))
+        stash = any(_branches(feed.draft) for feed in feeds)
+        outcome = self._decoder.forward(Batch(tokens, spans, scored, taps, stash), self._keys, self._values)
+        for feed, first_node in zip(feeds, first_nodes, strict=True):
+            base = self._cache.length(feed.seq_id)
+            self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
+        return Scores(outcome.logits, tuple(starts), outcome.hidden)
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        fed = self._fed.pop(seq_id, None)
+        if fed is None or length < fed.base:
+            self._cache.truncate(seq_id, length)
+            return
+        end = fed.base + len(fed.tokens)
+        if length > end or (path and length < end):
+            raise ValueError(f"{seq_id!r} has {end} rows before its draft, cannot keep {length} of them")
+        if path and _branches(fed.draft):
+            self._move_up(seq_id, end, path, fed)
+        nodes = [fed.draft.tokens[node] for node in path]
+        self._cache.append(seq_id, [*fed.tokens[: length - fed.base], *nodes])
+
+    def _spans(self, feed: Feed, first_row: int) -> Iterator[Span]:
+        """The feed's rows are its tokens, then its nodes in their order."""
+        start, nodes = self._cache.length(feed.seq_id), first_row + len(feed.tokens)
+        before, *others = sorted(feed.draft.paths()) or [()]
+        rows = [*range(first_row, nodes), *(nodes + node for node in before)]
+        yield from self._cut(feed.seq_id, rows, start)
+        for path in others:
+            shared = _common(before, path)
+            rows = [nodes + node for node in path[shared:]]
+            yield from self._cut(feed.seq_id, rows, start + len(feed.tokens) + shared)
+            before = path
+
+    def _cut(self, seq_id: str, rows: Sequence[int], start: int) -> Iterator[Span]:
+        """One span, or several where kernels must be given a fixed number of rows."""
+        most = MOST_ROWS if self._decoder.tile.exact else len(rows)
+        for i in range(0, len(rows), most):
+            part = tuple(rows[i : i + most])
+            stop = start + i + len(part)
+            slots = self._cache.slots(seq_id, start + i, stop)
+            yield Span(part, start + i, slots, self._key_slots(seq_id, stop))
+
+    def _key_slots(self, seq_id: str, stop: int) -> slice | list[int]:
+        length = -(-stop // KEY_TILE) * KEY_TILE
+        first = self._cache.first_slot(seq_id, stop)
+        if first is not None:
+            return slice(first, first + length)
+        slots = self._cache.slots(seq_id, 0, stop)
+        return slots + slots[:1] * (length - stop)
+
+    def _move_up(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+        """Writes the rows of a tree's path to where they belong: another path was there last."""
+        device = self._decoder.device
+        slots = torch.tensor(self._cache.slots(seq_id, start, start + len(path)), device=device)
+        rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
+        keys, values = zip(*fed.outcome.stash, strict=True)
+        with torch.inference_mode():
+            for cached, new in ((self._cache.k, keys), (self._cache.v, values)):
+                moved = torch.stack(new).index_select(1, rows).transpose(1, 2)
+                cached.index_copy_(2, slots, moved.to(cached.dtype))
+
+
+def _depth(draft: Draft) -> int:
+    return max(map(len, draft.paths()), default=0)
+
+
+def _branches(draft: Draft) -> bool:
+    return len(draft.paths()) > 1
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> PagedCache:
+    # The CPU reads float32 at once, whatever the weights are in.
+    dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
+    block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * dtype.itemsize
+    blocks = cache_mb * _MB // block_bytes
+    if not blocks:
+        raise SettingError(
+            f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
+        )
+    return PagedCache(
+        shape.layers, shape.kv_heads, shape.head_dim, blocks, dtype=dtype, device=decoder.device
+    )

@@ -1,0 +1,184 @@
+"""Row invariance: a row's logits are the same bits whatever rows are computed beside it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_cases import (
+    CONFIG,
+    open_with,
+    random_tree,
+    random_weights,
+    rows_in_one_pass,
+    rows_one_by_one,
+    save_reference,
+    some_tokens,
+)
+
+from paceline.config import EngineConfig
+from paceline.target.linear import MOST_ROWS, PlainLinear, RowTile, find_row_tile
+from paceline.target.load import load
+from paceline.target.torch_target import TorchTarget
+from paceline.types import Draft, Feed
+
+
+@pytest.fixture(scope="module")
+def tiny() -> TorchTarget:
+    return TorchTarget(random_weights(), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> TorchTarget:
+    return TorchTarget(load(smollm2_path, torch.float32), EngineConfig(device="cpu", cache_mb=256))
+
+
+def check_chain(target: TorchTarget, context: int) -> None:
+    tokens = some_tokens(context + MOST_ROWS, seed=context, vocab=target.vocab_size)
+    after = tokens[context:]
+    open_with(target, "s", tokens[:context])
+    alone = rows_one_by_one(target, "s", context, after)
+    for rows in range(2, MOST_ROWS + 1):
+        among = rows_in_one_pass(target, "s", context, after[:rows])
+        assert torch.equal(among, alone[:rows]), f"{rows} rows after {context} tokens"
+    target.close("s")
+
+
+def check_tree(target: TorchTarget, context: int, draft: Draft) -> None:
+    """Every node of a tree against the chain of its path, then what follows a path that was kept."""
+    tokens = some_tokens(context + 1, seed=context, vocab=target.vocab_size)
+    root, length = tokens[context], context + 1
+    open_with(target, "s", tokens[:context])
+    tree = target.forward([Feed("s", [root], draft)]).logits
+    target.keep("s", context)
+    for path in draft.paths():
+        chain = rows_in_one_pass(target, "s", context, [root, *(draft.tokens[node] for node in path)])
+        assert torch.equal(tree[[0, *(node + 1 for node in path)]], chain)
+    path = draft.paths()[0]
+    target.forward([Feed("s", [root], draft)])
+    target.keep("s", length, path)
+    kept = target.forward([Feed("s", [0])]).logits
+    target.keep("s", context)
+    target.forward([Feed("s", [root], Draft(tuple(draft.tokens[node] for node in path)))])
+    target.keep("s", length, range(len(path)))
+    assert torch.equal(kept, target.forward([Feed("s", [0])]).logits)
+    target.close("s")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("context", [5, 250, 255, 256, 700])
+def test_row_bits_do_not_depend_on_the_rows_around_them(smollm2: TorchTarget, context: int) -> None:
+    check_chain(smollm2, context)
+
+
+@pytest.mark.parametrize("context", [1, 250, 255, 256, 700])
+def test_row_bits_of_a_tiny_model(tiny: TorchTarget, context: int) -> None:
+    check_chain(tiny, context)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
+    save_reference(family, tmp_path)
+    target = TorchTarget(load(tmp_path, torch.float32), CONFIG)
+    check_chain(target, 250)
+    check_tree(target, 250, random_tree(15, 3, seed=1))
+
+
+def test_row_bits_where_threads_share_a_row() -> None:
+    """Sixteen rows of 5000 are three threads' work, cut in the middle of rows."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        check_chain(TorchTarget(random_weights(ff=5000), CONFIG), 40)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_row_bits_in_bfloat16() -> None:
+    weights = random_weights(width=128, kv_heads=1)
+    for name in weights.tensors:
+        weights.tensors[name] = weights.tensors[name].bfloat16()  # type: ignore[index]
+    check_chain(TorchTarget(weights, CONFIG), 250)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("context", "seed"), [(9, 1), (253, 2), (600, 3)])
+def test_tree_rows_are_the_rows_of_their_paths(smollm2: TorchTarget, context: int, seed: int) -> None:
+    check_tree(smollm2, context, random_tree(15, 4, seed, smollm2.vocab_size))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 15), st.integers(1, 4), st.integers(0, 99), st.sampled_from([1, 60, 250, 255]))
+def test_tree_rows_of_a_tiny_model(
+    tiny: TorchTarget, nodes: int, width: int, seed: int, context: int
+) -> None:
+    check_tree(tiny, context, random_tree(nodes, width, seed))
+
+
+def check_two_sequences(target: TorchTarget) -> None:
+    """A chain and a tree, of two sequences in one pass, against each on its own."""
+    contexts = {"a": 200, "b": 300}
+    drafts = {"a": Draft(tuple(some_tokens(6, 1))), "b": random_tree(7, 3, 2)}
+    alone: dict[str, Tensor] = {}
+    for name, context in contexts.items():
+        open_with(target, name, some_tokens(context, seed=context, vocab=target.vocab_size))
+        alone[name] = target.forward([Feed(name, [7], drafts[name])]).logits
+        target.keep(name, context)
+    scores = target.forward([Feed(name, [7], drafts[name]) for name in contexts])
+    for start, name in zip(scores.starts, contexts, strict=True):
+        assert torch.equal(scores.logits[start : start + len(alone[name])], alone[name])
+        target.keep(name, contexts[name])
+        target.close(name)
+
+
+@pytest.mark.model
+def test_two_sequences_in_one_pass(smollm2: TorchTarget) -> None:
+    check_two_sequences(smollm2)
+
+
+def test_two_sequences_in_one_pass_of_a_tiny_model(tiny: TorchTarget) -> None:
+    check_two_sequences(tiny)
+
+
+class Switching:
+    """A product whose last bits depend on the number of rows, as a library's do."""
+
+    def __init__(self, odd_counts: tuple[int, ...]) -> None:
+        self._odd, self.calls = odd_counts, 0
+
+    def __call__(self, rows: int) -> Tensor:
+        self.calls += 1
+        return torch.ones(rows, 3) + (1e-6 if rows in self._odd else 0.0)
+
+
+def test_row_tile_is_the_smallest_that_agrees() -> None:
+    assert find_row_tile([Switching(())]) == RowTile(1)
+    assert find_row_tile([Switching((1,)), Switching(())]) == RowTile(2)
+    assert find_row_tile([Switching(()), Switching((2, 6))]) == RowTile(4)
+    assert find_row_tile([Switching((12,))]) == RowTile(8)
+    assert find_row_tile([Switching((32,))]) == RowTile(MOST_ROWS, exact=True)
+
+
+def test_groups_of_exactly_sixteen_rows(monkeypatch: pytest.MonkeyPatch, tiny: TorchTarget) -> None:
+    """The way out where a library agrees with no tile: its kernels see one row count only."""
+    seen: set[int] = set()
+
+    def watched(self: PlainLinear, x: Tensor) -> Tensor:
+        seen.add(len(x))
+        return torch.nn.functional.linear(x, self._weight, self._bias)
+
+    monkeypatch.setattr(PlainLinear, "__call__", watched)
+    monkeypatch.setattr("paceline.target.layer.make_linear", PlainLinear)
+    monkeypatch.setattr("paceline.target.decoder.find_row_tile", lambda _: RowTile(MOST_ROWS, exact=True))
+    grouped = TorchTarget(random_weights(), CONFIG)
+    check_chain(grouped, 250)
+    check_tree(grouped, 40, random_tree(15, 3, seed=4))
+    assert seen == {MOST_ROWS}
+    tokens = some_tokens(70)
+    for target in (grouped, tiny):
+        open_with(target, "s", tokens)
+    ours, theirs = (rows_in_one_pass(t, "s", 70, [3, 4]) for t in (grouped, tiny))
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    tiny.close("s")

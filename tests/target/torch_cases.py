@@ -1,0 +1,141 @@
+"""Small decoders of every family, and ways to run a target, for the tests of the torch forward pass."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig
+from paceline.target.shape import ModelShape, Rope, Weights
+from paceline.target.torch_target import TorchTarget
+from paceline.types import NO_DRAFT, Draft, Feed, Seq
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+VOCAB = 131
+CONFIG = EngineConfig(device="cpu", cache_mb=16)
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 60,  # no multiple of any vector width
+    "intermediate_size": 108,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def reference_config(family: str) -> Any:
+    import transformers as hf
+
+    if family == "llama":
+        return hf.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3, attention_bias=True)
+    if family == "mistral":
+        return hf.MistralConfig(**_SIZES, sliding_window=None)
+    if family == "qwen2":
+        return hf.Qwen2Config(**_SIZES, tie_word_embeddings=True)
+    if family == "qwen3":
+        return hf.Qwen3Config(**_SIZES)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    return hf.Gemma3TextConfig(**_SIZES, sliding_window=16, layer_types=kinds, query_pre_attn_scalar=20)
+
+
+def save_reference(family: str, folder: Path) -> Any:
+    """A random model of the family, saved as a folder; every weight matters, norms and biases too."""
+    from transformers import AutoModelForCausalLM
+
+    generator = torch.Generator().manual_seed(FAMILIES.index(family))
+    model = AutoModelForCausalLM.from_config(reference_config(family), attn_implementation="eager").eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * weight.shape[1] ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def random_weights(
+    seed: int = 0, width: int = 64, layers: int = 2, kv_heads: int = 2, ff: int = 96
+) -> Weights:
+    """A llama with random weights, made without a file."""
+    heads, head_dim, generator = 4, 16, torch.Generator().manual_seed(seed)
+    shape = ModelShape(
+        "llama", layers, width, heads, kv_heads, head_dim, ff, VOCAB, 4096, 1e-5, Rope(10000.0)
+    )
+    sizes = {
+        "q": (heads * head_dim, width),
+        "k": (kv_heads * head_dim, width),
+        "v": (kv_heads * head_dim, width),
+        "o": (width, heads * head_dim),
+        "gate": (ff, width),
+        "up": (ff, width),
+        "down": (width, ff),
+    }
+    tensors = {"embed": torch.randn(VOCAB, width, generator=generator), "norm": torch.ones(width)}
+    for i in range(layers):
+        for name, (rows, columns) in sizes.items():
+            tensors[f"layers.{i}.{name}"] = torch.randn(rows, columns, generator=generator) * columns**-0.5
+        tensors |= {f"layers.{i}.{name}": torch.ones(width) for name in ("attn_norm", "ffn_norm")}
+    return Weights(shape, tensors, f"random {seed}")
+
+
+def some_tokens(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def open_with(
+    target: TorchTarget, seq_id: str, tokens: Sequence[int], chunk: int = 256, tenant: str = ""
+) -> int:
+    """Computes all these tokens; gives how many were found in the cache."""
+    shared = target.open(Seq(seq_id, list(tokens), len(tokens), tenant=tenant))
+    for start in range(shared, len(tokens), chunk):
+        piece = tokens[start : start + chunk]
+        target.forward([Feed(seq_id, piece, scored=False)])
+        target.keep(seq_id, start + len(piece))
+    return shared
+
+
+def rows_in_one_pass(target: TorchTarget, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
+    """Logits after each token, the first fed and the others guessed; the sequence stays `length` long."""
+    logits = target.forward([Feed(seq_id, tokens[:1], Draft(tuple(tokens[1:])))]).logits
+    target.keep(seq_id, length)
+    return logits
+
+
+def rows_one_by_one(target: TorchTarget, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
+    """The same, each token in a pass of its own; the sequence stays `length` long."""
+    rows = []
+    for i, token in enumerate(tokens):
+        rows.append(target.forward([Feed(seq_id, [token])]).logits)
+        target.keep(seq_id, length + i + 1)
+    target.keep(seq_id, length)
+    return torch.cat(rows)
+
+
+def random_tree(nodes: int, width: int, seed: int, vocab: int = VOCAB) -> Draft:
+    """Each node hangs from the root or from a random node before it, never from more than `width` ways on."""
+    generator = torch.Generator().manual_seed(seed)
+    parents: list[int] = []
+    for node in range(nodes):
+        free = [p for p in range(-1, node) if parents.count(p) < width]
+        parents.append(free[int(torch.randint(len(free), (1,), generator=generator))])
+    return Draft(tuple(some_tokens(nodes, seed, vocab)), tuple(parents))
+
+
+def feed_draft(target: TorchTarget, seq_id: str, token: int, draft: Draft = NO_DRAFT) -> Tensor:
+    return target.forward([Feed(seq_id, [token], draft)]).logits
