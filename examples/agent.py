@@ -50,17 +50,39 @@ find_order(order_id: string): an order's status, item and quantity
 check_stock(item: string): how many of an item are in stock, and its price
 multiply(a: number, b: number): a times b"""
 
-# One worked example of each tool: a model of 135M parameters needs to see the form.
+# Worked examples: a model of 135M parameters needs to see the form.
 EXAMPLES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
-    ("Where is order A-1001?", "find_order", {"order_id": "A-1001"},
-     {"order_id": "A-1001", "status": "delivered", "item": "teapot", "quantity": 1},
-     "Order A-1001 is delivered."),
-    ("How many teapots are in stock?", "check_stock", {"item": "teapot"},
-     {"item": "teapot", "in_stock": 7, "price": 18.5}, "There are 7 teapots in stock."),
+    (
+        "Where is order A-1001?",
+        "find_order",
+        {"order_id": "A-1001"},
+        {"order_id": "A-1001", "status": "delivered", "item": "teapot", "quantity": 1},
+        "Order A-1001 is delivered.",
+    ),
+    (
+        "How many teapots are in stock?",
+        "check_stock",
+        {"item": "teapot"},
+        {"item": "teapot", "in_stock": 7, "price": 18.5},
+        "There are 7 teapots in stock.",
+    ),
     ("What do 3 at 18.5 cost?", "multiply", {"a": 3, "b": 18.5}, {"product": 55.5}, "They cost 55.5."),
-    ("Where is order A-1002?", "find_order", {"order_id": "A-1002"},
-     {"order_id": "A-1002", "status": "lost", "item": "spoon", "quantity": 6}, "Order A-1002 is lost."),
-]  # fmt: skip
+    (
+        "Where is order A-1002?",
+        "find_order",
+        {"order_id": "A-1002"},
+        {"order_id": "A-1002", "status": "lost", "item": "spoon", "quantity": 6},
+        "Order A-1002 is lost.",
+    ),
+    (
+        "How many spoons are in stock?",
+        "check_stock",
+        {"item": "spoon"},
+        {"item": "spoon", "in_stock": 150, "price": 1.2},
+        "There are 150 spoons in stock.",
+    ),
+    ("What do 4 at 2.5 cost?", "multiply", {"a": 4, "b": 2.5}, {"product": 10.0}, "They cost 10.0."),
+]
 
 QUESTIONS = [
     "Where is order B-2047?",

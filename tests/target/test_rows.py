@@ -19,6 +19,7 @@ from torch_cases import (
 )
 
 from paceline.config import EngineConfig
+from paceline.target.layer import Layer, Store
 from paceline.target.linear import MOST_ROWS, PlainLinear, RowTile, find_row_tile
 from paceline.target.load import load
 from paceline.target.torch_target import TorchTarget
@@ -86,14 +87,26 @@ def test_row_bits_of_other_families(family: str, tmp_path: Path) -> None:
     check_tree(target, 250, random_tree(15, 3, seed=1))
 
 
-def test_row_bits_where_threads_share_a_row() -> None:
-    """Sixteen rows of 5000 are three threads' work, cut in the middle of rows."""
+def test_activations_do_not_depend_on_where_threads_cut() -> None:
+    """Torch would give a third of 16 x 5000 elements to each of three threads, and cut rows to do so."""
+    weights = random_weights(ff=5000)
+    layer = Layer(0, weights.shape, Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
+    layer.gate_up = layer.down = Unchanged()
+    gates = torch.randn(2 * MOST_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        check_chain(TorchTarget(random_weights(ff=5000), CONFIG), 40)
+        alone = torch.cat([layer._feed_forward(row[None]) for row in gates])
+        assert all(torch.equal(layer._feed_forward(gates[:n]), alone[:n]) for n in range(2, len(gates)))
     finally:
         torch.set_num_threads(threads)
+
+
+class Unchanged:
+    bytes_held = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.clone()
 
 
 def test_row_bits_in_bfloat16() -> None:
@@ -154,10 +167,11 @@ class Switching:
 
 
 def test_row_tile_is_the_smallest_that_agrees() -> None:
-    assert find_row_tile([Switching(())]) == RowTile(1)
-    assert find_row_tile([Switching((1,)), Switching(())]) == RowTile(2)
-    assert find_row_tile([Switching(()), Switching((2, 6))]) == RowTile(4)
-    assert find_row_tile([Switching((12,))]) == RowTile(8)
+    assert find_row_tile([Switching(())]) == RowTile(4)
+    assert find_row_tile([Switching((1, 2, 3, 6))]) == RowTile(4)
+    assert find_row_tile([Switching((4,)), Switching(())]) == RowTile(8)
+    assert find_row_tile([Switching(()), Switching((12,))]) == RowTile(8)
+    assert find_row_tile([Switching((8,))]) == RowTile(16)
     assert find_row_tile([Switching((32,))]) == RowTile(MOST_ROWS, exact=True)
 
 

@@ -145,23 +145,23 @@ def test_shared_prefix_gives_what_a_cold_start_gives(target: TorchTarget) -> Non
     assert target.cache_stats.hit_tokens == 256
 
 
-def test_rows_do_not_depend_on_where_their_blocks_lie(target: TorchTarget) -> None:
-    """Two sequences that grow by turns have their blocks mixed up, and keys have to be gathered."""
-    tokens = {"a": some_tokens(400, seed=1), "b": some_tokens(400, seed=2)}
-    for name in tokens:
-        target.open(Seq(name, tokens[name], 400))
-    for start in range(0, 400, 100):
-        for name in tokens:
-            target.forward([Feed(name, tokens[name][start : start + 100])])
-            target.keep(name, start + 100)
-    assert target._cache.first_slot("b", 400) is None
+def test_rows_do_not_depend_on_where_their_blocks_lie() -> None:
+    """The scattered sequence fills the end of the cache, then its beginning: its keys have to be gathered."""
+    tokens, after = some_tokens(900), some_tokens(9, seed=3)
+    scattered = small_target(blocks=12)
+    open_with(scattered, "s", tokens[:700], chunk=100)
+    scattered.close("ballast")
+    scattered.forward([Feed("s", tokens[700:], scored=False)])
+    scattered.keep("s", 900)
+    table = scattered._cache.table("s")
+    assert table[0] > table[-1]
     alone = TorchTarget(random_weights(), CONFIG)
-    for name in tokens:
-        open_with(alone, name, tokens[name], chunk=100)
-        assert alone._cache.first_slot(name, 400) is not None
-        after = some_tokens(9, seed=3)
-        ours, theirs = (rows_in_one_pass(t, name, 400, after) for t in (target, alone))
-        assert torch.equal(ours, theirs)
+    open_with(alone, "s", tokens[:700], chunk=100)
+    alone.forward([Feed("s", tokens[700:], scored=False)])
+    alone.keep("s", 900)
+    assert alone._cache.first_slot("s", 900) is not None
+    ours, theirs = (rows_in_one_pass(target, "s", 900, after) for target in (scattered, alone))
+    assert torch.equal(ours, theirs)
 
 
 def small_target(blocks: int) -> TorchTarget:

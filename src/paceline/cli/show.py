@@ -71,9 +71,10 @@ def bar() -> Iterator[Report]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=None)
 
         def report(done: int, total: int, label: str) -> None:
-            progress.update(task, completed=done, total=total, description=label)
+            if not progress.tasks:  # nothing is drawn for a pull that is refused at once
+                progress.add_task("")
+            progress.update(progress.task_ids[0], completed=done, total=total, description=label)
 
         yield report

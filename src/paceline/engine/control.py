@@ -27,31 +27,42 @@ class Fixed:
 
 
 class CostCurve:
-    """Microseconds of a target pass by its rows, as measured while decoding."""
+    """Microseconds of a target pass by its rows, as measured while decoding.
+
+    The machine's speed drifts for all row counts together, so it is kept apart from the curve's shape.
+    """
 
     def __init__(self) -> None:
-        self._mean: dict[int, float] = {}
+        self._speed = 1.0
+        self._shape: dict[int, float] = {}
 
     def learn(self, rows: int, us: float) -> None:
-        old = self._mean.get(rows)
-        if old is None:
-            self._mean[rows] = us
-        elif us < 3 * old:  # a longer one is a hiccup of the machine, not the cost of a row
-            self._mean[rows] = old + 0.1 * (us - old)
+        if not self._shape:
+            self._speed = us
+        if rows not in self._shape:
+            self._shape[rows] = us / self._speed
+            return
+        drift = us / (self._speed * self._shape[rows])
+        drift = min(max(drift, 1 / 3), 3.0)  # one hiccup of the machine must not count for much
+        self._speed *= drift**0.3
+        self._shape[rows] *= drift**0.1
 
     def __call__(self, rows: int) -> float:
-        """Linear between what was measured, a small slope beyond; 1 before the first measurement."""
-        known = sorted(self._mean)
+        return self._speed * self._relative(rows)
+
+    def _relative(self, rows: int) -> float:
+        """Linear between what was measured, a small slope beyond."""
+        known = sorted(self._shape)
         if not known:
             return 1 + SLOPE * rows
         at = bisect_left(known, rows)
         if at == len(known):
-            return self._mean[known[-1]] * (1 + SLOPE * (rows - known[-1]))
+            return self._shape[known[-1]] * (1 + SLOPE * (rows - known[-1]))
         if known[at] == rows or at == 0:
-            return self._mean[known[at]] / (1 + SLOPE * (known[at] - rows))
+            return self._shape[known[at]] / (1 + SLOPE * (known[at] - rows))
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
-        return self._mean[low] + share * (self._mean[high] - self._mean[low])
+        return self._shape[low] + share * (self._shape[high] - self._shape[low])
 
 
 class Acceptance:

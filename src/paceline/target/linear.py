@@ -15,7 +15,7 @@ from torch import Tensor
 
 MOST_ROWS: Final = 16  # row counts up to this one are what the tile is chosen for
 CUDA_TILE: Final = 32
-_TILES: Final = (1, 2, 4, 8, MOST_ROWS)
+_SMALLEST_TILE: Final = 4  # fewer rows take no less time: the weights have to be read either way
 _PACKED_FOR: Final = 16  # rows oneDNN is told to expect when it chooses a weight layout
 
 
@@ -95,10 +95,10 @@ def find_row_tile(products: Iterable[Callable[[int], Tensor]]) -> RowTile:
 
     products[i](n) are the first n rows of one and the same result, computed with n rows.
     """
-    tile = 1
+    tile = _SMALLEST_TILE
     for product in products:
         while not _rows_agree(product, tile):
-            if tile == _TILES[-1]:
+            if tile == MOST_ROWS:
                 return RowTile(MOST_ROWS, exact=True)
             tile *= 2
     return RowTile(tile)

@@ -1,0 +1,152 @@
+"""The command line as a user meets it: what it prints, and one line with exit code 2 if anything is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import models
+from paceline.cli import main
+
+GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("paceline: ")
+    return err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, _ = run(capsys, *arguments, "--json")
+    assert code == 0
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.model
+def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+    prompt = "one two three four, one two three four, one two three four, one two"
+    command = [*GENERATE, "--prompt", prompt, "--seed", "7", "--temperature", "0.8"]
+    fast = as_json(capsys, *command, "--drafters", "suffix,ngram")
+    plain = as_json(capsys, *command, "--drafters", "none")
+    assert fast["token_ids"] == plain["token_ids"]
+    assert fast["text"] == plain["text"]
+    assert fast["passes"] < plain["passes"]
+    assert fast["accepted"] > 0
+    assert plain["drafted"] == 0
+    assert sum(fast["tokens_by_source"].values()) == len(fast["token_ids"])
+    assert {"seconds", "finish", "seed", "prompt_tokens", "tokens_per_pass"} <= fast.keys()
+
+
+@pytest.mark.model
+def test_show_names_who_guessed(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+    code, out, _ = run(capsys, *GENERATE, "--prompt", "one two three one two three one two", "--show")
+    assert code == 0
+    assert "guessed by:" in out
+    assert "per pass" in out
+
+
+@pytest.mark.model
+def test_chat_answers_until_the_line_is_empty(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["Say hello.", "Again.", ""])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    code, out, _ = run(capsys, "chat", "--max-tokens", "5")
+    assert code == 0
+    assert out.count("per pass") == 2
+
+
+def test_models_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "models", "--json")
+    assert code == 0
+    assert {m["name"] for m in json.loads(out)} >= {"smollm2-135m", "qwen2.5-coder-1.5b", "gemma3-270m"}
+    code, out, _ = run(capsys, "doctor", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert facts["torch"]
+    assert any("amx" in key.lower() for key in facts)
+
+
+def test_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "smollm2-135m" in fails(capsys, "generate", "--model", "smolm2-135m", "--prompt", "x")
+
+
+def test_unknown_model_to_pull(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing" in fails(capsys, "pull", "nothing")
+
+
+def test_model_not_pulled_yet(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert "paceline pull gemma3-270m" in fails(capsys, "generate", "--model", "gemma3-270m", "--prompt", "x")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "word"),
+    [
+        ("--temperature", "-1", "temperature"),
+        ("--top-p", "0", "top_p"),
+        ("--max-draft", "99", "max_draft"),
+        ("--accept", "lossless", "accept"),
+        ("--dtype", "int3", "dtype"),
+        ("--device", "tpu9", "device"),
+        ("--drafters", "sufix", "sufix"),
+    ],
+)
+@pytest.mark.model
+def test_setting_out_of_range(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, option: str, value: str, word: str
+) -> None:
+    assert word in fails(capsys, *GENERATE, "--prompt", "x", option, value)
+
+
+def test_truncated_model_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF\x03\x00\x00\x00 and then nothing")
+    assert "bad.gguf" in fails(capsys, "generate", "--model", str(bad), "--prompt", "x")
+
+
+@pytest.mark.model
+def test_model_file_cut_in_the_weights(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut.gguf"
+    shutil.copy(smollm2_path, cut)
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size // 2)
+    assert "cut.gguf" in fails(capsys, "generate", "--model", str(cut), "--prompt", "x")
+
+
+@pytest.mark.model
+def test_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+    assert "8192" in fails(capsys, *GENERATE, "--prompt", "word " * 9000)
+
+
+@pytest.mark.model
+@pytest.mark.gemma
+def test_draft_model_with_another_tokenizer(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, gemma_path: Path
+) -> None:
+    line = fails(capsys, *GENERATE, "--prompt", "x", "--draft-model", "gemma3-270m", "--drafters", "model")
+    assert "tokenizers differ" in line
+
+
+def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert models.home() == tmp_path
