@@ -339,17 +339,28 @@ def test_room_is_given_back_when_rows_are_dropped() -> None:
 
 
 def test_rows_apart_have_no_first_slot() -> None:
-    cache = small_cache(blocks=8)
+    cache = small_cache(blocks=3)
     for seq_id in "ab":
         cache.open(seq_id, seq_id, range(9))
     feed(cache, "a", range(4))
     feed(cache, "b", range(4))
-    feed(cache, "a", range(8))
-    assert cache.table("a") == [0, 2]
+    feed(cache, "b", range(8))
+    assert cache.table("a") == [0]
+    assert cache.table("b") == [2, 1]
+    assert cache.first_slot("b", 4) == 8
+    assert cache.first_slot("b", 5) is None
+    assert cache.slots("b", 3, 6) == [11, 4, 5]
     assert cache.first_slot("a", 4) == 0
-    assert cache.first_slot("a", 5) is None
-    assert cache.slots("a", 3, 6) == [3, 8, 9]
-    assert cache.first_slot("b", 4) == 4
+
+
+def test_two_that_grow_in_turns_both_stay_in_one_piece() -> None:
+    cache = small_cache(blocks=16)
+    for seq_id in "ab":
+        cache.open(seq_id, seq_id, range(99))
+    for rows in (4, 8, 12, 16):
+        for seq_id in "ab":
+            feed(cache, seq_id, range(rows))
+    assert all(cache.first_slot(seq_id, 16) is not None for seq_id in "ab")
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:
@@ -391,16 +402,17 @@ def test_stats_tell_the_share_found() -> None:
     assert (stats.asked_tokens, stats.hit_tokens, stats.hit_share) == (20, 9, 0.45)
 
 
-def test_free_blocks_are_taken_next_to_the_last_or_from_the_longest_run() -> None:
+def test_free_blocks_are_taken_next_to_the_last_or_amid_the_longest_run() -> None:
     free = FreeRuns(10)
     assert [free.take(None), free.take(0), free.take(1), free.take(2)] == [0, 1, 2, 3]
     free.give(1)
     free.give(2)
     assert free.take(0) == 1
     assert free.take(3) == 4
-    assert free.take(None) == 5
+    assert free.take(None) == 7  # the middle of 5 to 9
     free.give(4)
-    free.give(5)
-    assert free.count == 7
+    assert free.count == 6
     assert free.take(1) == 2
-    assert free.take(None) == 4
+    assert free.take(None) == 5  # the middle of 4 to 6
+    assert {free.take(None) for _ in range(4)} == {4, 6, 8, 9}
+    assert free.count == 0

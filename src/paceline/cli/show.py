@@ -70,11 +70,16 @@ def bar() -> Iterator[Report]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    progress = Progress(*columns, console=Console(stderr=True))
 
-        def report(done: int, total: int, label: str) -> None:
-            if not progress.tasks:  # nothing is drawn for a pull that is refused at once
-                progress.add_task("")
-            progress.update(progress.task_ids[0], completed=done, total=total, description=label)
+    def report(done: int, total: int, label: str) -> None:
+        if not progress.tasks:  # nothing is drawn for a pull that is refused at once
+            progress.add_task("")
+            progress.start()
+        progress.update(progress.task_ids[0], completed=done, total=total, description=label)
 
+    try:
         yield report
+    finally:
+        if progress.tasks:
+            progress.stop()

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -56,21 +57,29 @@ def amx() -> Amx:
     if not _listed(("amx_tile",)):
         return "absent"
     from paceline.models.disk import read_json, write_json
-    from paceline.models.store import home
 
-    path = home() / "cpu.json"
+    path = _notes()
     key = f"{_cpuinfo().get('model name')}, torch {torch.__version__}"
-    known = read_json(path)
+    known = read_json(path) if path else {}
     for result in ("works", "illegal"):
         if known.get(key) == result:
             return result
     result = _try_amx()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known | {key: result})
-    except OSError:
-        pass  # it is tried again next time
+    if path:
+        with suppress(OSError):  # then it is tried again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, known | {key: result})
     return result
+
+
+def _notes() -> Path | None:
+    """None on a bare machine, where platformdirs is missing."""
+    from paceline.models.store import home
+
+    try:
+        return home() / "cpu.json"
+    except ImportError:
+        return None
 
 
 def _try_amx() -> Amx:

@@ -54,17 +54,26 @@ class FreeRuns:
         self._start = {blocks: 0} if blocks else {}  # one past the last block -> first block
 
     def take(self, after: int | None) -> int:
-        """The block next to `after`, which is not free itself; else the first of the longest run."""
-        start = -1 if after is None else after + 1
-        if start not in self._length:
-            start = min(self._length, key=lambda first: (-self._length[first], first))
-        length = self._length.pop(start)
-        del self._start[start + length]
-        if length > 1:
-            self._length[start + 1] = length - 1
-            self._start[start + length] = start + 1
+        """The block next to `after`, which is not free itself; else one in the longest run.
+
+        A run that follows another sequence's block is entered in its middle: both can then grow in place.
+        """
+        block = -1 if after is None else after + 1
+        if block in self._length:
+            return self._remove(block, block)
+        start = min(self._length, key=lambda first: (-self._length[first], first))
+        return self._remove(start + self._length[start] // 2 if start else 0, start)
+
+    def _remove(self, block: int, start: int) -> int:
+        """Takes a block out of the run that begins at `start`."""
+        stop = start + self._length.pop(start)
+        del self._start[stop]
+        for first, end in ((start, block), (block + 1, stop)):
+            if end > first:
+                self._length[first] = end - first
+                self._start[end] = first
         self.count -= 1
-        return start
+        return block
 
     def give(self, block: int) -> None:
         start = self._start.pop(block, block)
