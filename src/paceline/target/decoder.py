@@ -1,6 +1,6 @@
 """One decoder for all families: what differs between them is in the shape and in which weights there are."""
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from paceline.target.linear import (
     GroupedLinear,
     Linear,
     PlainLinear,
+    Product,
     RowTile,
     bytes_of,
     can_pack,
@@ -68,7 +69,7 @@ class Decoder:
         )
         self.tile = self._find_tile()
         if self.tile.exact:
-            self._group_rows()
+            self._group_rows(self.tile.size)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Outcome:
@@ -117,38 +118,37 @@ class Decoder:
         with torch.inference_mode():
             return find_row_tile(self._products())
 
-    def _products(self) -> Iterator[Callable[[int], Tensor]]:
-        """What may round a row by the number of rows: attention and one of each shape of product."""
+    def _products(self) -> list[Product]:
+        """What may round a row by the rows around it: attention, and one of each shape of matrix."""
         layer, shape = self._layers[0], self.shape
-        yield self._sample_attention()
-        yield self._sample_product(layer.qkv, shape.width)
-        yield self._sample_product(layer.o, shape.heads * shape.head_dim)
-        yield self._sample_product(layer.gate_up, shape.width)
-        yield self._sample_product(layer.down, shape.ff_width)
-        yield self._sample_product(self._head, shape.width)
+        return [
+            self._sample_attention(),
+            Product(layer.qkv, (shape.width,), self.dtype),
+            Product(layer.o, (shape.heads * shape.head_dim,), self.dtype),
+            Product(layer.gate_up, (shape.width,), self.dtype),
+            Product(layer.down, (shape.ff_width,), self.dtype),
+            Product(self._head, (shape.width,), self.dtype),
+        ]
 
-    def _sample_product(self, linear: Linear, width: int) -> Callable[[int], Tensor]:
-        x = _noise(2 * MOST_ROWS, width).to(self.dtype)
-        return lambda rows: linear(x[:rows])
+    def _sample_attention(self) -> Product:
+        """The more rows, the more keys; all but those of the first tile are masked."""
+        heads = self._heads
+        k, v = torch.randn(
+            2, heads.kv_heads, 3 * KEY_TILE, heads.head_dim, generator=torch.Generator().manual_seed(1)
+        )
 
-    def _sample_attention(self) -> Callable[[int], Tensor]:
-        """Rows on both sides of a key tile's end."""
-        heads, start = self._heads, KEY_TILE - MOST_ROWS // 2
-        q = _noise(2 * MOST_ROWS, heads.kv_heads * heads.group, heads.head_dim)
-        k, v = _noise(2, heads.kv_heads, 2 * KEY_TILE, heads.head_dim)
+        def run(q: Tensor) -> Tensor:
+            length = (1 + len(q) // MOST_ROWS) * KEY_TILE
+            mask = torch.zeros(heads.kv_heads, heads.group * len(q), length)
+            mask[:, :, KEY_TILE - 6 :] = float("-inf")
+            return attend(q, k[:, :length], v[:, :length], mask, heads)
 
-        def product(rows: int) -> Tensor:
-            length = KEY_TILE if start + rows <= KEY_TILE else 2 * KEY_TILE
-            span = Span(tuple(range(rows)), start, range(rows), slice(0, length))
-            mask = Layout([span], rows, RowTile(1), heads, self.device).spans[0].masks[0]
-            return attend(q[:rows], k[:, :length], v[:, :length], mask, heads)
+        return Product(run, (heads.kv_heads * heads.group, heads.head_dim), torch.float32)
 
-        return product
-
-    def _group_rows(self) -> None:
-        self._head = GroupedLinear(self._head)
+    def _group_rows(self, rows: int) -> None:
+        self._head = GroupedLinear(self._head, rows)
         for layer in self._layers:
-            layer.group_rows()
+            layer.group_rows(rows)
 
 
 def _padded(rows: Sequence[int], tile: RowTile) -> list[int]:
@@ -157,7 +157,3 @@ def _padded(rows: Sequence[int], tile: RowTile) -> list[int]:
 
 def _select(x: Tensor, index: Tensor | None) -> Tensor:
     return x if index is None else x.index_select(0, index)
-
-
-def _noise(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))

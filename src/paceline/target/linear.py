@@ -1,11 +1,11 @@
 """Matrix products, and how many rows they need to give every row the same bits.
 
-Libraries switch kernels with the number of rows, and a row's last bits switch with them. The cure is to pad
-the rows to a multiple of the row tile: the smallest one, found by trying, at which no kernel switches.
+Libraries switch kernels with the number of rows, some even within them, and a row's last bits switch along.
+The cure is to pad the rows to a multiple of the row tile, which is found by trying.
 """
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 MOST_ROWS: Final = 16  # row counts up to this one are what the tile is chosen for
 CUDA_TILE: Final = 32
-_SMALLEST_TILE: Final = 4  # fewer rows take no less time: the weights have to be read either way
 _PACKED_FOR: Final = 16  # rows oneDNN is told to expect when it chooses a weight layout
 
 
@@ -51,14 +50,14 @@ class PackedLinear:
 
 
 class GroupedLinear:
-    """A product in groups of exactly MOST_ROWS rows, for libraries that no smaller tile satisfies."""
+    """A product a fixed number of rows at a time."""
 
-    def __init__(self, inner: Linear) -> None:
-        self._inner = inner
+    def __init__(self, inner: Linear, rows: int) -> None:
+        self._inner, self._rows = inner, rows
         self.bytes_held = inner.bytes_held
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([self._inner(part) for part in torch.split(x, MOST_ROWS)])
+        return torch.cat([self._inner(part) for part in torch.split(x, self._rows)])
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -89,25 +88,45 @@ class RowTile:
     def padded(self, rows: int) -> int:
         return -(-rows // self.size) * self.size
 
-
-def find_row_tile(products: Iterable[Callable[[int], Tensor]]) -> RowTile:
-    """The smallest tile at which every product gives its rows the same bits whatever their number.
-
-    products[i](n) are the first n rows of one and the same result, computed with n rows.
-    """
-    tile = _SMALLEST_TILE
-    for product in products:
-        while not _rows_agree(product, tile):
-            if tile == MOST_ROWS:
-                return RowTile(MOST_ROWS, exact=True)
-            tile *= 2
-    return RowTile(tile)
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Row counts that kernels may meet."""
+        return (self.size,) if self.exact else (*range(self.size, MOST_ROWS + 1, self.size), 2 * MOST_ROWS)
 
 
-def _rows_agree(product: Callable[[int], Tensor], tile: int) -> bool:
-    expected = product(MOST_ROWS)
-    for rows in (*range(tile, MOST_ROWS, tile), 2 * MOST_ROWS):
-        both = min(rows, MOST_ROWS)
-        if not torch.equal(product(rows)[:both], expected[:both]):
-            return False
+# Fewer than 4 rows take no less time, since the weights have to be read. The last one always does.
+_TILES: Final = (
+    *(RowTile(size) for size in (4, 8, MOST_ROWS)),
+    *(RowTile(size, exact=True) for size in (MOST_ROWS, 8, 4, 1)),
+)
+# Sums that differ in their last bit round to the same 16 bits nearly always: it takes many to see it.
+_ENOUGH: Final = 2**17
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A computation whose rows ought to be independent of one another."""
+
+    run: Callable[[Tensor], Tensor]  # [rows, *row] -> [rows, ...]
+    row: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def find_row_tile(products: Sequence[Product]) -> RowTile:
+    """The first tile at which no product's rows depend on their number or place."""
+    return next(tile for tile in _TILES if all(_agrees(product, tile.counts) for product in products))
+
+
+def _agrees(product: Product, counts: Sequence[int]) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    seen, enough = 0, 1 if product.dtype == torch.float32 else _ENOUGH
+    while seen < enough:
+        x = torch.randn(counts[-1], *product.row, generator=generator).to(product.dtype)
+        expected = product.run(x[: counts[0]])
+        for count in counts:
+            rows = product.run(x[:count])
+            moved = product.run(x[:count].roll(1, 0)).roll(-1, 0)
+            if not (torch.equal(rows, moved) and torch.equal(rows[: len(expected)], expected)):
+                return False
+        seen += expected.numel()
     return True

@@ -136,7 +136,8 @@ class TorchTarget:
 
     def _cut(self, seq_id: str, rows: Sequence[int], start: int) -> Iterator[Span]:
         """One span, or several where kernels must be given a fixed number of rows."""
-        most = MOST_ROWS if self._decoder.tile.exact else len(rows)
+        tile = self._decoder.tile
+        most = tile.size if tile.exact else len(rows)
         for i in range(0, len(rows), most):
             part = tuple(rows[i : i + most])
             stop = start + i + len(part)

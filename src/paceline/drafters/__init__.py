@@ -1,0 +1,13 @@
+"""Drafters: one file each, behind the one protocol."""
+
+from paceline.drafters.ngram import Ngram
+from paceline.drafters.none import NoDrafter
+from paceline.drafters.prediction import Prediction
+from paceline.drafters.suffix import Suffix
+from paceline.types import Drafter
+
+
+def model_free() -> dict[str, Drafter]:
+    """Every drafter that needs no model, by name."""
+    made: list[Drafter] = [NoDrafter(), Ngram(), Suffix(), Prediction()]
+    return {drafter.name: drafter for drafter in made}
