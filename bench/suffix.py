@@ -41,7 +41,7 @@ def made_up(seed: int = 0) -> Iterator[str]:
     weights = [1 / (rank + 5) for rank in range(len(words))]
     while True:
         turns = []
-        for _ in range(12):
+        for _ in range(60):  # some ten thousand tokens
             call = {"name": rng.choice(words[:30]), "arguments": {"id": rng.randrange(10**8), "ok": True}}
             turns += [json.dumps(call), " ".join(rng.choices(words, weights, k=rng.randint(20, 200)))]
         yield "\n".join(turns)

@@ -1,8 +1,7 @@
 import pytest
 
-from paceline.config import EngineConfig, settings
+from paceline.config import ACCEPT_RULES, EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.errors import SettingError
-from paceline.types import ACCEPT_RULES, SamplingParams, SpecConfig
 
 
 def test_unknown_key_is_an_error_that_lists_the_known_ones() -> None:

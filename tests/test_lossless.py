@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.config import EngineConfig
+from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine import accept, judge
@@ -22,19 +22,7 @@ from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.sampling import Doubles, Floats
 from paceline.testing import ToyTarget
-from paceline.types import (
-    ROOT,
-    Accept,
-    Ask,
-    Controller,
-    Draft,
-    Drafter,
-    Round,
-    SamplingParams,
-    Seq,
-    SpecConfig,
-    Verdict,
-)
+from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Round, Seq, Verdict
 
 VOCAB = 24
 LENGTH = 40

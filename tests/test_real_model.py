@@ -39,7 +39,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("width", [1, 2])
 def test_speculative_text_is_plain_text(llm: LLM, sampling: str, width: int) -> None:
-    options = {"seed": 7, "max_tokens": TOKENS, "ignore_eos": True, **SAMPLINGS[sampling]}
+    options: dict[str, Any] = {"seed": 7, "max_tokens": TOKENS, "ignore_eos": True, **SAMPLINGS[sampling]}
     plain = llm.generate(PROMPT, spec=PLAIN, tenant="plain", **options)
     for drafters in (("suffix",), ("ngram",), ("suffix", "ngram")):
         spec = SpecConfig(drafters, tree_width=width, adaptive=False)
@@ -58,7 +58,12 @@ def test_guesses_are_accepted_where_text_repeats(llm: LLM) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_prediction_of_the_answer_itself_is_accepted_whole(llm: LLM, temperature: float) -> None:
-    options = {"seed": 5, "max_tokens": TOKENS, "temperature": temperature, "ignore_eos": True}
+    options: dict[str, Any] = {
+        "seed": 5,
+        "max_tokens": TOKENS,
+        "temperature": temperature,
+        "ignore_eos": True,
+    }
     plain = llm.generate("Once upon a time", spec=PLAIN, **options)
     spec = SpecConfig(("prediction",), adaptive=False)
     fast = llm.generate("Once upon a time", spec=spec, prediction=plain.text, **options)
@@ -68,7 +73,7 @@ def test_prediction_of_the_answer_itself_is_accepted_whole(llm: LLM, temperature
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_model_drafting_for_itself_is_always_right(self_drafting: LLM, temperature: float) -> None:
-    options = {"seed": 3, "max_tokens": 24, "temperature": temperature, "ignore_eos": True}
+    options: dict[str, Any] = {"seed": 3, "max_tokens": 24, "temperature": temperature, "ignore_eos": True}
     plain = self_drafting.generate("The sea was", spec=PLAIN, **options)
     spec = SpecConfig(("model",), max_draft=5, adaptive=False)
     fast = self_drafting.generate("The sea was", spec=spec, **options)
@@ -80,7 +85,7 @@ def test_a_model_drafting_for_itself_is_always_right(self_drafting: LLM, tempera
 
 def test_several_at_once_write_what_each_writes_alone(llm: LLM) -> None:
     prompts = [PROMPT, "Once upon a time", "def add(a, b):"]
-    options = {"seed": 2, "temperature": 0.7, "max_tokens": 16, "ignore_eos": True}
+    options: dict[str, Any] = {"seed": 2, "temperature": 0.7, "max_tokens": 16, "ignore_eos": True}
     alone = [llm.generate(p, tenant=f"a{i}", **options).token_ids for i, p in enumerate(prompts)]
     together = llm.batch(prompts, tenant="b", **options)
     assert [r.token_ids for r in together] == alone
@@ -108,7 +113,7 @@ def test_stop_strings_cut_the_text(llm: LLM, spec: SpecConfig) -> None:
 
 
 def test_logprobs_are_the_same(llm: LLM) -> None:
-    options = {"max_tokens": 16, "seed": 0, "logprobs": 2, "ignore_eos": True}
+    options: dict[str, Any] = {"max_tokens": 16, "seed": 0, "logprobs": 2, "ignore_eos": True}
     plain = llm.generate(PROMPT, spec=PLAIN, tenant="lp1", **options)
     fast = llm.generate(PROMPT, spec=SpecConfig(adaptive=False), tenant="lp2", **options)
     assert fast.logprobs == plain.logprobs

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline import sampling
+from paceline.config import SamplingParams
 from paceline.sampling import CHOICE, DRAFT, History, Key, choose, gumbel, law, noise_key, ranked
-from paceline.types import SamplingParams
 
 VOCAB = 1000
 Logits = NDArray[np.float32]

@@ -4,10 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.config import EngineConfig
+    from paceline.answer import Piece, Result, Stream
+    from paceline.config import EngineConfig, SamplingParams, SpecConfig
     from paceline.errors import PacelineError
-    from paceline.llm import LLM, Piece, Result, Stream
-    from paceline.types import Ask, Draft, Drafter, SamplingParams, Seq, SpecConfig
+    from paceline.llm import LLM
+    from paceline.types import Ask, Draft, Drafter, Seq
 
 __version__ = "0.1.0"
 
@@ -15,15 +16,15 @@ _HOME = {
     "EngineConfig": "config",
     "PacelineError": "errors",
     "LLM": "llm",
-    "Piece": "llm",
-    "Result": "llm",
-    "Stream": "llm",
+    "Piece": "answer",
+    "Result": "answer",
+    "Stream": "answer",
     "Ask": "types",
     "Draft": "types",
     "Drafter": "types",
-    "SamplingParams": "types",
+    "SamplingParams": "config",
     "Seq": "types",
-    "SpecConfig": "types",
+    "SpecConfig": "config",
 }
 
 __all__ = [

@@ -1,14 +1,16 @@
 """Settings. Frozen; an unknown key is an error that lists the known ones."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from paceline.errors import SettingError
 
 T = TypeVar("T")
 
+Accept = Literal["match", "residual", "block", "typical"]
+ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -18,9 +20,93 @@ def settings(cls: type[T], given: Mapping[str, Any]) -> T:
     for key in given:
         if key not in known:
             near = get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise SettingError(f"unknown setting {key!r}{hint} Known: {', '.join(known)}")
     return cls(**given)
+
+
+def _require(fits: Callable[[Any], bool], setting: str, value: object, expected: str) -> None:
+    try:
+        ok = fits(value)
+    except TypeError:
+        ok = False
+    if not ok:
+        raise SettingError(f"{setting}={value!r} is not usable: expected {expected}")
+
+
+def _freeze(settings: object, *names: str) -> None:
+    """Makes tuples of what a caller may give as one text, a list or a mapping."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, str):
+            value = (value,)
+        elif isinstance(value, Mapping):
+            value = tuple(value.items())
+        elif isinstance(value, Sequence):
+            value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+        else:
+            raise SettingError(f"{name}={value!r} is not usable: expected a list")
+        object.__setattr__(settings, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target chooses its tokens. The same values always give the same text."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    choice: int = 0  # which of n outputs of one request this is
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report; None reports nothing
+
+    def __post_init__(self) -> None:
+        _freeze(self, "stop", "stop_tokens", "logit_bias")
+        _require(lambda x: 0 <= x < 1e6, "temperature", self.temperature, "a number, 0 or more")
+        _require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
+        _require(lambda x: 0 < x <= 1, "top_p", self.top_p, "more than 0, at most 1")
+        _require(lambda x: 0 <= x <= 1, "min_p", self.min_p, "0 to 1")
+        _require(lambda x: x > 0, "repetition_penalty", self.repetition_penalty, "more than 0")
+        _require(lambda x: abs(x) <= 2, "presence_penalty", self.presence_penalty, "-2 to 2")
+        _require(lambda x: abs(x) <= 2, "frequency_penalty", self.frequency_penalty, "-2 to 2")
+        _require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
+        _require(lambda x: 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
+        _require(lambda x: x >= 0, "choice", self.choice, "0 or more")
+        _require(lambda x: x >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(lambda x: all(s and isinstance(s, str) for s in x), "stop", self.stop, "texts, none empty")
+        _require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """How one request speculates."""
+
+    drafters: tuple[str, ...] = ("suffix", "ngram")  # asked in this order; () or ("none",): plain decoding
+    max_draft: int = 8  # 0: plain decoding, same code
+    tree_width: int = 1  # most guesses for one position; 1 is a chain
+    adaptive: bool = True  # let the controller draft less than max_draft, or nothing
+    accept: Accept = "match"
+
+    def __post_init__(self) -> None:
+        _freeze(self, "drafters")
+        _require(lambda x: 0 <= x <= 64, "max_draft", self.max_draft, "0 to 64")
+        _require(lambda x: 1 <= x <= 16, "tree_width", self.tree_width, "1 to 16")
+        _require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
+        if self.accept == "block":
+            _require(lambda x: x == 1, "tree_width", self.tree_width, "1: accept='block' is for chains")
+
+    @property
+    def lossy(self) -> bool:
+        return self.accept == "typical"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +121,7 @@ class EngineConfig:
     prefill_chunk: int = 256  # prompt tokens of one sequence in one pass
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SettingError(f"dtype={self.dtype!r} is not usable: expected one of {', '.join(DTYPES)}")
+        _require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         for name in ("cache_mb", "max_batch", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 1 or more")
-        if self.threads < 0:
-            raise SettingError(f"threads={self.threads!r} is not usable: expected 0 (all cores) or more")
+            _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
+        _require(lambda x: x >= 0, "threads", self.threads, "0 (all cores) or more")

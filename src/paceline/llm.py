@@ -1,124 +1,32 @@
-"""The Python API: a model, and text from it piece by piece."""
+"""The Python API: a model ready to answer."""
 
 import secrets
-import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from paceline import models
-from paceline.config import EngineConfig, settings
+from paceline.answer import Result, Stream
+from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch, SettingError
-from paceline.target.load import load
-from paceline.target.torch_target import TorchTarget, placement
+from paceline.target.torch_target import TorchTarget
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trace.tally import Tally
-from paceline.types import Drafter, Finish, Round, SamplingParams, Seq, Sink, SpecConfig, TokenLogprob
+from paceline.types import Drafter, Round, Seq, Sink
 
 Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One token of an answer. Text may be empty while a character or a stop string is incomplete."""
-
-    text: str
-    token_id: int
-    source: str  # the drafter that guessed it, or "target"
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    text: str
-    token_ids: tuple[int, ...]
-    sources: tuple[str, ...]  # who guessed each token
-    finish: Finish | None
-    prompt_tokens: int
-    shared_tokens: int  # prompt tokens found in the cache
-    passes: int  # of the target
-    drafted: Mapping[str, int]  # guesses by drafter
-    accepted: Mapping[str, int]
-    seed: int
-    lossy: bool
-    seconds: float
-    first_token_seconds: float
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return len(self.token_ids) / self.passes if self.passes else 0.0
-
-
-class Stream(Iterator[Piece]):
-    """Pieces as they come; `result` sums up what has come so far. Closing it cancels the request."""
-
-    def __init__(self, llm: "LLM", seq: Seq) -> None:
-        self._llm = llm
-        self._seq = seq
-        self._text = TextStream(llm.tokenizer, seq.params.stop)
-        self._tally = Tally()
-        self._ready: deque[Piece] = deque()
-        self._said: list[str] = []
-        self._finish: Finish | None = None
-        self._started = time.perf_counter()
-        self._first = self._last = 0.0
-
-    def __next__(self) -> Piece:
-        while not self._ready:
-            if self._finish is not None:
-                raise StopIteration
-            self._take(self._llm._next_round(self._seq.id))
-        return self._ready.popleft()
-
-    def _take(self, r: Round) -> None:
-        self._last = time.perf_counter() - self._started
-        self._first = self._first or (self._last if r.tokens else 0.0)
-        self._tally.add(r)
-        self._finish = r.finish
-        texts = [self._text.push(token) for token in r.tokens]
-        if r.finish is not None and texts:
-            texts[-1] += self._text.flush()
-        self._said += texts
-        self._ready += [Piece(*p) for p in zip(texts, r.tokens, r.sources, strict=True)]
-
-    def close(self) -> None:
-        if self._finish is None:
-            self._finish = "cancelled"
-            self._llm._cancel(self._seq.id)
-
-    def __del__(self) -> None:
-        self.close()
-
-    @property
-    def result(self) -> Result:
-        tally = self._tally
-        return Result(
-            text="".join(self._said),
-            token_ids=tuple(tally.tokens),
-            sources=tuple(tally.sources),
-            finish=self._finish,
-            prompt_tokens=self._seq.prompt_len,
-            shared_tokens=self._seq.shared,
-            passes=tally.passes,
-            drafted=dict(tally.drafted),
-            accepted=dict(tally.accepted),
-            seed=self._seq.params.seed,
-            lossy=self._seq.spec.lossy,
-            seconds=self._last,
-            first_token_seconds=self._first,
-            logprobs=tuple(tally.logprobs),
-        )
-
-
 class LLM:
-    """A model ready to answer. Several streams may be open at once; they share passes of the target."""
+    """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
+
+    Without a spec, the drafters are suffix, ngram, those given here, and the draft model if there is one.
+    """
 
     def __init__(
         self,
@@ -133,13 +41,14 @@ class LLM:
         config = config or EngineConfig()
         path = models.resolve(model)
         self.name = model
-        self.spec = spec or SpecConfig()
+        self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
+        extra = (*(drafter.name for drafter in drafters), *(("model",) if draft_model else ()))
+        self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
+        self._check(self.spec, {*self.drafters, *extra})
         self.tokenizer = Tokenizer.load(path)
-        self.target = _target(path, config)
-        self.drafters: dict[str, Drafter] = model_free()
+        self.target = TorchTarget.load(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, config)
-        self.drafters |= {drafter.name: drafter for drafter in drafters}
         self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
         self.engine = Engine(self.target, self.drafters, Rate(), sinks, config, self.tokenizer.eos_ids)
@@ -152,11 +61,12 @@ class LLM:
                 f"{name} cannot draft for {self.name}: their tokenizers differ "
                 f"({theirs.vocab_size} and {self.tokenizer.vocab_size} tokens): use a model of its family"
             )
-        return ModelDrafter(_target(path, config), self.target.vocab_size)
+        return ModelDrafter(TorchTarget.load(path, config), self.target.vocab_size)
 
     def stream(
         self,
         prompt: Prompt,
+        params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         spec: SpecConfig | None = None,
@@ -164,38 +74,47 @@ class LLM:
         tenant: str = "",
         **sampling: Any,
     ) -> Stream:
-        """Starts an answer. `sampling` takes the fields of SamplingParams; without a seed one is drawn."""
-        params = _params(sampling)
+        """Starts an answer. `sampling` takes fields of SamplingParams; without a seed one is drawn.
+
+        A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
+        """
+        params = _params(params, sampling)
         tokens = self._encode(prompt, tools)
-        stop = StopStrings(self.tokenizer, params.stop) if params.stop else None
+        if spec is None:
+            first = ("prediction",) if prediction else ()
+            spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
         seq = Seq(
             id=f"r{next(self._ids)}",
             tokens=tokens,
             prompt_len=len(tokens),
             params=params,
-            spec=spec or self.spec,
+            spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=stop,
+            stopped_by=StopStrings(self.tokenizer, params.stop) if params.stop else None,
         )
         self.engine.submit(seq)
         self._inbox[seq.id] = deque()
-        return Stream(self, seq)
+        return Stream(self, seq, TextStream(self.tokenizer, params.stop))
 
-    def generate(self, prompt: Prompt, **options: Any) -> Result:
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
         """The whole answer at once; options as for `stream`."""
-        stream = self.stream(prompt, **options)
-        for _ in stream:
-            pass
-        return stream.result
+        return self.stream(prompt, params, **options).read()
 
-    def batch(self, prompts: Sequence[Prompt], **options: Any) -> list[Result]:
+    def batch(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
+    ) -> list[Result]:
         """Several answers, which share passes of the target."""
-        streams = [self.stream(prompt, **options) for prompt in prompts]
-        for stream in streams:
-            for _ in stream:
-                pass
-        return [stream.result for stream in streams]
+        return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
+
+    def _check(self, spec: SpecConfig, known: Set[str]) -> None:
+        """Before the weights are read, which takes a while."""
+        for name in spec.drafters:
+            if name not in known:
+                hint = ": give a draft_model" if name == "model" else ""
+                raise SettingError(
+                    f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
+                )
 
     def _encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if not isinstance(prompt, str):
@@ -207,7 +126,8 @@ class LLM:
             raise SettingError("the prompt is empty: give at least one token of text")
         return tokens
 
-    def _next_round(self, seq_id: str) -> Round:
+    def next_round(self, seq_id: str) -> Round:
+        """For streams: runs passes until one has something for this sequence."""
         inbox = self._inbox[seq_id]
         while not inbox:
             for r in self.engine.step():
@@ -218,31 +138,13 @@ class LLM:
             del self._inbox[seq_id]
         return r
 
-    def _cancel(self, seq_id: str) -> None:
+    def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
 
 
-def _target(path: Path, config: EngineConfig) -> TorchTarget:
-    _, dtype = placement(config)
-    return TorchTarget(load(path, dtype), config)
-
-
-def _params(sampling: Mapping[str, Any]) -> SamplingParams:
-    given = dict(sampling)
-    if given.get("seed") is None:
-        given["seed"] = secrets.randbits(32)
-    return settings(SamplingParams, given)
-
-
-def as_json(result: Result) -> dict[str, Any]:
-    """One machine-readable object."""
-    by_source = Counter(result.sources)
-    return {
-        **asdict(result),
-        "drafted": sum(result.drafted.values()),
-        "accepted": sum(result.accepted.values()),
-        "drafted_by_source": dict(result.drafted),
-        "tokens_by_source": dict(by_source),
-        "tokens_per_pass": round(result.tokens_per_pass, 3),
-    }
+def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
+    if params is not None:
+        return settings(SamplingParams, {**asdict(params), **sampling})
+    seed = sampling.get("seed")
+    return settings(SamplingParams, {**sampling, "seed": secrets.randbits(32) if seed is None else seed})

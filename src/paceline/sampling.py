@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.types import SamplingParams, TokenLogprob
+from paceline.config import SamplingParams
+from paceline.types import TokenLogprob
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

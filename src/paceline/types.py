@@ -1,88 +1,22 @@
 """The words every other module speaks, and the protocols between them.
 
-Imports nothing of ours but the errors. Read this first, then engine/engine.py, then engine/accept.py.
+Read this first, then engine/engine.py, then engine/accept.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from torch import Tensor
+from paceline.config import SamplingParams, SpecConfig
+from paceline.errors import PacelineError
 
-from paceline.errors import SettingError
+if TYPE_CHECKING:  # a command that needs no model starts without torch
+    from torch import Tensor
 
 ROOT: Final = -1  # the last committed token: parent of a draft's first nodes
 TARGET: Final = "target"  # the source of a token nobody guessed
 
-Accept = Literal["match", "residual", "block", "typical"]
-ACCEPT_RULES: Final[tuple[Accept, ...]] = ("match", "residual", "block", "typical")
-Finish = Literal["stop", "length", "cancelled"]
-
-
-def _require(ok: bool, setting: str, value: object, expected: str) -> None:
-    if not ok:
-        raise SettingError(f"{setting}={value!r} is not usable: expected {expected}")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the target chooses its tokens. The same values always give the same text."""
-
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output
-    presence_penalty: float = 0.0  # over the output
-    frequency_penalty: float = 0.0  # over the output
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    choice: int = 0  # which of n outputs of one request this is
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # how many alternatives to report; None reports nothing
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.temperature < 1e6, "temperature", self.temperature, "0 or more")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "more than 0, at most 1")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 to 1")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "more than 0")
-        _require(abs(self.presence_penalty) <= 2, "presence_penalty", self.presence_penalty, "-2 to 2")
-        _require(abs(self.frequency_penalty) <= 2, "frequency_penalty", self.frequency_penalty, "-2 to 2")
-        _require(0 <= self.seed < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
-        _require(self.choice >= 0, "choice", self.choice, "0 or more")
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
-        _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "0 to 20")
-
-
-@dataclass(frozen=True, slots=True)
-class SpecConfig:
-    """How one request speculates."""
-
-    drafters: tuple[str, ...] = ("suffix", "ngram")  # asked in this order; () or ("none",): plain decoding
-    max_draft: int = 8  # 0: plain decoding, same code
-    tree_width: int = 1  # most guesses for one position; 1 is a chain
-    adaptive: bool = True  # let the controller draft less than max_draft, or nothing
-    accept: Accept = "match"
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.max_draft <= 64, "max_draft", self.max_draft, "0 to 64")
-        _require(1 <= self.tree_width <= 16, "tree_width", self.tree_width, "1 to 16")
-        _require(self.accept in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
-        _require(
-            self.accept != "block" or self.tree_width == 1,
-            "tree_width",
-            self.tree_width,
-            "1 with accept='block', which verifies chains only",
-        )
-
-    @property
-    def lossy(self) -> bool:
-        return self.accept == "typical"
+Finish = Literal["stop", "length", "cancelled", "error"]
 
 
 class Cursor(Protocol):
@@ -90,7 +24,7 @@ class Cursor(Protocol):
 
     finished: bool
 
-    def fill(self, mask: Tensor, row: int) -> None: ...  # which tokens may come next
+    def fill(self, mask: "Tensor", row: int) -> None: ...  # which tokens may come next
     def advance(self, token: int) -> bool: ...  # False: illegal, and nothing moved
     def rewind(self, n: int) -> None: ...
     def forced(self) -> list[int]: ...  # what the grammar leaves no choice about
@@ -135,7 +69,7 @@ class Draft:
     parents: tuple[int, ...] | None = None  # None: a chain, node i follows node i - 1
     sources: tuple[str, ...] = ()  # who guessed each node
     scores: tuple[float, ...] = ()  # how sure of each node, given its parent; () if unknown
-    q: Tensor | None = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
+    q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -211,15 +145,17 @@ class Round:
 
     request: str
     start: int  # len(tokens) before
+    drafters: tuple[str, ...]  # who was to be asked
     draft: Draft
     path: tuple[int, ...]  # the draft's nodes that were kept
     tokens: tuple[int, ...]  # committed; one more than the path unless a stop cut it; () while prefilling
     budget: int  # what the controller allowed
     batch: int  # sequences in the pass
     rows: int  # rows in the pass, all sequences together
-    draft_us: int
-    target_us: int
+    draft_us: int  # of the pass, all sequences together
+    target_us: int  # likewise
     finish: Finish | None = None
+    error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
 
     @property
@@ -246,9 +182,9 @@ class Scores:
     A feed that is not scored has no rows.
     """
 
-    logits: Tensor  # [rows, vocab] float32
+    logits: "Tensor"  # [rows, vocab] float32
     starts: tuple[int, ...]
-    hidden: Mapping[int, Tensor] = field(
+    hidden: Mapping[int, "Tensor"] = field(
         default_factory=dict
     )  # layer -> [rows, width], for the taps asked for
 

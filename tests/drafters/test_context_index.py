@@ -156,6 +156,7 @@ def test_the_log_does_not_grow_for_ever() -> None:
             index.evict()
     assert index.documents == 3
     assert len(index.log) < 60
+    assert len(index._blocks) < 20
 
 
 def test_the_end_of_a_text_does_not_find_itself() -> None:

@@ -58,6 +58,23 @@ def test_another_past_is_another_text() -> None:
     assert memory.known("a", [2] * STRIDE + common) == 0
 
 
+def test_a_piece_counts_only_after_the_past_it_was_learnt_with() -> None:
+    one, two = text(1, 2 * STRIDE), text(2, 2 * STRIDE)
+    memory = filled(a=[one, two])
+    assert memory.known("a", one[:STRIDE] + two[STRIDE:]) == STRIDE
+
+
+def test_what_two_documents_hold_outlives_the_older() -> None:
+    memory = Memory(10_000, DEPTH)
+    whole = text(1, 4 * STRIDE)
+    memory.learn("a", whole[: 2 * STRIDE])
+    memory.learn("a", whole)
+    memory.shelves["a"].evict()
+    memory.learn("a", whole)
+    memory.shelves["a"].evict()
+    assert memory.known("a", whole) == len(whole)
+
+
 def test_tenants_are_strangers() -> None:
     secret = text(1, 100)
     memory = filled(a=[secret])

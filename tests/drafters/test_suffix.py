@@ -5,13 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
 from paceline.drafters.replay import replay
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import DrafterMismatch, SettingError
-from paceline.types import Ask, Draft, Seq, SpecConfig
+from paceline.types import Ask, Draft, Seq
 
 PHRASE = list(range(100, 120))
+
+steady = settings(derandomize=True, deadline=None)
 
 
 def guess(
@@ -91,6 +94,25 @@ def test_history_that_is_sent_again_is_not_indexed_again() -> None:
     assert len(drafter._own["a"].index) < 20
 
 
+def test_new_text_is_found_by_the_history_before_it() -> None:
+    drafter = Suffix()
+    history = random.Random(0).choices(range(1000), k=64)
+    past(drafter, history)
+    seq = Seq("a", [*history, *PHRASE, 5, *history[-4:]], 89)
+    draft = drafter.draft([Ask(seq, 3)])[0]
+    assert draft.tokens == tuple(PHRASE[:3])
+    assert draft.scores[0] > 0.6  # four tokens in common, not one
+
+
+@steady
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 3))
+def test_a_text_that_grew_is_as_one_that_came_at_once(tokens: list[int], step: int) -> None:
+    drafter, seq = Suffix(), Seq("grown", [], 0)
+    for start in range(0, len(tokens), step):
+        seq.tokens += tokens[start : start + step]
+        assert drafter.draft([Ask(seq, 8)])[0] == guess(Suffix(), list(seq.tokens), 8)
+
+
 def test_tenants_never_share_a_guess() -> None:
     drafter = Suffix()
     past(drafter, PHRASE, tenant="a")
@@ -99,7 +121,7 @@ def test_tenants_never_share_a_guess() -> None:
     assert not guess(drafter, PHRASE[:6])
 
 
-@settings(derandomize=True, deadline=None)
+@steady
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 3), max_size=40)), max_size=6),
     st.integers(1, 3),
@@ -141,7 +163,7 @@ def test_memory_is_bounded_and_sequences_are_let_go() -> None:
     assert not drafter._private
 
 
-@settings(derandomize=True, deadline=None)
+@steady
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 12), st.integers(1, 4))
 def test_the_shape_of_a_draft(tokens: list[int], budget: int, width: int) -> None:
     draft = guess(Suffix(SuffixSettings(min_chance=0.01)), tokens, budget, width=width)

@@ -4,11 +4,18 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.drafters import vote
 from paceline.drafters.context_index import SEPARATOR, Match
-from paceline.drafters.vote import elect
 from paceline.types import ROOT, Draft
 
 steady = settings(derandomize=True, deadline=None)
+
+
+def elect(
+    past: list[Match], budget: int, width: int, min_chance: float
+) -> tuple[list[int], list[int], list[float]]:
+    nodes = vote.elect(past, budget, width, min_chance)
+    return [node[0] for node in nodes], [node[1] for node in nodes], [node[2] for node in nodes]
 
 
 def matches(*continuations: list[int], length: int = 8) -> list[Match]:
@@ -46,6 +53,12 @@ def test_agreement_makes_sure() -> None:
     together = elect(matches([5], [5]), 1, 1, 0.0)[2][0]
     apart = elect(matches([5], [6]), 1, 1, 0.0)[2][0]
     assert apart < alone < together
+
+
+def test_what_was_followed_so_far_counts_as_in_common() -> None:
+    split_later = elect(matches([5, 6], [5, 7], length=1), 2, 1, 0.0)[2][1]
+    split_at_once = elect(matches([6], [7], length=1), 1, 1, 0.0)[2][0]
+    assert split_later > split_at_once
 
 
 def test_those_who_disagreed_are_not_asked_again() -> None:

@@ -1,7 +1,8 @@
 import pytest
 
+from paceline.config import SpecConfig
 from paceline.engine.control import CostCurve, Rate
-from paceline.types import Draft, Round, Seq, SpecConfig
+from paceline.types import Draft, Round, Seq
 
 
 def seq(**spec: object) -> Seq:
@@ -11,7 +12,7 @@ def seq(**spec: object) -> Seq:
 def a_round(drafted: int, accepted: int, rows: int, us: int) -> Round:
     draft = Draft(tuple(range(drafted)), None, ("d",) * drafted)
     tokens = tuple(range(accepted + 1))
-    return Round("s", 1, draft, tuple(range(accepted)), tokens, drafted, 1, rows, 0, us)
+    return Round("s", 1, ("d",), draft, tuple(range(accepted)), tokens, drafted, 1, rows, 0, us)
 
 
 def taught(share: float, slope: float, rounds: int = 80, k: int = 8) -> Rate:

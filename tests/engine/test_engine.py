@@ -3,13 +3,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
+from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import PromptTooLong, SettingError
+from paceline.errors import CacheFull, PromptTooLong, SettingError
 from paceline.testing import ToyTarget
-from paceline.types import Ask, Draft, Drafter, Finish, Round, SamplingParams, Seq, SpecConfig
+from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
 
 class Heard:
@@ -128,3 +129,71 @@ def test_guesses_the_target_does_not_have_are_cut_off() -> None:
     while e.busy:
         e.step()
     assert {len(r.draft) for r in heard.rounds} == {0, 1}
+
+
+class SmallTarget(ToyTarget):
+    """Holds a number of rows, all sequences together."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._limit = rows
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        held = sum(len(rows) for rows in self._rows.values())
+        if held + sum(len(f.tokens) + len(f.draft) for f in feeds) > self._limit:
+            raise CacheFull("full")
+        return super().forward(feeds, taps)
+
+
+def outputs(e: Engine, seqs: Sequence[Seq]) -> tuple[list[list[int]], dict[str, Round]]:
+    ends: dict[str, Round] = {}
+    for s in seqs:
+        e.submit(s)
+    while e.busy:
+        ends |= {r.request: r for r in e.step() if r.finish}
+    return [s.output for s in seqs], ends
+
+
+def test_where_the_cache_is_full_the_last_to_come_wait() -> None:
+    def some() -> list[Seq]:
+        return [a_seq(f"s{i}", 4, SpecConfig((), 0), max_tokens=5) for i in range(3)]
+
+    wanted, _ = outputs(engine(), some())
+    got, ends = outputs(engine(SmallTarget(22)), some())
+    assert got == wanted
+    assert {r.finish for r in ends.values()} == {"length"}
+
+
+def test_a_sequence_the_cache_cannot_hold_ends_alone_with_its_error() -> None:
+    target = SmallTarget(16)
+    small, large = a_seq("small", 3, max_tokens=4), a_seq("large", 30, max_tokens=4)
+    _, ends = outputs(engine(target), [small, large])
+    assert ends["small"].finish == "length"
+    assert ends["large"].finish == "error"
+    assert isinstance(ends["large"].error, CacheFull)
+    assert not target._rows
+
+
+def test_a_sequence_that_cannot_be_opened_ends_alone_with_its_error() -> None:
+    class Picky(ToyTarget):
+        def open(self, seq: Seq) -> int:
+            if seq.id == "bad":
+                raise PromptTooLong("too long")
+            return super().open(seq)
+
+    target = Picky()
+    _, ends = outputs(engine(target), [a_seq("bad"), a_seq("good")])
+    assert (ends["bad"].finish, ends["good"].finish) == ("error", "length")
+    assert not target._rows
+
+
+def test_a_draft_model_that_cannot_hold_the_text_costs_no_request() -> None:
+    short = ToyTarget()
+    short.max_context = 8
+    for model in (short, SmallTarget(6)):
+        drafters: dict[str, Drafter] = {"model": ModelDrafter(model, 24)}
+        e = Engine(ToyTarget(), drafters, Fixed())
+        long = a_seq("long", 12, SpecConfig(("model",)))
+        got, _ = outputs(e, [long, a_seq("short", 3, SpecConfig(("model",)))])
+        assert [len(tokens) for tokens in got] == [10, 10]
+        assert not model._rows

@@ -74,6 +74,20 @@ def test_row_bits_do_not_depend_on_the_rows_around_them(smollm2: TorchTarget, co
     check_chain(smollm2, context)
 
 
+@pytest.mark.gemma
+def test_row_bits_of_gemma(gemma_path: Path) -> None:
+    target = TorchTarget(load(gemma_path, torch.float32), EngineConfig(device="cpu", cache_mb=256))
+    check_chain(target, 600)  # longer than its window
+    check_tree(target, 600, random_tree(15, 4, 1, target.vocab_size))
+
+
+@pytest.mark.large
+def test_row_bits_of_qwen(qwen_path: Path) -> None:
+    target = TorchTarget(load(qwen_path, torch.float32), EngineConfig(device="cpu", cache_mb=256))
+    check_chain(target, 250)
+    check_tree(target, 250, random_tree(15, 4, 1, target.vocab_size))
+
+
 @pytest.mark.parametrize("context", [1, 250, 255, 256, 700])
 def test_row_bits_of_a_tiny_model(tiny: TorchTarget, context: int) -> None:
     check_chain(tiny, context)
@@ -168,18 +182,18 @@ def switching(*odd: int, within: bool = False) -> Product:
 
 
 def test_row_tile_is_the_smallest_that_agrees() -> None:
-    assert find_row_tile([switching()]) == RowTile(4)
-    assert find_row_tile([switching(1, 2, 3, 6)]) == RowTile(4)
-    assert find_row_tile([switching(4), switching()]) == RowTile(8)
-    assert find_row_tile([switching(), switching(12)]) == RowTile(8)
-    assert find_row_tile([switching(8)]) == RowTile(16)
-    assert find_row_tile([switching(4, 8, 32)]) == RowTile(16, exact=True)
+    assert find_row_tile(switching()) == RowTile(4)
+    assert find_row_tile(switching(1, 2, 3, 6)) == RowTile(4)
+    assert find_row_tile(switching(4)) == RowTile(8)
+    assert find_row_tile(switching(12)) == RowTile(8)
+    assert find_row_tile(switching(8)) == RowTile(16)
+    assert find_row_tile(switching(4, 8, 32)) == RowTile(16, exact=True)
 
 
 def test_row_tile_heeds_the_place_of_a_row() -> None:
-    assert find_row_tile([switching(4, within=True)]) == RowTile(8)
-    assert find_row_tile([switching(16, within=True)]) == RowTile(8, exact=True)
-    assert find_row_tile([switching(4, 8, 16, within=True)]) == RowTile(1, exact=True)
+    assert find_row_tile(switching(4, within=True)) == RowTile(8)
+    assert find_row_tile(switching(16, within=True)) == RowTile(8, exact=True)
+    assert find_row_tile(switching(2, 4, 8, 16, within=True)) == RowTile(1, exact=True)
 
 
 def test_row_tile_sees_last_bits_through_rounded_results() -> None:
@@ -190,11 +204,27 @@ def test_row_tile_sees_last_bits_through_rounded_results() -> None:
         sums = x.float() @ weight
         return (sums * (1 - 2e-7) if len(x) == 8 else sums).bfloat16()
 
-    assert find_row_tile([Product(run, (64,), torch.bfloat16)]) == RowTile(16)
+    assert find_row_tile(Product(run, (64,), torch.bfloat16)) == RowTile(16)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 16])
-def test_groups_of_fixed_size(monkeypatch: pytest.MonkeyPatch, tiny: TorchTarget, rows: int) -> None:
+ONE, TWO, SIXTEEN = (RowTile(size, exact=True) for size in (1, 2, 16))
+
+
+@pytest.mark.parametrize(
+    ("attention", "linears", "given"),
+    [
+        (ONE, [ONE] * 5, {1}),
+        (SIXTEEN, [SIXTEEN] * 5, {16}),
+        (RowTile(4), [RowTile(8), TWO] * 3, {2, 8, 16, 40}),
+    ],
+)
+def test_products_that_need_their_rows_in_groups(
+    attention: RowTile,
+    linears: list[RowTile],
+    given: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny: TorchTarget,
+) -> None:
     """The way out where a library agrees with no tile: its kernels see one row count only."""
     seen: set[int] = set()
 
@@ -202,16 +232,22 @@ def test_groups_of_fixed_size(monkeypatch: pytest.MonkeyPatch, tiny: TorchTarget
         seen.add(len(x))
         return torch.nn.functional.linear(x, self._weight, self._bias)
 
+    tiles = iter([attention, *linears])
     monkeypatch.setattr(PlainLinear, "__call__", watched)
     monkeypatch.setattr("paceline.target.layer.make_linear", PlainLinear)
-    monkeypatch.setattr("paceline.target.decoder.find_row_tile", lambda _: RowTile(rows, exact=True))
+    monkeypatch.setattr("paceline.target.decoder.find_row_tile", lambda _: next(tiles))
     grouped = TorchTarget(random_weights(), CONFIG)
-    check_chain(grouped, 250)
-    check_tree(grouped, 40, random_tree(15, 3, seed=4))
-    assert seen == {rows}
-    tokens = some_tokens(70)
+    tokens, draft = some_tokens(40), random_tree(15, 3, seed=4)
     for target in (grouped, tiny):
         open_with(target, "s", tokens)
-    ours, theirs = (rows_in_one_pass(t, "s", 70, [3, 4]) for t in (grouped, tiny))
+    ours, theirs = (target.forward([Feed("s", [3], draft)]).logits for target in (grouped, tiny))
     assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    for target in (grouped, tiny):
+        target.keep("s", 41, draft.paths()[1])
+    ours, theirs = (target.forward([Feed("s", [9])]).logits for target in (grouped, tiny))
+    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert seen == given
     tiny.close("s")
+    grouped.close("s")
+    if attention == ONE:
+        check_tree(grouped, 40, draft)  # rows one by one agree on every machine

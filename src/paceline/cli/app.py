@@ -1,20 +1,21 @@
 """paceline generate, chat, pull, models, doctor."""
 
 import json
+import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline import models
+from paceline import __version__, models
 from paceline.cli.doctor import report
-from paceline.cli.show import Shown, bar, summary
-from paceline.config import EngineConfig
+from paceline.cli.show import bar, write
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError
-from paceline.types import SpecConfig
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 out = Console(highlight=False, soft_wrap=True)
@@ -31,13 +32,29 @@ Accept = Annotated[str, typer.Option(help="match, residual, block, or typical (l
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]
 TopK = Annotated[int, typer.Option(help="0: off.")]
-TopP = Annotated[float, typer.Option()]
-MinP = Annotated[float, typer.Option()]
+TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens that have this share; 1: off.")]
+MinP = Annotated[float, typer.Option(help="Least probability, as a share of the likeliest token's.")]
+Penalty = Annotated[float, typer.Option(help="-2 to 2, on tokens the answer holds already; 0: off.")]
 Seed = Annotated[int | None, typer.Option(help="Same seed, same text. Without one, a seed is drawn.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
 Show = Annotated[bool, typer.Option("--show", help="Colour each token by who guessed it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; 0: all cores.")]
+CacheMb = Annotated[int, typer.Option(help="Memory for the KV cache; a draft model has one of its own.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Faster agents, word for word."""
 
 
 @app.command()
@@ -45,7 +62,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Plain text; - reads it from standard input.")],
     model: Model = models.DEFAULT_MODEL,
     draft_model: DraftModel = None,
-    drafters: Drafters = "suffix,ngram",
+    drafters: Drafters = "auto",
     max_draft: MaxDraft = 8,
     tree_width: TreeWidth = 1,
     adaptive: Adaptive = True,
@@ -55,9 +72,9 @@ def generate(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
-    repetition_penalty: Annotated[float, typer.Option()] = 1.0,
-    presence_penalty: Annotated[float, typer.Option()] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option()] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="On tokens of prompt and answer; 1: off.")] = 1.0,
+    presence_penalty: Penalty = 0.0,
+    frequency_penalty: Penalty = 0.0,
     seed: Seed = None,
     stop: Stop = None,
     chat: Annotated[
@@ -65,20 +82,14 @@ def generate(
     ] = False,
     prediction: Annotated[str, typer.Option(help="Text the answer is expected to resemble.")] = "",
     show: Show = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")] = False,
+    to_json: Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    threads: Threads = 0,
+    cache_mb: CacheMb = 1024,
 ) -> None:
     """Write what follows a prompt."""
-    from paceline import llm as api
-
-    text = sys.stdin.read() if prompt == "-" else prompt
-    spec = _spec(drafters, max_draft, tree_width, adaptive, accept)
-    llm = api.LLM(model, draft_model=draft_model, spec=spec, config=EngineConfig(device=device, dtype=dtype))
-    stream = llm.stream(
-        [{"role": "user", "content": text}] if chat else text,
-        prediction=prediction,
-        max_tokens=max_tokens,
+    params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -86,39 +97,55 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        seed=seed,
+        seed=secrets.randbits(32) if seed is None else seed,
+        max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
-    if as_json:
-        for _ in stream:
-            pass
-        print(json.dumps(api.as_json(stream.result), ensure_ascii=False))
-        return
-    _write(stream, show)
-    out.print(summary(stream.result), style="dim")
+    names = _names(drafters, draft_model, prediction)
+    spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
+    config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    from paceline.answer import as_json
+    from paceline.llm import LLM
+
+    llm = LLM(model, draft_model=draft_model, spec=spec, config=config)
+    messages = [{"role": "user", "content": text}]
+    stream = llm.stream(messages if chat else text, params, prediction=prediction)
+    if to_json:
+        print(json.dumps(as_json(stream.read()), ensure_ascii=False))
+    else:
+        write(stream, show)
 
 
 @app.command()
 def chat(
     model: Model = models.DEFAULT_MODEL,
     draft_model: DraftModel = None,
-    drafters: Drafters = "suffix,ngram",
+    drafters: Drafters = "auto",
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     seed: Seed = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     show: Show = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 0,
+    cache_mb: CacheMb = 1024,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends it."""
-    from paceline import llm as api
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    SamplingParams(**options)
+    spec = SpecConfig(_names(drafters, draft_model))
+    config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    from paceline.llm import LLM
 
-    llm = api.LLM(model, draft_model=draft_model, spec=_spec(drafters))
+    llm = LLM(model, draft_model=draft_model, spec=spec, config=config)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     while line := _ask():
         messages.append({"role": "user", "content": line})
-        stream = llm.stream(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
-        _write(stream, show)
-        out.print(summary(stream.result), style="dim")
+        stream = llm.stream(messages, seed=seed, **options)
+        write(stream, show)
         messages.append({"role": "assistant", "content": stream.result.text})
 
 
@@ -137,7 +164,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json")] = False) -> Non
     """What can be pulled, and what has been."""
     found = models.installed()
     if as_json:
-        print(json.dumps([{**_plain(m), "path": str(m.path)} for m in found]))
+        print(json.dumps([{**asdict(m), "path": str(m.path)} for m in found]))
         return
     table = Table("name", "size", "licence", "pulled")
     for m in found:
@@ -159,7 +186,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command. Errors of ours become one line and exit code 2."""
     try:
-        app(args=None if argv is None else list(argv), standalone_mode=True)
+        app(args=None if argv is None else list(argv), prog_name="paceline")
     except PacelineError as error:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"paceline: {error}", markup=False)
         sys.exit(2)
@@ -167,20 +194,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _spec(
-    drafters: str, max_draft: int = 8, tree_width: int = 1, adaptive: bool = True, accept: str = "match"
-) -> SpecConfig:
-    names = tuple(name.strip() for name in drafters.split(",") if name.strip())
-    return SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
-
-
-def _write(stream: Any, show: bool) -> None:
-    shown = Shown(out, show)
-    try:
-        for piece in stream:
-            shown.piece(piece)
-    finally:
-        shown.end()
+def _names(drafters: str, draft_model: str | None, prediction: str = "") -> tuple[str, ...]:
+    if drafters != "auto":
+        return tuple(name.strip() for name in drafters.split(",") if name.strip())
+    first, last = ("prediction",) if prediction else (), ("model",) if draft_model else ()
+    return (*first, *SpecConfig().drafters, *last)
 
 
 def _ask() -> str:
@@ -188,7 +206,3 @@ def _ask() -> str:
         return input("> ").strip()
     except EOFError:
         return ""
-
-
-def _plain(m: models.Installed) -> dict[str, Any]:
-    return {"name": m.name, "size": m.size, "licence": m.licence, "pulled": m.pulled}

@@ -9,8 +9,11 @@ def report() -> dict[str, Any]:
     import torch
 
     from paceline import __version__, models
+    from paceline.config import EngineConfig
     from paceline.target.cpu import describe
+    from paceline.target.torch_target import placement
 
+    device, dtype = placement(EngineConfig())
     home = models.home()
     pulled = [m.name for m in models.installed() if m.pulled]
     return {
@@ -19,6 +22,7 @@ def report() -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.platform(),
         **describe(),
+        "runs on": f"{device}, {str(dtype).removeprefix('torch.')}",
         "model folder": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
     }

@@ -1,8 +1,9 @@
 """What a person sees while tokens come."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import (
@@ -13,43 +14,47 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.text import Text
 
-from paceline.llm import Piece, Result
 from paceline.models import Progress as Report
 from paceline.types import TARGET
 
+if TYPE_CHECKING:
+    from paceline.answer import Result, Stream
+
+# ANSI colours. The text itself is written untouched, tabs and carriage returns included.
 COLOURS: Final = {
-    TARGET: "default",
-    "suffix": "green",
-    "ngram": "cyan",
-    "model": "magenta",
-    "prediction": "blue",
-    "grammar": "yellow",
+    TARGET: "",
+    "suffix": "\033[32m",
+    "ngram": "\033[36m",
+    "model": "\033[35m",
+    "prediction": "\033[34m",
+    "grammar": "\033[33m",
 }
+OTHER: Final = "\033[31m"
+RESET: Final = "\033[0m"
 
 
-class Shown:
-    """Writes pieces as they come, coloured by who guessed them if wanted."""
-
-    def __init__(self, console: Console, coloured: bool) -> None:
-        self._console = console
-        self._coloured = coloured
-        self._seen: dict[str, None] = {}
-
-    def piece(self, piece: Piece) -> None:
-        self._seen[piece.source] = None
-        style = COLOURS.get(piece.source, "red") if self._coloured else ""
-        self._console.print(Text(piece.text, style=style), end="")
-
-    def end(self) -> None:
-        self._console.print()
-        if self._coloured:
-            legend = [Text(source, style=COLOURS.get(source, "red")) for source in self._seen]
-            self._console.print(Text(" ").join([Text("guessed by:"), *legend]))
+def coloured(text: str, source: str) -> str:
+    colour = COLOURS.get(source, OTHER)
+    return f"{colour}{text}{RESET}" if colour and text else text
 
 
-def summary(result: Result) -> str:
+def write(stream: "Stream", show: bool, summed_up: bool = True) -> None:
+    """The answer goes to standard output as it comes; what is said about it goes to standard error."""
+    seen: dict[str, None] = {}
+    with stream:
+        for piece in stream:
+            seen[piece.source] = None
+            sys.stdout.write(coloured(piece.text, piece.source) if show else piece.text)
+            sys.stdout.flush()
+    print()
+    if show:
+        print("guessed by:", *(coloured(source, source) for source in seen), file=sys.stderr)
+    if summed_up:
+        print(summary(stream.result), file=sys.stderr)
+
+
+def summary(result: "Result") -> str:
     n = len(result.token_ids)
     rate = n / result.seconds if result.seconds else 0.0
     lossy = " · LOSSY: accept=typical" if result.lossy else ""

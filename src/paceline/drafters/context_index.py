@@ -131,7 +131,7 @@ class ContextIndex:
         for place in places if length else ():
             context = log[place : place - length : -1]
             if context != wanted:
-                length = _common(context, wanted)
+                length = common(context, wanted)
                 if not length:
                     break
                 wanted = wanted[:length]
@@ -197,7 +197,7 @@ class ContextIndex:
                 np.frombuffer(block, np.uint32)[...] -= np.uint32(cut)
 
 
-def _common(a: Ints, b: Ints) -> int:
+def common(a: Ints, b: Ints) -> int:
     length = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from paceline.errors import CacheFull
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, Seq, Target
 
@@ -43,8 +44,9 @@ class ModelDrafter(Drafter):
 
     def begin(self, seq: Seq) -> None:
         mirror = Seq(seq.id, list(seq.tokens), seq.prompt_len, tenant=seq.tenant)
-        mirror.computed = self._model.open(mirror)
-        self._mirrors[seq.id] = mirror
+        if len(seq.tokens) < self._model.max_context:  # what does not fit is not drafted for
+            mirror.computed = self._model.open(mirror)
+            self._mirrors[seq.id] = mirror
 
     def end(self, seq: Seq) -> None:
         if self._mirrors.pop(seq.id, None) is not None:
@@ -54,15 +56,21 @@ class ModelDrafter(Drafter):
         growing = [g for ask in asks if (g := self._start(ask)) is not None]
         active = [g for g in growing if not g.full]
         while active:
-            for g, row in zip(active, self._forward([g.mirror for g in active]), strict=True):
+            try:
+                rows = self._forward([g.mirror for g in active])
+            except CacheFull:  # our cache, not the target's: the request goes on without a guess
+                return [NO_DRAFT] * len(asks)
+            for g, row in zip(active, rows, strict=True):
                 self._grow(g, row)
-            active = [g for g in active if not g.full and g.mirror.pending]
+            active = [g for g in active if not g.full]
         done = {g.ask.seq.id: self._finished(g) for g in growing}
         return [done.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _start(self, ask: Ask) -> _Growing | None:
         """Brings the mirror to the committed text, keeping the rows that are still right."""
-        mirror = self._mirrors[ask.seq.id]
+        mirror = self._mirrors.get(ask.seq.id)
+        if mirror is None:
+            return None
         text = [*ask.seq.tokens, *ask.after]
         same = _common(mirror.tokens[: mirror.computed], text[:-1])
         if same < mirror.computed:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import empty
 
-from paceline.types import ROOT, Ask, Draft, Drafter, Scores, Seq, SpecConfig, Verdict
+from paceline.config import SpecConfig
+from paceline.types import ROOT, Ask, Draft, Drafter, Scores, Seq, Verdict
 
 NO_SCORES = Scores(empty(0, 0), ())
 

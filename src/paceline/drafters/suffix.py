@@ -70,13 +70,12 @@ class Suffix(Drafter):
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
 
     def _draft(self, ask: Ask) -> Draft:
-        matches = self._matches(ask)
-        if not matches:
+        matches, width = self._matches(ask), ask.seq.spec.tree_width
+        nodes = elect(matches, ask.budget, width, self.settings.min_chance) if matches else []
+        if not nodes:
             return NO_DRAFT
-        width = ask.seq.spec.tree_width
-        tokens, parents, chances = elect(matches, ask.budget, width, self.settings.min_chance)
-        shape = tuple(parents) if width > 1 else None
-        return Draft(tuple(tokens), shape, (self.name,) * len(tokens), tuple(chances))
+        tokens, parents, chances = zip(*nodes, strict=True)
+        return Draft(tokens, parents if width > 1 else None, (self.name,) * len(nodes), chances)
 
     def _matches(self, ask: Ask) -> list[Match]:
         """Longest first; of equals the sequence's own before remembered ones, later before earlier."""

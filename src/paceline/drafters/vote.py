@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from paceline.drafters.context_index import SEPARATOR, Match
+from paceline.drafters.context_index import SEPARATOR, Match, common
 from paceline.types import ROOT
 
 # Fitted on recorded agent traffic, where of the tokens given a chance of x about a share of x came true.
@@ -16,18 +16,27 @@ DOUBT: Final = 0.8  # the weight of all of them being wrong, divided by the toke
 
 Voter: TypeAlias = "tuple[float, int, array[int]]"  # weight, place of the first token it votes for, its log
 Camp: TypeAlias = tuple[float, int, list[Voter]]  # weight, token, who voted for it
-Guesses: TypeAlias = tuple[list[int], list[int], list[float]]  # tokens, parents, chances given the parent
+Node: TypeAlias = tuple[int, int, float]  # token, parent, chance given the parent
 
 
-def elect(matches: Sequence[Match], budget: int, width: int, min_chance: float) -> Guesses:
+def elect(matches: Sequence[Match], budget: int, width: int, min_chance: float) -> list[Node]:
     """A tree of guesses, likeliest path first; with a width of 1, a chain. `matches` are best first."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    chances: list[float] = []
-    waiting: list[tuple[float, int, float, int, int, Camp]] = []  # by -chance of the path, then by age
+    nodes: list[Node] = []
+    waiting: list[tuple[float, int, int, float, int, Camp]] = []  # by -chance of the path, then by age
     longest = matches[0][0]
     voters, node, path, depth, age = _weigh(matches), ROOT, 1.0, 0, 0
-    while len(tokens) < budget:
+    while True:
+        if not waiting:  # nothing can come between: what all of them say is taken in one go
+            weight = sum([voter[0] for voter in voters])
+            for token in _chorus(voters, depth, budget - len(nodes)):
+                chance = (weight / (weight + DOUBT / (longest + depth))) ** 2
+                path *= chance
+                if path < min_chance or token == SEPARATOR:
+                    return nodes
+                nodes.append((token, node, chance))
+                node, depth = len(nodes) - 1, depth + 1
+        if len(nodes) == budget:
+            return nodes
         camps = _camps(voters, depth)
         total = DOUBT / (longest + depth) + sum([camp[0] for camp in camps])
         for camp in camps[:width]:
@@ -35,15 +44,12 @@ def elect(matches: Sequence[Match], budget: int, width: int, min_chance: float) 
             if path * chance < min_chance:
                 break
             age += 1
-            heappush(waiting, (-path * chance, age, chance, node, depth, camp))
+            heappush(waiting, (-path * chance, age, node, chance, depth, camp))
         if not waiting:
-            break
-        minus_path, _, chance, parent, depth, (_, token, voters) = heappop(waiting)
-        node, path, depth = len(tokens), -minus_path, depth + 1
-        tokens.append(token)
-        parents.append(parent)
-        chances.append(chance)
-    return tokens, parents, chances
+            return nodes
+        minus_path, _, parent, chance, depth, (_, token, voters) = heappop(waiting)
+        nodes.append((token, parent, chance))
+        node, path, depth = len(nodes) - 1, -minus_path, depth + 1
 
 
 def _weigh(matches: Sequence[Match]) -> list[Voter]:
@@ -57,13 +63,23 @@ def _weigh(matches: Sequence[Match]) -> list[Voter]:
     return voters
 
 
+def _chorus(voters: list[Voter], step: int, most: int) -> "array[int]":
+    """What all of them say from `step` places on."""
+    _, place, log = voters[0]
+    words = log[place + step : place + step + most]
+    for _, place, log in voters[1:]:
+        others = log[place + step : place + step + most]
+        if others != words:
+            words = words[: common(words, others)]
+    return words
+
+
 def _camps(voters: list[Voter], step: int) -> list[Camp]:
     """The tokens voted for `step` places on, heaviest first; equals in the order of their voters."""
-    said = [log[place + step] for _, place, log in voters]
-    if said.count(said[0]) == len(said) and said[0] != SEPARATOR:
-        return [(sum([voter[0] for voter in voters]), said[0], voters)]
     camps: dict[int, list[Voter]] = {}
-    for token, voter in zip(said, voters, strict=True):
+    for voter in voters:
+        _, place, log = voter
+        token = log[place + step]
         if token != SEPARATOR:
             camps.setdefault(token, []).append(voter)
     weighed = [(sum([voter[0] for voter in camp]), token, camp) for token, camp in camps.items()]

@@ -1,10 +1,11 @@
 """How far to guess: as far as makes the expected rate of tokens largest, and not at all if nothing pays."""
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
+from paceline.config import SpecConfig
 from paceline.types import Round, Seq
 
 MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here
@@ -88,42 +89,39 @@ class Acceptance:
 
 
 class Rate:
-    """Picks the draft length with the most expected tokens per measured time, 0 included."""
+    """Picks the draft length with the most expected tokens per measured time, 0 included.
+
+    What is learned is kept by list of drafters: a new request starts with what earlier ones taught.
+    """
 
     def __init__(self) -> None:
         self.cost = CostCurve()
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
         self._draft_us: dict[tuple[str, ...], float] = {}  # per node
-        self._plain_rounds: defaultdict[str, int] = defaultdict(int)
-        self._drafters: dict[str, tuple[str, ...]] = {}
+        self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
-        return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
+        return [self._budget(seq.spec, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
 
-    def _budget(self, seq: Seq, rows: int) -> int:
-        self._drafters[seq.id] = seq.spec.drafters
-        tokens = self._acceptance[seq.spec.drafters].expected(seq.spec.max_draft)
-        per_node = self._draft_us.get(seq.spec.drafters, 0.0)
+    def _budget(self, spec: SpecConfig, rows: int) -> int:
+        tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
+        per_node = self._draft_us.get(spec.drafters, 0.0)
         rates = [t / (self.cost(rows + k) + per_node * k) for k, t in enumerate(tokens)]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and rates[best] >= MARGIN * rates[0]:
-            self._plain_rounds[seq.id] = 0
             return best
-        self._plain_rounds[seq.id] += 1
-        due = self._plain_rounds[seq.id] % PROBE_EVERY == 0
-        return min(PROBE, seq.spec.max_draft) if due else 0
+        self._plain_rounds[spec.drafters] += 1
+        due = self._plain_rounds[spec.drafters] % PROBE_EVERY == 0
+        return min(PROBE, spec.max_draft) if due else 0
 
     def learn(self, rounds: Sequence[Round]) -> None:
+        nodes = sum(len(r.draft) for r in rounds)
         for r in rounds:
-            drafters = self._drafters.get(r.request)
-            if drafters is not None and len(r.draft):
+            if len(r.draft):
                 depth = max(len(path) for path in r.draft.paths())
-                self._acceptance[drafters].learn(depth, len(r.path))
-                old = self._draft_us.get(drafters)
-                now = r.draft_us / len(r.draft)
-                self._draft_us[drafters] = now if old is None else old + 0.1 * (now - old)
-            if r.finish:
-                self._drafters.pop(r.request, None)
-                self._plain_rounds.pop(r.request, None)
+                self._acceptance[r.drafters].learn(depth, len(r.path))
+                per_node = r.draft_us / nodes
+                old = self._draft_us.get(r.drafters, per_node)
+                self._draft_us[r.drafters] = old + 0.1 * (per_node - old)
         if rounds and all(r.tokens for r in rounds):
             self.cost.learn(rounds[0].rows, rounds[0].target_us)

@@ -3,19 +3,21 @@
 Plain decoding is a round with an empty draft; a prompt is a round with many pending tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter_ns
+from typing import Final
+
+import torch
 
 from paceline.config import EngineConfig
 from paceline.drafters.first_of import FirstOf
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
-from paceline.errors import PromptTooLong, SettingError
+from paceline.engine.turn import Pass, Turn, a_round, by_drafters
+from paceline.errors import CacheFull, PacelineError, PromptTooLong, SettingError
 from paceline.sampling import Floats
 from paceline.types import (
-    NO_DRAFT,
     Ask,
     Controller,
     Draft,
@@ -27,34 +29,9 @@ from paceline.types import (
     Seq,
     Sink,
     Target,
-    Verdict,
 )
 
-
-@dataclass(slots=True)
-class Turn:
-    """One sequence's part in a pass."""
-
-    seq: Seq
-    fed: list[int]  # pending tokens that go in
-    scored: bool  # False: more of the prompt is still to come
-    budget: int = 0
-    draft: Draft = NO_DRAFT
-    verdict: Verdict | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.fed) + len(self.draft)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """What one forward cost, shared by its sequences."""
-
-    batch: int
-    rows: int
-    draft_us: int
-    target_us: int
+_NOTHING: Final = Scores(torch.empty(0, 0), ())
 
 
 class Engine:
@@ -87,7 +64,7 @@ class Engine:
                 f"the prompt has {len(seq.tokens)} tokens and the model's context holds {limit}, "
                 "one of them for the answer: shorten the prompt"
             )
-        self._drafter(seq)
+        self._drafter(seq)  # an unknown name is refused here, not in the middle of a pass
         self._scheduler.add(seq)
 
     def cancel(self, seq_id: str) -> None:
@@ -98,15 +75,13 @@ class Engine:
 
     def step(self) -> list[Round]:
         """One pass of the target for every running sequence."""
-        turns = self._schedule()
-        if not turns:
-            return []
+        failed = self._admit()
+        turns = self._turns()
         self._plan(turns)
         started = perf_counter_ns()
         self._draft(turns)
         drafted = perf_counter_ns()
-        feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
-        scores = self.target.forward(feeds, self._taps(turns))
+        turns, scores, refused = self._forward(turns)
         logits = scores.logits.numpy(force=True)
         cost = Pass(
             len(turns),
@@ -121,17 +96,50 @@ class Engine:
         self.controller.learn(rounds)
         for turn, r in zip(turns, rounds, strict=True):
             self._report(turn.seq, r)
-        return rounds
+        return failed + refused + rounds
 
-    def _schedule(self) -> list[Turn]:
+    def _admit(self) -> list[Round]:
+        """Opens what was waiting; a sequence that cannot be opened ends here, with its error."""
+        failed = []
         for seq in self._scheduler.admit():
-            seq.computed = seq.shared = self.target.open(seq)
-            self._drafter(seq).begin(seq)
+            try:
+                seq.computed = seq.shared = self.target.open(seq)
+            except PacelineError as error:
+                failed.append(self._fail(seq, error, opened=False))
+            else:
+                self._drafter(seq).begin(seq)
+        return failed
+
+    def _turns(self) -> list[Turn]:
         turns = []
         for seq in self._scheduler.running():
             fed = self._scheduler.piece(seq)
             turns.append(Turn(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens)))
         return turns
+
+    def _forward(self, turns: list[Turn]) -> tuple[list[Turn], Scores, list[Round]]:
+        """The pass, for as many sequences as the cache can hold; the last to come wait.
+
+        One that does not even fit alone ends with the error.
+        """
+        while turns:
+            feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
+            try:
+                return turns, self.target.forward(feeds, self._taps(turns)), []
+            except CacheFull as error:
+                if len(turns) == 1:
+                    return [], _NOTHING, [self._fail(turns[0].seq, error)]
+                turns = turns[:-1]
+        return [], _NOTHING, []
+
+    def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
+        r = replace(a_round(Turn(seq, [], False), Pass(1, 0, 0, 0)), finish="error", error=error)
+        if opened:
+            self._report(seq, r)
+        else:
+            self._scheduler.remove(seq.id)
+            self._leave(seq, "error", running=False)
+        return r
 
     def _plan(self, turns: Sequence[Turn]) -> None:
         rows = sum(len(t.fed) for t in turns)
@@ -143,7 +151,7 @@ class Engine:
 
     def _draft(self, turns: Sequence[Turn]) -> None:
         asking = [t for t in turns if t.budget]
-        for _, group in _by_drafters(asking):
+        for group in by_drafters(asking):
             asks = [Ask(t.seq, t.budget) for t in group]
             for turn, draft in zip(group, self._drafter(group[0].seq).draft(asks), strict=True):
                 turn.draft = self._usable(draft.first(turn.budget))
@@ -152,25 +160,14 @@ class Engine:
         """Judges a draft and commits what is kept."""
         seq, start = turn.seq, len(turn.seq.tokens)
         held = seq.computed + len(turn.fed)
-        done = Round(
-            seq.id,
-            start,
-            turn.draft,
-            (),
-            (),
-            turn.budget,
-            cost.batch,
-            cost.rows,
-            cost.draft_us,
-            cost.target_us,
-        )
         if not turn.scored:
             self.target.keep(seq.id, held)
             seq.computed = held
-            return done
+            return a_round(turn, cost)
         verdict = turn.verdict = judge(seq, turn.draft, rows)
         scored = logprobs(seq, verdict, turn.draft, rows)
         new = [*(turn.draft.tokens[i] for i in verdict.path), verdict.token]
+        done = a_round(turn, cost)
         finish = self._append(seq, new)
         kept = len(seq.tokens) - start
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
@@ -197,7 +194,7 @@ class Engine:
 
     def _observe(self, turns: Sequence[Turn], scores: Scores) -> None:
         start_of = {t.seq.id: start for t, start in zip(turns, scores.starts, strict=True)}
-        for _, group in _by_drafters([t for t in turns if t.verdict is not None]):
+        for group in by_drafters([t for t in turns if t.verdict is not None]):
             starts = tuple(start_of[t.seq.id] for t in group)
             verdicts = [t.verdict for t in group if t.verdict is not None]
             self._drafter(group[0].seq).observe(
@@ -236,9 +233,3 @@ class Engine:
         """The draft up to the first token the target does not have."""
         bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self.target.vocab_size)
         return draft.first(next(bad, len(draft)))
-
-
-def _by_drafters(turns: Sequence[Turn]) -> Iterator[tuple[tuple[str, ...], list[Turn]]]:
-    ordered = sorted(turns, key=lambda t: t.seq.spec.drafters)
-    for names, group in groupby(ordered, key=lambda t: t.seq.spec.drafters):
-        yield names, list(group)

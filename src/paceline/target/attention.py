@@ -53,9 +53,10 @@ class Layout:
     def __init__(
         self, spans: Sequence[Span], rows: int, tile: RowTile, heads: Heads, device: torch.device
     ) -> None:
+        """rows: of the pass, its padding included."""
         order: list[int] = []  # pass row of each layout row
         positions: list[int] = []
-        self.place = [0] * tile.padded(rows)  # layout row of each pass row
+        self.place = [0] * rows  # layout row of each pass row; padding has none
         self.spans: list[PlacedSpan] = []
         for span in spans:
             first, padded = len(order), tile.padded(len(span.rows))
@@ -68,7 +69,7 @@ class Layout:
         self.heads = heads
         self.length = max(positions) + 1
         self.positions = torch.tensor(positions, device=device)
-        in_order = len(spans) == 1  # the pass is padded as its only span is
+        in_order = len(spans) == 1 and len(order) == rows  # the pass is padded as its only span is
         self._order = None if in_order else torch.tensor(order, device=device)
         self._place = None if in_order else torch.tensor(self.place, device=device)
 

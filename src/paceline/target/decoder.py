@@ -67,20 +67,20 @@ class Decoder:
             shape.attn_scale or shape.head_dim**-0.5,
             shape.window if any(shape.local_layers) else 0,
         )
-        self.tile = self._find_tile()
-        if self.tile.exact:
-            self._group_rows(self.tile.size)
+        self.tile = self.attention_tile = RowTile(CUDA_TILE)
+        if device.type == "cpu":
+            self._settle_tiles()
 
     @torch.inference_mode()
     def forward(self, batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Outcome:
         """keys, values: the cache, a [kv_heads, slots, head_dim] for each layer; written as the spans say."""
-        rows = len(batch.tokens)
-        layout = Layout(batch.spans, rows, self.tile, self._heads, self.device)
+        tokens = _padded(batch.tokens, self.tile)
+        layout = Layout(batch.spans, len(tokens), self.attention_tile, self._heads, self.device)
         rotation = self._rope.rows(layout.positions, layout.length)
         local_rotation = self._local_rope.rows(layout.positions, layout.length)
-        x = self._embedded(_padded(batch.tokens, self.tile))
-        scored = _padded(batch.scored, self.tile)
-        index = None if list(batch.scored) == list(range(rows)) else self._ints(scored)
+        x = self._embedded(tokens)
+        every_row = list(batch.scored) == list(range(len(batch.tokens)))
+        index = None if every_row else self._ints(_padded(batch.scored, self.tile))
         stash: Stash = []
         hidden = {}
         for i, layer in enumerate(self._layers):
@@ -112,23 +112,23 @@ class Decoder:
             return store.linear_of(self._embed)
         return PlainLinear(self._embed)  # the same memory
 
-    def _find_tile(self) -> RowTile:
-        if self.device.type != "cpu":
-            return RowTile(CUDA_TILE)
-        with torch.inference_mode():
-            return find_row_tile(self._products())
-
-    def _products(self) -> list[Product]:
-        """What may round a row by the rows around it: attention, and one of each shape of matrix."""
-        layer, shape = self._layers[0], self.shape
-        return [
-            self._sample_attention(),
-            Product(layer.qkv, (shape.width,), self.dtype),
-            Product(layer.o, (shape.heads * shape.head_dim,), self.dtype),
-            Product(layer.gate_up, (shape.width,), self.dtype),
-            Product(layer.down, (shape.ff_width,), self.dtype),
-            Product(self._head, (shape.width,), self.dtype),
-        ]
+    @torch.inference_mode()
+    def _settle_tiles(self) -> None:
+        """Tries attention and one of each shape of matrix; what needs its rows in groups gets them so."""
+        shape, sample = self.shape, self._layers[0]
+        widths = {"qkv": shape.width, "o": shape.heads * shape.head_dim}
+        widths |= {"gate_up": shape.width, "down": shape.ff_width}
+        self.attention_tile = find_row_tile(self._sample_attention())
+        sizes = []
+        for name, width in widths.items():
+            tile = find_row_tile(Product(getattr(sample, name), (width,), self.dtype))
+            for layer in self._layers if tile.exact else ():
+                layer.group_rows(name, tile.size)
+            sizes.append(tile.size)
+        tile = find_row_tile(Product(self._head, (shape.width,), self.dtype))
+        if tile.exact:
+            self._head = GroupedLinear(self._head, tile.size)
+        self.tile = RowTile(max(*sizes, tile.size))
 
     def _sample_attention(self) -> Product:
         """The more rows, the more keys; all but those of the first tile are masked."""
@@ -144,11 +144,6 @@ class Decoder:
             return attend(q, k[:, :length], v[:, :length], mask, heads)
 
         return Product(run, (heads.kv_heads * heads.group, heads.head_dim), torch.float32)
-
-    def _group_rows(self, rows: int) -> None:
-        self._head = GroupedLinear(self._head, rows)
-        for layer in self._layers:
-            layer.group_rows(rows)
 
 
 def _padded(rows: Sequence[int], tile: RowTile) -> list[int]:

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from paceline.errors import CorruptModel
-from paceline.target.checkpoint import Checkpoint, Fields, require_family, unsupported
 from paceline.gguf_header import GgufHeader, read_header
+from paceline.target.checkpoint import Checkpoint, Fields, require_family, unsupported
 from paceline.target.shape import ModelShape, Rope
 from paceline.target.stored import StoredTensor, read_tensor, require_whole
 

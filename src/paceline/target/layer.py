@@ -90,9 +90,8 @@ class Layer:
         self._post_ffn_norm = store.maybe_norm(name + "post_ffn_norm")
         self._activate = _ACTIVATIONS[shape.activation]
 
-    def group_rows(self, rows: int) -> None:
-        for name in ("qkv", "o", "gate_up", "down"):
-            setattr(self, name, GroupedLinear(getattr(self, name), rows))
+    def group_rows(self, name: str, rows: int) -> None:
+        setattr(self, name, GroupedLinear(getattr(self, name), rows))
 
     def __call__(
         self, x: Tensor, layout: Layout, rotation: Rotation, keys: Tensor, values: Tensor

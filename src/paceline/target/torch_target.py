@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, cast
 
 import torch
@@ -14,6 +15,7 @@ from paceline.target.attention import KEY_TILE, Span
 from paceline.target.decoder import Batch, Decoder, Outcome
 from paceline.target.kv import BLOCK, CacheStats, PagedCache
 from paceline.target.linear import CUDA_TILE, MOST_ROWS
+from paceline.target.load import load
 from paceline.target.shape import ModelShape, Weights
 from paceline.types import Draft, Feed, Scores, Seq
 
@@ -70,6 +72,12 @@ class TorchTarget:
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig) -> "TorchTarget":
+        """From a GGUF file or a folder."""
+        _, dtype = placement(config)
+        return cls(load(path, dtype), config)
 
     @property
     def cache_stats(self) -> CacheStats:
@@ -136,7 +144,7 @@ class TorchTarget:
 
     def _cut(self, seq_id: str, rows: Sequence[int], start: int) -> Iterator[Span]:
         """One span, or several where kernels must be given a fixed number of rows."""
-        tile = self._decoder.tile
+        tile = self._decoder.attention_tile
         most = tile.size if tile.exact else len(rows)
         for i in range(0, len(rows), most):
             part = tuple(rows[i : i + most])

@@ -1,0 +1,56 @@
+"""One sequence's part in a pass, and what the pass cost."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from paceline.types import NO_DRAFT, Draft, Round, Seq, Verdict
+
+
+@dataclass(slots=True)
+class Turn:
+    """One sequence's part in a pass."""
+
+    seq: Seq
+    fed: list[int]  # pending tokens that go in
+    scored: bool  # False: more of the prompt is still to come
+    budget: int = 0
+    draft: Draft = NO_DRAFT
+    verdict: Verdict | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.fed) + len(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one forward cost, shared by its sequences."""
+
+    batch: int
+    rows: int
+    draft_us: int
+    target_us: int
+
+
+def a_round(turn: Turn, cost: Pass) -> Round:
+    """A round that has committed nothing yet."""
+    return Round(
+        request=turn.seq.id,
+        start=len(turn.seq.tokens),
+        drafters=turn.seq.spec.drafters,
+        draft=turn.draft,
+        path=(),
+        tokens=(),
+        budget=turn.budget,
+        batch=cost.batch,
+        rows=cost.rows,
+        draft_us=cost.draft_us,
+        target_us=cost.target_us,
+    )
+
+
+def by_drafters(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+    ordered = sorted(turns, key=lambda t: t.seq.spec.drafters)
+    for _, group in groupby(ordered, key=lambda t: t.seq.spec.drafters):
+        yield list(group)
