@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-TORCH := torch==2.13.0
+TORCH := torch==2.13.0# one exact version: a looser one may bring gigabytes of CUDA packages
 
 .PHONY: setup demo test check bench clean
 

@@ -1,7 +1,6 @@
 """What a result must say about where and when it was measured."""
 
 import datetime
-import os
 import platform
 import subprocess
 from typing import Any
@@ -20,6 +19,5 @@ def facts() -> dict[str, Any]:
         "commit": commit.stdout.strip() or "unknown",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cores": os.cpu_count(),
         **describe(),
     }

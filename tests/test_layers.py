@@ -1,4 +1,4 @@
-"""Imports point one way, and the core needs only torch, numpy, tokenizers and safetensors."""
+"""Imports point one way, and the core needs only torch and numpy."""
 
 import ast
 import subprocess
@@ -30,7 +30,7 @@ LEVEL = {
     "__main__": 9,
 }
 CORE = set(LEVEL) - {"text", "models", "answer", "llm", "cli", "__main__"}
-CORE_MAY_IMPORT = {"torch", "numpy", "tokenizers", "safetensors", "paceline"}
+CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}
 
 
 def files() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The public names are exactly these, and each can be imported."""
+"""Every public name loads, and is listed wherever it must be."""
 
 import paceline
 

@@ -37,7 +37,7 @@ def test_commands_run(page: Path, smollm2_path: Path) -> None:
             with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
                 main(arguments)
             assert end.value.code in (0, None), line
-            assert out.getvalue() is not None
+            assert out.getvalue().strip()
 
 
 def test_make_targets_exist() -> None:

@@ -53,4 +53,4 @@ class Weights:
 
     shape: ModelShape
     tensors: Mapping[str, Tensor]
-    fingerprint: str  # sha256 over names, shapes and bytes as stored: two equal fingerprints, one model
+    fingerprint: str  # tells models apart; see stored.fingerprint for what it covers
