@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from paceline.drafters.context_index import ContextIndex
 from paceline.drafters.suffix import Suffix, SuffixSettings
+from paceline.drafters.suffix.context_index import ContextIndex
 from paceline.types import Ask, Seq
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"

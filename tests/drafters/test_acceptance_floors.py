@@ -12,8 +12,8 @@ from paceline.drafters.first_of import FirstOf
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
-from paceline.drafters.replay import ReplayStats, follow, replay
 from paceline.drafters.suffix import Suffix, SuffixSettings
+from paceline.trace.replay import ReplayStats, follow, replay
 from paceline.types import Ask, Draft, Drafter, Seq
 
 Knowledge = Callable[[list[int]], list[int]]

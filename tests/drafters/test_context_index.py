@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters import context_index
-from paceline.drafters.context_index import ContextIndex, Snapshot
+from paceline.drafters.suffix import context_index
+from paceline.drafters.suffix.context_index import ContextIndex, Snapshot
 
 DEPTH = 4
 EVERYTHING = 10_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.memory import STRIDE, Memory, load, save
+from paceline.drafters.suffix.memory import STRIDE, Memory, load, save
 from paceline.errors import CorruptModel, DrafterMismatch, ModelError, SettingError, UnknownModel
 
 DEPTH = 8

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
-from paceline.drafters.replay import replay
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import DrafterMismatch, SettingError
+from paceline.trace.replay import replay
 from paceline.types import Ask, Draft, Seq
 
 PHRASE = list(range(100, 120))

@@ -4,8 +4,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters import vote
-from paceline.drafters.context_index import SEPARATOR, Match
+from paceline.drafters.suffix import vote
+from paceline.drafters.suffix.context_index import SEPARATOR, Match
 from paceline.types import ROOT, Draft
 
 steady = settings(derandomize=True, deadline=None)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.replay import ReplayStats, follow, replay
+from paceline.trace.replay import ReplayStats, follow, replay
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Scores, Seq, Verdict
 
 OUTPUT = [5, 6, 7, 8, 9]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.drafters.context_index import ContextIndex, Match
-from paceline.drafters.memory import Memory, load, save
-from paceline.drafters.vote import elect
+from paceline.drafters.suffix.context_index import ContextIndex, Match
+from paceline.drafters.suffix.memory import Memory, load, save
+from paceline.drafters.suffix.vote import elect
 from paceline.errors import SettingError
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 

@@ -1,0 +1,5 @@
+"""What followed the longest stretch of text like this, in this request and in those before it."""
+
+from paceline.drafters.suffix.suffix import Suffix, SuffixSettings
+
+__all__ = ["Suffix", "SuffixSettings"]
