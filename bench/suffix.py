@@ -1,8 +1,8 @@
 """What the suffix drafter costs with a million tokens remembered.
 
-    python -m bench.suffix [TOKENS]
+    python -m bench.suffix [FOLDER]
 
-Recorded agent conversations are used where ../shared/data/traces has them, made-up ones elsewhere.
+The conversations are made up, or recorded ones: *.jsonl.gz files with a list of "messages" on each line.
 """
 
 import gc
@@ -22,13 +22,12 @@ from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.drafters.suffix.context_index import ContextIndex
 from paceline.types import Ask, Seq
 
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 PIECE = re.compile(r" ?[^\W\d_]{1,7}|\d{1,3}|\s+|.")  # about as long as a tokenizer's
 PROMPT, OUTPUT, BUDGET = 4000, 200, 8
 
 
-def recorded() -> Iterator[str]:
-    for path in sorted(TRACES.glob("*.jsonl.gz")):
+def recorded(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
             for line in lines:
                 yield "\n".join(json.dumps(message) for message in json.loads(line)["messages"])
@@ -98,14 +97,13 @@ def time_prompt(text: list[int]) -> float:
     return 1e3 * (time.perf_counter() - started)
 
 
-def measure(tokens: int = 1_000_000) -> dict[str, Any]:
-    source = recorded() if TRACES.is_dir() else made_up()
-    texts = tokenized(chain(source, made_up()))
+def measure(folder: Path | None = None, tokens: int = 1_000_000) -> dict[str, Any]:
+    texts = tokenized(chain(recorded(folder) if folder else (), made_up()))
     timed = list(islice((text for text in texts if len(text) >= PROMPT + OUTPUT), 10))
     drafter = Suffix(SuffixSettings(max_tokens=tokens))
     learn_us, per_token = fill(drafter, texts, tokens * 21 // 20)  # some is known and some is evicted again
     cuts = quantiles((us for text in timed for us in time_drafts(drafter, text)), n=100)
-    kind = "recorded" if TRACES.is_dir() else "made-up"
+    kind = "recorded" if folder else "made-up"
     return {
         "what": f"drafts of {BUDGET} after prompts of {PROMPT} tokens; the memory holds {kind} conversations",
         "remembered_tokens": len(drafter.memory),
@@ -118,4 +116,4 @@ def measure(tokens: int = 1_000_000) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*map(int, sys.argv[1:2])), indent=1))
+    print(json.dumps(measure(Path(sys.argv[1]) if sys.argv[1:] else None), indent=1))

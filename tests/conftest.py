@@ -32,11 +32,3 @@ def qwen_path() -> Path:
 @pytest.fixture(scope="session")
 def gemma_path() -> Path:
     return _pulled("gemma3-270m")
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    path = Path(__file__).parents[2] / "shared" / "data"
-    if not path.is_dir():
-        pytest.skip("the recorded data is not here: expected the folder shared/data beside the repository")
-    return path
