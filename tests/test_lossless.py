@@ -51,7 +51,7 @@ class Wild(Drafter):
 
 
 class Oracle(Drafter):
-    """Knows the answer up to a place, then errs, beside a wrong sibling: exercises every cut."""
+    """Knows the answer but for every fifth token, so that drafts are cut at every place."""
 
     name = "oracle"
 
@@ -183,8 +183,9 @@ def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
 def test_adaptive_length_changes_speed_not_text() -> None:
     params = SamplingParams(temperature=0.7, seed=5, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, 3)
-    fast, _ = run(SpecConfig(("model",)), params, 3, controller=Rate())
+    fast, rounds = run(SpecConfig(("model",)), params, 3, controller=Rate())
     assert fast == plain
+    assert any(len(r.draft) for r in rounds)
 
 
 @settings(max_examples=60, deadline=None)
@@ -214,24 +215,52 @@ def test_residual_rules_equal_plain_decoding_at_temperature_zero(accept: Accept)
 
 @pytest.mark.parametrize(("accept", "width"), [("residual", 1), ("residual", 2), ("block", 1)])
 def test_residual_rules_keep_the_law_through_the_engine(accept: Accept, width: int) -> None:
-    """First tokens of many seeds against the target's law, drafted by a real draft model."""
-    target = ToyTarget(6, memory=1)
-    n = 3000
-    counts = np.zeros((6, 6))
+    """First three tokens of many seeds against the target's law, drafted by a real draft model."""
+    target, n, vocab = ToyTarget(4, memory=1), 4000, 4
+    counts = np.zeros((vocab,) * 3)
+    nodes = 0
     for seed in range(n):
-        drafter = ModelDrafter(ToyTarget(6, memory=1, blur=0.8), 6)
-        spec = SpecConfig(("model",), 3, width, adaptive=False, accept=accept)
-        engine = Engine(ToyTarget(6, memory=1), {"model": drafter}, Fixed())
-        seq = Seq("s", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=2), spec)
+        drafter = ModelDrafter(ToyTarget(vocab, memory=1, blur=0.8), vocab)
+        spec = SpecConfig(("model",), 4, width, adaptive=False, accept=accept)
+        engine = Engine(ToyTarget(vocab, memory=1), {"model": drafter}, Fixed())
+        seq = Seq("s", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=6), spec)
         engine.submit(seq)
         while engine.busy:
-            engine.step()
-        counts[seq.tokens[1], seq.tokens[2]] += 1
-    first = _softmax(target.logits([1]))
-    want = np.array([first[a] * _softmax(target.logits([a])) for a in range(6)]) * n
+            nodes = max(nodes, *(len(r.draft) for r in engine.step()))
+        counts[tuple(seq.output[:3])] += 1
+    assert nodes == 4
+    after = [_softmax(target.logits([a])) for a in range(vocab)]
+    want = n * np.einsum("a,ab,bc->abc", after[1], np.array(after), np.array(after))
     big = want > 5
     chi2 = float(((counts - want)[big] ** 2 / want[big]).sum())
     assert chi2 < big.sum() + 4.5 * np.sqrt(2 * big.sum())
+
+
+def test_residual_trees_where_only_one_token_is_possible() -> None:
+    """A law so sharp that all other probabilities are 0: there is no second sibling to draw."""
+    params = SamplingParams(temperature=0.003, seed=3, max_tokens=LENGTH)
+    spec = SpecConfig(("model",), tree_width=3, adaptive=False, accept="residual")
+    out, _ = run(spec, params)
+    assert out == run(PLAIN, replace(params, temperature=0.0))[0]
+
+
+@pytest.mark.parametrize("ends_after", [1, 7, 12])
+def test_a_stop_inside_a_draft_ends_the_output_there(ends_after: int) -> None:
+    params = SamplingParams(temperature=0.8, seed=9, max_tokens=LENGTH)
+    answers, _ = run(PLAIN, params)
+
+    def output(spec: SpecConfig) -> list[int]:
+        engine = Engine(ToyTarget(VOCAB), {"oracle": Oracle(answers, 99)}, Fixed())
+        told = count(1)
+        seq = Seq("s0", [0, 3, 6], 3, params, spec, stopped_by=lambda _: next(told) == ends_after)
+        engine.submit(seq)
+        while engine.busy:
+            last = engine.step()
+        assert last[0].finish == "stop"
+        return seq.output
+
+    fast = output(SpecConfig(("oracle",), adaptive=False))
+    assert fast == output(SpecConfig(())) == answers["s0"][:ends_after]
 
 
 def _softmax(x: Doubles) -> Doubles:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from operator import index
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from paceline.errors import SettingError
@@ -49,6 +50,21 @@ def _freeze(settings: object, *names: str) -> None:
         object.__setattr__(settings, name, value)
 
 
+def _whole(settings: object, *names: str) -> None:
+    """Refuses numbers that are not whole; token ids may come as text, as they do in JSON keys."""
+    for name in names:
+        value = getattr(settings, name)
+        try:
+            if name == "logit_bias":
+                object.__setattr__(settings, name, tuple((int(token), bias) for token, bias in value))
+            elif isinstance(value, tuple):
+                object.__setattr__(settings, name, tuple(index(x) for x in value))
+            elif value is not None:
+                index(value)
+        except (TypeError, ValueError):
+            raise SettingError(f"{name}={value!r} is not usable: expected whole numbers") from None
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target chooses its tokens. The same values always give the same text."""
@@ -71,11 +87,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _freeze(self, "stop", "stop_tokens", "logit_bias")
-        _require(lambda x: 0 <= x < 1e6, "temperature", self.temperature, "a number, 0 or more")
+        _whole(self, "top_k", "seed", "choice", "max_tokens", "stop_tokens", "logprobs", "logit_bias")
+        _require(
+            lambda t: t == 0 or 1e-4 <= t < 1e6, "temperature", self.temperature, "0, or 0.0001 and more"
+        )
         _require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
         _require(lambda x: 0 < x <= 1, "top_p", self.top_p, "more than 0, at most 1")
         _require(lambda x: 0 <= x <= 1, "min_p", self.min_p, "0 to 1")
-        _require(lambda x: x > 0, "repetition_penalty", self.repetition_penalty, "more than 0")
+        _require(lambda x: 0.01 <= x <= 100, "repetition_penalty", self.repetition_penalty, "0.01 to 100")
         _require(lambda x: abs(x) <= 2, "presence_penalty", self.presence_penalty, "-2 to 2")
         _require(lambda x: abs(x) <= 2, "frequency_penalty", self.frequency_penalty, "-2 to 2")
         _require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
@@ -98,6 +117,8 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         _freeze(self, "drafters")
+        object.__setattr__(self, "drafters", tuple(dict.fromkeys(self.drafters)))
+        _whole(self, "max_draft", "tree_width")
         _require(lambda x: 0 <= x <= 64, "max_draft", self.max_draft, "0 to 64")
         _require(lambda x: 1 <= x <= 16, "tree_width", self.tree_width, "1 to 16")
         _require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")

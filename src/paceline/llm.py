@@ -43,6 +43,7 @@ class LLM:
         self.name = model
         self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
         extra = (*(drafter.name for drafter in drafters), *(("model",) if draft_model else ()))
+        self._choosing = spec is None
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
         self._check(self.spec, {*self.drafters, *extra})
         self.tokenizer = Tokenizer.load(path)
@@ -80,9 +81,9 @@ class LLM:
         """
         params = _params(params, sampling)
         tokens = self._encode(prompt, tools)
+        guess = prediction and self._choosing
         if spec is None:
-            first = ("prediction",) if prediction else ()
-            spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
+            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
         seq = Seq(
             id=f"r{next(self._ids)}",
             tokens=tokens,

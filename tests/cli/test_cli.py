@@ -54,10 +54,18 @@ def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], 
 
 @pytest.mark.model
 def test_show_names_who_guessed(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
-    code, out, _ = run(capsys, *GENERATE, "--prompt", "one two three one two three one two", "--show")
+    code, out, err = run(capsys, *GENERATE, "--prompt", "one two three one two three one two", "--show")
     assert code == 0
-    assert "guessed by:" in out
-    assert "per pass" in out
+    assert "\033[32m" in out
+    assert "guessed by:" in err
+    assert "per pass" in err
+
+
+@pytest.mark.model
+def test_output_is_the_text_and_nothing_else(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+    command = [*GENERATE, "--prompt", "def f():\n\treturn 1\ndef g():\n\treturn", "--seed", "1"]
+    wanted = as_json(capsys, *command)["text"]
+    assert run(capsys, *command)[1] == wanted + "\n"
 
 
 @pytest.mark.model
@@ -66,9 +74,9 @@ def test_chat_answers_until_the_line_is_empty(
 ) -> None:
     lines = iter(["Say hello.", "Again.", ""])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
-    code, out, _ = run(capsys, "chat", "--max-tokens", "5")
+    code, _, err = run(capsys, "chat", "--max-tokens", "5")
     assert code == 0
-    assert out.count("per pass") == 2
+    assert err.count("per pass") == 2
 
 
 def test_models_and_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,7 +159,7 @@ def test_where_the_cache_is_full_the_last_to_come_wait() -> None:
         return [a_seq(f"s{i}", 4, SpecConfig((), 0), max_tokens=5) for i in range(3)]
 
     wanted, _ = outputs(engine(), some())
-    got, ends = outputs(engine(SmallTarget(22)), some())
+    got, ends = outputs(engine(SmallTarget(20)), some())
     assert got == wanted
     assert {r.finish for r in ends.values()} == {"length"}
 
@@ -197,3 +197,51 @@ def test_a_draft_model_that_cannot_hold_the_text_costs_no_request() -> None:
         got, _ = outputs(e, [long, a_seq("short", 3, SpecConfig(("model",)))])
         assert [len(tokens) for tokens in got] == [10, 10]
         assert not model._rows
+
+
+def test_guesses_give_way_before_anybody_waits() -> None:
+    """What fits without a draft must not fail because of one."""
+    spec = SpecConfig(("ngram",), max_draft=8, adaptive=False)
+    wanted, _ = outputs(engine(), [a_seq("a", 6, spec, max_tokens=12)])
+    got, ends = outputs(engine(SmallTarget(18)), [a_seq("a", 6, spec, max_tokens=12)])
+    assert got == wanted
+    assert ends["a"].finish == "length"
+
+
+def test_who_cannot_go_on_goes_back_to_waiting_and_loses_nothing() -> None:
+    def some() -> list[Seq]:
+        return [a_seq(f"s{i}", 8, SpecConfig((), 0), max_tokens=8) for i in range(3)]
+
+    target = SmallTarget(20)
+    got, ends = outputs(engine(target), some())
+    assert got == outputs(engine(), some())[0]
+    assert {r.finish for r in ends.values()} == {"length"}
+    assert not target._rows
+
+
+def test_a_cancel_in_the_middle_of_a_pass_waits_for_its_end() -> None:
+    class Meddler(Drafter):
+        name = "meddler"
+
+        def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+            e.cancel("a")
+            return [Draft((1,))] * len(asks)
+
+    heard, target = Heard(), ToyTarget()
+    e = Engine(target, {"meddler": Meddler()}, Fixed(), [heard])
+    good = a_seq("b", spec=SpecConfig(("meddler",)))
+    outputs(e, [a_seq("a", spec=SpecConfig(("meddler",))), good])
+    assert ("a", "cancelled") in heard.ends
+    assert len(good.output) == 10
+    assert not target._rows
+
+
+def test_strange_requests_are_refused_before_they_run() -> None:
+    e = engine()
+    with pytest.raises(SettingError, match="token 99"):
+        e.submit(Seq("a", [1, 99], 2))
+    with pytest.raises(SettingError, match="token 50"):
+        e.submit(Seq("a", [1], 1, SamplingParams(logit_bias=((50, 1.0),))))
+    e.submit(a_seq("a"))
+    with pytest.raises(ValueError, match="here already"):
+        e.submit(a_seq("a"))

@@ -109,12 +109,13 @@ class ModelDrafter(Drafter):
             found = greedy(row, seq.params, history, width)
         else:
             found = ranked(of, _key(seq, g.depth), width)
+        laws = _without_replacement(of.probabilities(), found) if _needs_q(seq) else []
+        found = found[: len(laws)] if _needs_q(seq) else found
         parent, g.tip = g.tip, len(g.tokens)
         g.tokens.extend(found)
         g.parents.extend([parent] * len(found))
         g.scores.extend(of.probability(token) for token in found)
-        if _needs_q(seq):
-            g.q.extend(_without_replacement(of.probabilities(), found))
+        g.q.extend(laws)
         g.depth += 1
         if not g.full:
             g.mirror.tokens.append(found[0])
@@ -142,9 +143,11 @@ def _key(seq: Seq, depth: int) -> Key:
 
 
 def _without_replacement(p: Doubles, drawn: Sequence[int]) -> list[Doubles]:
-    """What each of the siblings was drawn from, its elders being taken."""
+    """What each of the siblings was drawn from, its elders being taken; ends where nothing is left."""
     rest, laws = p.copy(), []
     for token in drawn:
+        if rest[token] <= 0:
+            break
         laws.append(rest / rest.sum())
         rest[token] = 0
     return laws

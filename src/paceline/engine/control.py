@@ -1,6 +1,6 @@
 """How far to guess: as far as makes the expected rate of tokens largest, and not at all if nothing pays."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -36,12 +36,14 @@ class CostCurve:
     def __init__(self) -> None:
         self._speed = 1.0
         self._shape: dict[int, float] = {}
+        self._known: list[int] = []  # the row counts of the shape, ascending
 
     def learn(self, rows: int, us: float) -> None:
         if not self._shape:
             self._speed = us
         if rows not in self._shape:
             self._shape[rows] = us / self._speed
+            insort(self._known, rows)
             return
         drift = us / (self._speed * self._shape[rows])
         drift = min(max(drift, 1 / 3), 3.0)  # one hiccup of the machine must not count for much
@@ -53,7 +55,7 @@ class CostCurve:
 
     def _relative(self, rows: int) -> float:
         """Linear between what was measured, a small slope beyond."""
-        known = sorted(self._shape)
+        known = self._known
         if not known:
             return 1 + SLOPE * rows
         at = bisect_left(known, rows)
@@ -118,10 +120,18 @@ class Rate:
         nodes = sum(len(r.draft) for r in rounds)
         for r in rounds:
             if len(r.draft):
-                depth = max(len(path) for path in r.draft.paths())
-                self._acceptance[r.drafters].learn(depth, len(r.path))
-                per_node = r.draft_us / nodes
-                old = self._draft_us.get(r.drafters, per_node)
-                self._draft_us[r.drafters] = old + 0.1 * (per_node - old)
-        if rounds and all(r.tokens for r in rounds):
+                self._learn_acceptance(r)
+                self._learn_draft_time(r.drafters, r.draft_us / nodes)
+        if rounds and rounds[0].rows == len(rounds) + nodes:  # nothing but decoding
             self.cost.learn(rounds[0].rows, rounds[0].target_us)
+
+    def _learn_acceptance(self, r: Round) -> None:
+        depth = max(len(path) for path in r.draft.paths())
+        judged = len(r.path) if r.finish else depth  # what lies beyond an end was not refused
+        self._acceptance[r.drafters].learn(judged, len(r.path))
+
+    def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float) -> None:
+        """A first draft may include reading the prompt, so a much lower figure replaces a higher at once."""
+        old = self._draft_us.get(drafters, per_node)
+        new = old + 0.1 * (min(per_node, 3 * old) - old)
+        self._draft_us[drafters] = per_node if per_node < old / 2 else new

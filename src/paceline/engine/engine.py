@@ -18,6 +18,7 @@ from paceline.engine.turn import Pass, Turn, a_round, by_drafters
 from paceline.errors import CacheFull, PacelineError, PromptTooLong, SettingError
 from paceline.sampling import Floats
 from paceline.types import (
+    NO_DRAFT,
     Ask,
     Controller,
     Draft,
@@ -29,6 +30,7 @@ from paceline.types import (
     Seq,
     Sink,
     Target,
+    Verdict,
 )
 
 _NOTHING: Final = Scores(torch.empty(0, 0), ())
@@ -52,6 +54,8 @@ class Engine:
         self._sinks = tuple(sinks)
         self._eos = eos
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk)
+        self._cancelled: list[str] = []
+        self._in_step = False
 
     @property
     def busy(self) -> bool:
@@ -64,17 +68,36 @@ class Engine:
                 f"the prompt has {len(seq.tokens)} tokens and the model's context holds {limit}, "
                 "one of them for the answer: shorten the prompt"
             )
+        strange = [t for t in seq.tokens if not 0 <= t < self.target.vocab_size]
+        strange += [t for t, _ in seq.params.logit_bias if not 0 <= t < self.target.vocab_size]
+        if strange:
+            raise SettingError(f"token {strange[0]} is not one of the model's {self.target.vocab_size}")
         self._drafter(seq)  # an unknown name is refused here, not in the middle of a pass
         self._scheduler.add(seq)
 
     def cancel(self, seq_id: str) -> None:
-        found = self._scheduler.remove(seq_id)
-        if found is not None:
-            seq, running = found
-            self._leave(seq, "cancelled", running)
+        """Ends a sequence; one that is in a pass at this moment ends right after it."""
+        self._cancelled.append(seq_id)
+        if not self._in_step:
+            self._carry_out_cancels()
+
+    def _carry_out_cancels(self) -> None:
+        while self._cancelled:
+            found = self._scheduler.remove(self._cancelled.pop())
+            if found is not None:
+                seq, running = found
+                self._leave(seq, "cancelled", running)
 
     def step(self) -> list[Round]:
         """One pass of the target for every running sequence."""
+        self._in_step = True
+        try:
+            return self._step()
+        finally:
+            self._in_step = False
+            self._carry_out_cancels()
+
+    def _step(self) -> list[Round]:
         failed = self._admit()
         turns = self._turns()
         self._plan(turns)
@@ -118,19 +141,30 @@ class Engine:
         return turns
 
     def _forward(self, turns: list[Turn]) -> tuple[list[Turn], Scores, list[Round]]:
-        """The pass, for as many sequences as the cache can hold; the last to come wait.
+        """The pass, for as many sequences as the cache can hold.
 
-        One that does not even fit alone ends with the error.
+        Where it is full, guesses go first, then the last to come go back to waiting. One that does not even
+        fit alone ends with the error.
         """
         while turns:
             feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
             try:
                 return turns, self.target.forward(feeds, self._taps(turns)), []
             except CacheFull as error:
-                if len(turns) == 1:
+                if any(len(t.draft) for t in turns):
+                    for turn in turns:
+                        turn.draft = NO_DRAFT
+                elif len(turns) == 1:
                     return [], _NOTHING, [self._fail(turns[0].seq, error)]
-                turns = turns[:-1]
+                else:
+                    self._preempt(turns.pop().seq)
         return [], _NOTHING, []
+
+    def _preempt(self, seq: Seq) -> None:
+        self._drafter(seq).end(seq)
+        self.target.close(seq.id)
+        seq.computed = 0
+        self._scheduler.put_back(seq)
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = replace(a_round(Turn(seq, [], False), Pass(1, 0, 0, 0)), finish="error", error=error)
@@ -153,8 +187,9 @@ class Engine:
         asking = [t for t in turns if t.budget]
         for group in by_drafters(asking):
             asks = [Ask(t.seq, t.budget) for t in group]
-            for turn, draft in zip(group, self._drafter(group[0].seq).draft(asks), strict=True):
-                turn.draft = self._usable(draft.first(turn.budget))
+            drafter = self._drafter(group[0].seq)
+            for turn, draft in zip(group, drafter.draft(asks), strict=True):
+                turn.draft = self._usable(draft.first(turn.budget), drafter.name)
 
     def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
         """Judges a draft and commits what is kept."""
@@ -164,7 +199,7 @@ class Engine:
             self.target.keep(seq.id, held)
             seq.computed = held
             return a_round(turn, cost)
-        verdict = turn.verdict = judge(seq, turn.draft, rows)
+        verdict = judge(seq, turn.draft, rows)
         scored = logprobs(seq, verdict, turn.draft, rows)
         new = [*(turn.draft.tokens[i] for i in verdict.path), verdict.token]
         done = a_round(turn, cost)
@@ -173,6 +208,7 @@ class Engine:
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
         seq.computed = held + len(rows_kept)
+        turn.verdict = Verdict(rows_kept, seq.tokens[-1])
         return replace(
             done, path=verdict.path[:kept], tokens=tuple(new[:kept]), finish=finish, logprobs=scored[:kept]
         )
@@ -229,7 +265,9 @@ class Engine:
     def _taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         return tuple(sorted({tap for t in turns for tap in self._drafter(t.seq).taps}))
 
-    def _usable(self, draft: Draft) -> Draft:
-        """The draft up to the first token the target does not have."""
+    def _usable(self, draft: Draft, name: str) -> Draft:
+        """The draft up to the first token the target does not have, each node with a source."""
+        if not draft.sources:
+            draft = replace(draft, sources=(name,) * len(draft))
         bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self.target.vocab_size)
         return draft.first(next(bad, len(draft)))

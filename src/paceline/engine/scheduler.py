@@ -14,20 +14,29 @@ class Scheduler:
         self._chunk = prefill_chunk
         self._waiting: deque[Seq] = deque()
         self._running: list[Seq] = []
+        self._full = False  # memory was short: nobody is let in before somebody leaves
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
     def add(self, seq: Seq) -> None:
+        if any(seq.id == other.id for other in (*self._waiting, *self._running)):
+            raise ValueError(f"a sequence {seq.id!r} is here already")
         self._waiting.append(seq)
 
     def admit(self) -> list[Seq]:
         """Moves sequences from waiting to running; returns the new ones."""
         new = []
-        while self._waiting and len(self._running) < self._max_batch:
+        while self._waiting and len(self._running) < self._max_batch and not self._full:
             new.append(self._waiting.popleft())
             self._running.append(new[-1])
         return new
+
+    def put_back(self, seq: Seq) -> None:
+        """From running to the head of those who wait."""
+        self._running.remove(seq)
+        self._waiting.appendleft(seq)
+        self._full = True
 
     def running(self) -> Sequence[Seq]:
         return tuple(self._running)
@@ -35,9 +44,10 @@ class Scheduler:
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
         """Takes a sequence out; says whether it was running."""
         for queue in (self._running, self._waiting):
-            for seq in queue:
+            for seq in list(queue):
                 if seq.id == seq_id:
                     queue.remove(seq)
+                    self._full = False
                     return seq, queue is self._running
         return None
 
