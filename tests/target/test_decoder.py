@@ -102,9 +102,9 @@ def test_rope_table_keeps_its_rows_when_it_grows() -> None:
     before = table.rows(positions, 1001)
     table.rows(torch.tensor([5000]), 5001)
     assert all(torch.equal(a, b) for a, b in zip(before, table.rows(positions, 1001), strict=True))
-    turned = rotate(torch.ones(3, 1, 8), *before)
-    assert torch.equal(turned[0], torch.ones(1, 8))
-    assert turned[2, 0, 0].item() == pytest.approx(cos(1000) - sin(1000), abs=1e-6)
+    turned = rotate(torch.ones(1, 3, 8), *before)
+    assert torch.equal(turned[:, 0], torch.ones(1, 8))
+    assert turned[0, 2, 0].item() == pytest.approx(cos(1000) - sin(1000), abs=1e-6)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def _additive(unseen: Tensor, heads: Heads) -> Tensor:
 def attend_spans(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, layout: Layout, local: bool
 ) -> Tensor:
-    """Rows in the order of the layout: q, k, v [rows, heads, head_dim] -> [rows, heads * head_dim].
+    """q, k, v [heads, rows of the layout, head_dim] -> [rows of the layout, heads * head_dim].
 
     keys, values [kv_heads, slots, head_dim] are one layer of the cache. A span is written, then read at once,
     since the next one may overwrite it.
@@ -114,10 +114,10 @@ def attend_spans(
     parts = []
     for span in layout.spans:
         new = slice(span.rows.start, span.rows.start + span.count)
-        keys.index_copy_(1, span.slots, k[new].transpose(0, 1).to(keys.dtype))
-        values.index_copy_(1, span.slots, v[new].transpose(0, 1).to(values.dtype))
+        keys.index_copy_(1, span.slots, k[:, new].to(keys.dtype))
+        values.index_copy_(1, span.slots, v[:, new].to(values.dtype))
         seen = _read(keys, span.keys), _read(values, span.keys)
-        parts.append(attend(q[span.rows], *seen, span.masks[local], layout.heads))
+        parts.append(attend(q[:, span.rows], *seen, span.masks[local], layout.heads))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -127,15 +127,14 @@ def _read(cached: Tensor, at: slice | Tensor) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
-    """q [rows, heads, head_dim], k and v [kv_heads, keys, head_dim] -> [rows, heads * head_dim], float32.
+    """q [heads, rows, head_dim], k and v [kv_heads, keys, head_dim] -> [rows, heads * head_dim], float32.
 
     What a mask hides has the weight 0, so a longer tail of hidden keys changes no bit.
     """
-    rows, (kv_heads, group, head_dim) = len(q), (heads.kv_heads, heads.group, heads.head_dim)
-    q = q.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    weight = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=heads.scale).softmax(-1)
+    grouped = q.reshape(heads.kv_heads, -1, heads.head_dim)
+    weight = torch.baddbmm(mask, grouped, k.transpose(1, 2), alpha=heads.scale).softmax(-1)
     out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for tile in range(KEY_TILE, k.shape[1], KEY_TILE):
         part = slice(tile, tile + KEY_TILE)
         out.baddbmm_(weight[:, :, part], v[:, part])
-    return out.view(kv_heads, group, rows, head_dim).permute(2, 0, 1, 3).reshape(rows, -1)
+    return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)

@@ -24,7 +24,7 @@ from paceline.target.linear import (
 from paceline.target.rope import RopeTable
 from paceline.target.shape import ModelShape
 
-Stash = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [rows of the layout, kv_heads, head_dim]
+Stash = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [kv_heads, rows of the layout, head_dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Decoder:
             length = (1 + len(q) // MOST_ROWS) * KEY_TILE
             mask = torch.zeros(heads.kv_heads, heads.group * len(q), length)
             mask[:, :, KEY_TILE - 6 :] = float("-inf")
-            return attend(q, k[:, :length], v[:, :length], mask, heads)
+            return attend(q.transpose(0, 1), k[:, :length], v[:, :length], mask, heads)
 
         return Product(run, (heads.kv_heads * heads.group, heads.head_dim), torch.float32)
 

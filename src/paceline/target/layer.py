@@ -78,7 +78,7 @@ class Layer:
         name = f"layers.{index}."
         self.local = bool(shape.local_layers) and shape.local_layers[index]
         self._dtype, self._eps = store.dtype, shape.norm_eps
-        self._heads, self._head_dim = shape.heads, shape.head_dim
+        self._heads, self._kv_heads, self._head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self._attn_norm = store.norm(name + "attn_norm")
         self.qkv = store.linear(name + "q", name + "k", name + "v")
         self._qk_norm = _qk_norm(name, shape, store)
@@ -96,15 +96,14 @@ class Layer:
     def __call__(
         self, x: Tensor, layout: Layout, rotation: Rotation, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Adds to x [rows, width] in place; gives the rows' keys and values, in the order of the layout."""
+        """Adds to x [rows, width] in place; gives the layout's keys and values."""
         qkv = layout.arrange(self.qkv(self._attn_norm(x).to(self._dtype))).float()
-        qkv = qkv.view(len(qkv), -1, self._head_dim)
-        kv_heads = (qkv.shape[1] - self._heads) // 2
-        qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
+        qkv = qkv.view(len(qkv), -1, self._head_dim).transpose(0, 1)
+        qk, v = qkv[: -self._kv_heads], qkv[-self._kv_heads :]
         if self._qk_norm is not None:
             qk = F.rms_norm(qk, (self._head_dim,), None, self._eps) * self._qk_norm
         qk = rotate(qk, *rotation)
-        q, k = qk[:, : self._heads], qk[:, self._heads :]
+        q, k = qk[: self._heads], qk[self._heads :]
         seen = layout.restore(attend_spans(q, k, v, keys, values, layout, self.local))
         _add(x, self.o(seen.to(self._dtype)), self._post_attn_norm)
         _add(x, self._feed_forward(self._ffn_norm(x).to(self._dtype)), self._post_ffn_norm)
@@ -119,11 +118,11 @@ class Layer:
 
 
 def _qk_norm(name: str, shape: ModelShape, store: Store) -> Tensor | None:
-    """[heads + kv_heads, head_dim]: one factor for queries and keys, which are normed together."""
+    """[heads + kv_heads, 1, head_dim]: one factor for queries and keys, which are normed together."""
     if name + "q_norm" not in store:
         return None
     q, k = store.small(name + "q_norm"), store.small(name + "k_norm")
-    return torch.cat((q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1)))
+    return torch.cat((q.expand(shape.heads, 1, -1), k.expand(shape.kv_heads, 1, -1)))
 
 
 def _add(x: Tensor, y: Tensor, norm: Norm | None) -> None:

@@ -36,10 +36,10 @@ class RopeTable:
 
     def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
         self._frequencies = frequencies(rope, head_dim)
-        self._cos = self._sin = torch.empty(0, 1, head_dim, device=device)
+        self._cos = self._sin = torch.empty(0, head_dim, device=device)
 
     def rows(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines for positions below `length`, each [rows, 1, head_dim]: see `rotate`."""
+        """Cosines and signed sines for positions below `length`, each [rows, head_dim]: see `rotate`."""
         self._grow(length)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
@@ -50,11 +50,11 @@ class RopeTable:
         stop = -(-length // _GROWTH) * _GROWTH
         angles = torch.arange(have, stop, dtype=torch.float32)[:, None] * self._frequencies
         cos, sin = angles.double().cos().float(), angles.double().sin().float()
-        new_cos = torch.cat((cos, cos), -1)[:, None].to(self._cos.device)
-        new_sin = torch.cat((-sin, sin), -1)[:, None].to(self._sin.device)
+        new_cos = torch.cat((cos, cos), -1).to(self._cos.device)
+        new_sin = torch.cat((-sin, sin), -1).to(self._sin.device)
         self._cos, self._sin = torch.cat((self._cos, new_cos)), torch.cat((self._sin, new_sin))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [rows, heads, head_dim]. Plain products and sums: a fused one may round by where an element lies."""
-    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+    """[heads, rows, head_dim], contiguous. No fused operation: it may round by where an element lies."""
+    return x.roll(x.shape[-1] // 2, -1).mul_(sin).add_(x * cos)

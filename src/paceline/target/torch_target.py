@@ -168,7 +168,7 @@ class TorchTarget:
         keys, values = zip(*fed.outcome.stash, strict=True)
         with torch.inference_mode():
             for cached, new in ((self._cache.k, keys), (self._cache.v, values)):
-                moved = torch.stack(new).index_select(1, rows).transpose(1, 2)
+                moved = torch.stack(new).index_select(2, rows)
                 cached.index_copy_(2, slots, moved.to(cached.dtype))
 
 
