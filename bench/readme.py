@@ -11,7 +11,7 @@ def section(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> str:
     agent, plain, cost = measured["agent workflow"], measured["plain decoding"], measured["engine overhead"]
     text = "identical" if agent["identical_text"] else "DIFFERENT"
     rows = [
-        ("tool-calling agent, plain", f"{agent['plain_s']} s", "1.00 tokens per pass"),
+        ("tool-calling agent, plain", f"{agent['plain_s']} s", ""),
         (
             "tool-calling agent, speculative",
             f"{agent['speculative_s']} s",

@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import agent, decode, machine, memory, overhead, readme, suffix
+from bench import agent, decode, machine, memory, overhead, readme
 from paceline import LLM, models
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +27,7 @@ def main() -> None:
         "plain decoding": decode.measure(llm, options.repeats),
         "agent workflow": agent.measure(llm, options.repeats),
         "engine overhead": overhead.measure(llm),
-        "suffix drafting": suffix.measure(),
+        "suffix drafting": apart("bench.suffix"),
         "memory": memory.measure(models.DEFAULT_MODEL),
     }
     facts = {"model": llm.name, **machine.facts()}
@@ -33,6 +35,15 @@ def main() -> None:
     print(json.dumps({"machine": facts, "results": measured}))
     if options.write:
         write(facts, measured)
+
+
+def apart(module: str) -> dict[str, Any]:
+    """Runs a measurement in a process of its own, whose memory is then its alone."""
+    done = subprocess.run(
+        [sys.executable, "-m", module], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def show(measured: dict[str, dict[str, Any]]) -> None:

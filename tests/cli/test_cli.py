@@ -10,6 +10,7 @@ import pytest
 from paceline import models
 from paceline.cli import main
 
+REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
 
 
@@ -39,8 +40,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 
 @pytest.mark.model
 def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
-    prompt = "one two three four, one two three four, one two three four, one two"
-    command = [*GENERATE, "--prompt", prompt, "--seed", "7", "--temperature", "0.8"]
+    command = [*GENERATE, "--prompt", REPEATING, "--seed", "7", "--temperature", "0.8"]
     fast = as_json(capsys, *command, "--drafters", "suffix,ngram")
     plain = as_json(capsys, *command, "--drafters", "none")
     assert fast["token_ids"] == plain["token_ids"]
@@ -54,7 +54,7 @@ def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], 
 
 @pytest.mark.model
 def test_show_names_who_guessed(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
-    code, out, err = run(capsys, *GENERATE, "--prompt", "one two three one two three one two", "--show")
+    code, out, err = run(capsys, *GENERATE, "--prompt", REPEATING, "--show")
     assert code == 0
     assert "\033[32m" in out
     assert "guessed by:" in err

@@ -129,10 +129,11 @@ def _read(cached: Tensor, at: slice | Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
     """q [heads, rows, head_dim], k and v [kv_heads, keys, head_dim] -> [rows, heads * head_dim], float32.
 
-    What a mask hides has the weight 0, so a longer tail of hidden keys changes no bit.
+    What a mask hides has the weight 0, so a longer tail of hidden keys changes no bit. Queries are scaled
+    beforehand: a library that is asked to scale a product does it before or after the sum, as it likes.
     """
-    grouped = q.reshape(heads.kv_heads, -1, heads.head_dim)
-    weight = torch.baddbmm(mask, grouped, k.transpose(1, 2), alpha=heads.scale).softmax(-1)
+    grouped = (q * heads.scale).reshape(heads.kv_heads, -1, heads.head_dim)
+    weight = torch.baddbmm(mask, grouped, k.transpose(1, 2)).softmax(-1)
     out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for tile in range(KEY_TILE, k.shape[1], KEY_TILE):
         part = slice(tile, tile + KEY_TILE)

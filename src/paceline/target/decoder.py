@@ -11,7 +11,6 @@ from paceline.target.attention import KEY_TILE, Heads, Layout, Span, attend
 from paceline.target.layer import Layer, Store
 from paceline.target.linear import (
     CUDA_TILE,
-    MOST_ROWS,
     GroupedLinear,
     Linear,
     PlainLinear,
@@ -131,17 +130,25 @@ class Decoder:
         self.tile = RowTile(max(*sizes, tile.size))
 
     def _sample_attention(self) -> Product:
-        """The more rows, the more keys; all but those of the first tile are masked."""
-        heads = self._heads
+        """Three times the same result: from one tile of keys, and from more that are masked."""
+        heads, tiles = self._heads, (1, 2, 5)
         k, v = torch.randn(
-            2, heads.kv_heads, 3 * KEY_TILE, heads.head_dim, generator=torch.Generator().manual_seed(1)
+            2,
+            heads.kv_heads,
+            max(tiles) * KEY_TILE,
+            heads.head_dim,
+            generator=torch.Generator().manual_seed(1),
         )
 
-        def run(q: Tensor) -> Tensor:
-            length = (1 + len(q) // MOST_ROWS) * KEY_TILE
-            mask = torch.zeros(heads.kv_heads, heads.group * len(q), length)
+        def attend_tiles(q: Tensor, count: int) -> Tensor:
+            mask = torch.zeros(heads.kv_heads, heads.group * q.shape[1], count * KEY_TILE)
             mask[:, :, KEY_TILE - 6 :] = float("-inf")
-            return attend(q.transpose(0, 1), k[:, :length], v[:, :length], mask, heads)
+            return attend(q, k[:, : count * KEY_TILE], v[:, : count * KEY_TILE], mask, heads)
+
+        def run(q: Tensor) -> Tensor:
+            turn = len(q) // 4 % len(tiles)  # so that other row counts are compared with other tile counts
+            order = (*tiles[turn:], *tiles[:turn])
+            return torch.cat([attend_tiles(q.transpose(0, 1), count) for count in order], -1)
 
         return Product(run, (heads.kv_heads * heads.group, heads.head_dim), torch.float32)
 

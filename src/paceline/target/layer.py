@@ -12,9 +12,9 @@ from paceline.target.linear import GroupedLinear, Linear, bytes_of, make_linear
 from paceline.target.rope import rotate
 from paceline.target.shape import ModelShape
 
-# Elements torch computes in one thread. It cuts longer tensors anywhere, and the elements left over at a cut
-# get a scalar exponential, which rounds unlike the vector one.
-_SERIAL: Final = 32768
+# Elements torch computes in one thread (gelu; 32768 for silu). It cuts longer tensors anywhere, and the
+# elements left over at a cut get a scalar exponential, which rounds unlike the vector one.
+_SERIAL: Final = 25600
 
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: see rope.rotate
 
