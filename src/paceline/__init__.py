@@ -1,5 +1,6 @@
 """Faster agents, word for word."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from paceline.types import Ask, Draft, Drafter, Seq
 
 __version__ = "0.1.0"
+
+# Threads of a pass wait for one another hundreds of times. Spinning long at each wait makes a pass many times
+# slower as soon as another program keeps a core busy. libgomp reads this when torch is first imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 _HOME = {
     "EngineConfig": "config",
