@@ -39,5 +39,5 @@ def measure(llm: LLM) -> dict[str, Any]:
         "what": "ms per round outside the forward pass, 9 rows sampled at T=0.8, top-p 0.95",
         "rounds": len(outside),
         "median_ms": round(median(outside), 3) if outside else None,
-        "pass_ms_by_rows": {n: round(median(v), 1) for n, v in sorted(by_rows.items())},
+        "pass_ms_by_rows": ", ".join(f"{n} rows {median(v):.1f}" for n, v in sorted(by_rows.items())),
     }
