@@ -1,5 +1,6 @@
 """Settings. Frozen; an unknown key is an error that lists the known ones."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -145,4 +146,5 @@ class EngineConfig:
         _require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         for name in ("cache_mb", "max_batch", "prefill_chunk"):
             _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
-        _require(lambda x: x >= 0, "threads", self.threads, "0 (all cores) or more")
+        cores = os.cpu_count() or 1
+        _require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

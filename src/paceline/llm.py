@@ -39,6 +39,9 @@ class LLM:
         sinks: Sequence[Sink] = (),
     ) -> None:
         config = config or EngineConfig()
+        for drafter in drafters:
+            if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
+                raise SettingError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
         path = models.resolve(model)
         self.name = model
         self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
@@ -75,7 +78,9 @@ class LLM:
         tenant: str = "",
         **sampling: Any,
     ) -> Stream:
-        """Starts an answer. `sampling` takes fields of SamplingParams; without a seed one is drawn.
+        """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
+
+        Without `params` and a seed, a seed is drawn; `params` are taken as they are.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
         """
@@ -118,6 +123,8 @@ class LLM:
                 )
 
     def _encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+        if not prompt:
+            raise SettingError("the prompt is empty: give a text or a list of messages")
         if not isinstance(prompt, str):
             return self.tokenizer.encode_chat(list(prompt), tools=list(tools) if tools else None)
         if tools:

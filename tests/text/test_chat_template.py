@@ -116,3 +116,24 @@ def test_messages_must_be_plain_data() -> None:
 def test_no_template_at_all() -> None:
     with pytest.raises(TextError, match="no chat template: use a plain prompt"):
         ChatTemplate({}, {}).render(CHAT, None, True, {})
+
+
+def test_a_history_with_calls_needs_no_tools_to_be_read() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": "{}"}}
+    chat = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "ok"},
+    ]
+    text = render("{% for m in messages %}{{ m.role + ':' + m.content }};{% endfor %}", chat)
+    assert text.startswith("user:ab;assistant:<tool_call>")
+    assert '"name": "w"' in text
+    assert "user:<tool_response>\nok\n</tool_response>;" in text
+
+
+@pytest.mark.parametrize(
+    "chat", [[{"content": "x"}], ["x"], [{"role": "user", "content": [{"type": "image"}]}]]
+)
+def test_what_is_no_message_is_refused_in_one_line(chat: list[Any]) -> None:
+    with pytest.raises(TextError, match=r"not a message|only text"):
+        render("{% for m in messages %}{{ m.content }}{% endfor %}", chat)

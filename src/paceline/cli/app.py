@@ -23,7 +23,7 @@ out = Console(highlight=False, soft_wrap=True)
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
 Drafters = Annotated[
-    str, typer.Option(help="Asked in this order, separated by commas; none: plain decoding.")
+    str, typer.Option(help="suffix, ngram, prediction, model: asked in this order; none: plain decoding.")
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
 TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]
@@ -80,7 +80,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
     ] = False,
-    prediction: Annotated[str, typer.Option(help="Text the answer is expected to resemble.")] = "",
+    prediction: Annotated[str, typer.Option(help="Text the answer may resemble; drafters: prediction.")] = "",
     show: Show = False,
     to_json: Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")] = False,
     device: Device = "auto",

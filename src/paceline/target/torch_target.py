@@ -193,6 +193,9 @@ def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> PagedCach
         raise SettingError(
             f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
         )
-    return PagedCache(
-        shape.layers, shape.kv_heads, shape.head_dim, blocks, dtype=dtype, device=decoder.device
-    )
+    try:
+        return PagedCache(
+            shape.layers, shape.kv_heads, shape.head_dim, blocks, dtype=dtype, device=decoder.device
+        )
+    except RuntimeError:  # torch's word for memory it cannot have
+        raise SettingError(f"cache_mb={cache_mb!r} does not fit into memory: give less") from None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.errors import TextError
-from paceline.text.tools import tool_prompt, without_tool_roles
+from paceline.text.tools import text_of, tool_prompt, without_tool_roles
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -35,13 +35,14 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         source = self._choose(tools)
-        chat = _plain(list(messages))
+        template = compiled(source)
+        chat = [_message(m) for m in _plain(list(messages))]
         offered = None if tools is None else _plain(list(tools))
-        if offered and not mentions_tools(source):
-            chat = without_tool_roles(chat, tool_prompt(offered))
+        if (offered or _used_tools(chat)) and not mentions_tools(source):
+            chat = without_tool_roles(chat, tool_prompt(offered) if offered else "")
         names = {**self._names, **_plain(dict(variables))}
         try:
-            return compiled(source).render(
+            return template.render(
                 messages=chat,
                 tools=offered,
                 documents=None,
@@ -124,6 +125,17 @@ def _to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _used_tools(chat: Sequence[dict[str, Any]]) -> bool:
+    return any(m["role"] == "tool" or m.get("tool_calls") for m in chat)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or "role" not in message:
+        raise TextError(f"{message!r} is not a message: expected a mapping with role and content")
+    content = message.get("content")
+    return {**message, "content": text_of(content)} if isinstance(content, list) else message
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from paceline.errors import TextError
+
 _CALL: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # a last call may lack its end
 _FENCE: Final = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 
@@ -39,14 +41,23 @@ def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:
 def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
     """The conversation in the roles every template has: system, user, assistant.
 
-    `system` follows the conversation's own system text; calls become the assistant's text, and results
-    the user's.
+    `system`, if there is any, follows the conversation's own system text; calls become the assistant's text,
+    and results the user's.
     """
     chat = [_plain_role(m) for m in messages]
+    if not system:
+        return chat
     if chat and chat[0].get("role") == "system":
         first = {**chat[0], "content": f"{chat[0].get('content') or ''}\n\n{system}".strip()}
         return [first, *chat[1:]]
     return [{"role": "system", "content": system}, *chat]
+
+
+def text_of(parts: list[Any]) -> str:
+    """The text of a content given in parts."""
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise TextError("a message's content holds parts that are not text: only text can be read")
+    return "".join(str(part.get("text", "")) for part in parts)
 
 
 def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +66,7 @@ def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
     calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
     if not calls:
-        return message
+        return {**message, "content": content}
     written = json.dumps(
         [{"name": c.get("name"), "arguments": _loaded(c.get("arguments"))} for c in calls], ensure_ascii=False
     )
