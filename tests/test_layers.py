@@ -13,7 +13,9 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 # A layer may import itself and every layer on a lower level. Layers on one level are strangers.
 LEVEL = {
     "errors": 0,
+    "folders": 0,
     "config": 1,
+    "compiled": 1,
     "gguf_header": 1,
     "types": 2,
     "sampling": 3,

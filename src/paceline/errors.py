@@ -10,7 +10,8 @@ PacelineError                 one line for the user; the command line exits with
  ├─ TextError                 a chat template or tokenizer cannot do what was asked
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ CacheFull                 no room in the KV cache for the sequences now running
- └─ DrafterMismatch           a drafter cannot draft for this target
+ ├─ DrafterMismatch           a drafter cannot draft for this target
+ └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
 
@@ -55,4 +56,8 @@ class CacheFull(PacelineError):
 
 
 class DrafterMismatch(PacelineError):
+    pass
+
+
+class NotCompiled(PacelineError):
     pass

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from paceline.errors import PullError
+from paceline.folders import home
 from paceline.models.assemble import assemble
 from paceline.models.catalogue import CATALOGUE
 from paceline.models.hub import pull_repository
 from paceline.models.progress import Progress, silent
-from paceline.models.store import home, is_hub_id, local_model, unknown
+from paceline.models.store import is_hub_id, local_model, unknown
 from paceline.models.wheels import Fetch, pip_download
 
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.errors import UnknownModel
+from paceline.folders import home
 from paceline.models.catalogue import CATALOGUE, CatalogueModel
 from paceline.models.disk import read_json
 
@@ -30,15 +31,6 @@ class Installed:
     size: int  # bytes
     licence: str
     pulled: bool
-
-
-def home() -> Path:
-    """The folder paceline keeps its models in."""
-    if given := os.environ.get("PACELINE_HOME"):
-        return Path(os.path.expanduser(given)).absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("paceline", appauthor=False))
 
 
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:

@@ -74,7 +74,7 @@ def amx() -> Amx:
 
 def _notes() -> Path | None:
     """None on a bare machine, where platformdirs is missing."""
-    from paceline.models.store import home
+    from paceline.folders import home
 
     try:
         return home() / "cpu.json"
