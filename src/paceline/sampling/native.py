@@ -17,6 +17,7 @@ from paceline.sampling.law import NO_HISTORY, Floats, History, Mask, law, lowest
 from paceline.sampling.noise import Key
 
 SOURCE: Final = Path(__file__).with_name("choose.cpp")
+HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "numbers.h"))
 
 Function = Callable[..., int]
 
@@ -64,7 +65,7 @@ class NativeChooser(Chooser):
             frequency=params.frequency_penalty,
             per_temperature=1 / params.temperature if params.temperature else 0,
             repetition=params.repetition_penalty,
-            min_p_depth=-lowest(params.min_p) if params.min_p else np.inf,
+            min_p_depth=abs(lowest(params.min_p)) if params.min_p else np.inf,
             top_k=min(params.top_k, 2**31 - 1),
             biased=len(self._ids),
             bias_ids=self._ids.ctypes.data,
@@ -77,6 +78,8 @@ class NativeChooser(Chooser):
     ) -> int:
         row = np.ascontiguousarray(logits, np.float32)
         allowed = None if mask is None else np.ascontiguousarray(mask, np.bool_)
+        if allowed is not None and len(allowed) != len(row):
+            raise ValueError(f"the mask is of {len(allowed)} tokens, the row of {len(row)}")
         text = history.text() if self.needs_history else None
         return self._function(
             row.ctypes.data,
@@ -100,7 +103,7 @@ def chooser(params: SamplingParams) -> Chooser:
 @cache
 def _function() -> Function | None:
     try:
-        return bind(load("sampling", [Unit(SOURCE)]))
+        return bind(load("sampling", [Unit(SOURCE)], HEADERS))
     except NotCompiled as error:
         logging.getLogger("paceline").warning("%s", error)
         return None
