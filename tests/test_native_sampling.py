@@ -15,7 +15,20 @@ from paceline import compiled
 from paceline.compiled import Unit, load
 from paceline.config import SamplingParams
 from paceline.errors import NotCompiled
-from paceline.sampling import CHOICE, Chooser, Floats, History, Mask, choose, chooser, law, native, noise_key
+from paceline.sampling import (
+    CHOICE,
+    NO_HISTORY,
+    Chooser,
+    Floats,
+    History,
+    Mask,
+    choose,
+    chooser,
+    law,
+    native,
+    noise_key,
+)
+from paceline.sampling.law import _weights
 from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
 
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
@@ -105,6 +118,18 @@ def test_native_is_numpy(x: Floats, p: SamplingParams, share: float | None, seed
     assert isinstance(pick, NativeChooser)
     got = [pick(x, noise_key(s, 0, CHOICE, 1), history, mask) for s in (seed, seed + 1)]
     assert got == [by_numpy(x, p, s, history, mask) for s in (seed, seed + 1)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), kept=st.integers(1, 7))
+def test_top_p_ends_at_the_very_same_token(seed: int, kept: int) -> None:
+    """Where top-p falls on the edge between two tokens, one unit of one weight decides."""
+    x = a_row("flat", 8, seed) * np.float32(20)
+    weight = _weights(x - x.max())
+    order = np.argsort(-x)
+    p = SamplingParams(temperature=1.0, top_p=float(weight[order][:kept].sum() / weight.sum()))
+    for s in range(seed, seed + 30):
+        assert chooser(p)(x, noise_key(s, 0, CHOICE, 1)) == by_numpy(x, p, s, NO_HISTORY, None)
 
 
 def test_choices_follow_the_law() -> None:

@@ -167,7 +167,7 @@ class Engine:
         self._scheduler.put_back(seq)
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
-        r = replace(a_round(Turn(seq, [], False), Pass(1, 0, 0, 0)), finish="error", error=error)
+        r = a_round(Turn(seq, [], False), Pass(1, 0, 0, 0), finish="error", error=error)
         if opened:
             self._report(seq, r)
         else:
@@ -201,17 +201,14 @@ class Engine:
             return a_round(turn, cost)
         verdict = judge(seq, turn.draft, rows)
         scored = logprobs(seq, verdict, turn.draft, rows)
-        new = [*(turn.draft.tokens[i] for i in verdict.path), verdict.token]
-        done = a_round(turn, cost)
+        new = (*(turn.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
         kept = len(seq.tokens) - start
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
         seq.computed = held + len(rows_kept)
         turn.verdict = Verdict(rows_kept, seq.tokens[-1])
-        return replace(
-            done, path=verdict.path[:kept], tokens=tuple(new[:kept]), finish=finish, logprobs=scored[:kept]
-        )
+        return a_round(turn, cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output."""
@@ -233,9 +230,8 @@ class Engine:
         for group in by_drafters([t for t in turns if t.verdict is not None]):
             starts = tuple(start_of[t.seq.id] for t in group)
             verdicts = [t.verdict for t in group if t.verdict is not None]
-            self._drafter(group[0].seq).observe(
-                [t.seq for t in group], verdicts, replace(scores, starts=starts)
-            )
+            of_group = scores if starts == scores.starts else replace(scores, starts=starts)
+            self._drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
 
     def _report(self, seq: Seq, r: Round) -> None:
         for sink in self._sinks:

@@ -35,7 +35,6 @@ def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
             return NO_HISTORY
         return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
 
-    @cache
     def law_at(node: int) -> Doubles:
         return law(rows[node + 1], params, history_at(node)).probabilities()
 
@@ -45,8 +44,8 @@ def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
 
     rules: dict[str, Callable[[], Verdict]] = {
         "match": lambda: match(draft, choice_at),
-        "residual": lambda: residual(draft, law_at, KeyedCoins(params.seed, params.choice, index)),
-        "block": lambda: block(draft, law_at, KeyedCoins(params.seed, params.choice, index)),
+        "residual": lambda: residual(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
+        "block": lambda: block(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
         "typical": lambda: typical(draft, law_at, choice_at),
     }
     return rules[seq.spec.accept]()

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from paceline.types import NO_DRAFT, Draft, Round, Seq, Verdict
+from paceline.errors import PacelineError
+from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Verdict
 
 
 @dataclass(slots=True)
@@ -33,20 +34,31 @@ class Pass:
     target_us: int
 
 
-def a_round(turn: Turn, cost: Pass) -> Round:
-    """A round that has committed nothing yet."""
+def a_round(
+    turn: Turn,
+    cost: Pass,
+    path: tuple[int, ...] = (),
+    tokens: tuple[int, ...] = (),
+    finish: Finish | None = None,
+    error: PacelineError | None = None,
+    logprobs: tuple[TokenLogprob, ...] = (),
+) -> Round:
+    """A turn that has committed these tokens."""
     return Round(
         request=turn.seq.id,
-        start=len(turn.seq.tokens),
+        start=len(turn.seq.tokens) - len(tokens),
         drafters=turn.seq.spec.drafters,
         draft=turn.draft,
-        path=(),
-        tokens=(),
+        path=path,
+        tokens=tokens,
         budget=turn.budget,
         batch=cost.batch,
         rows=cost.rows,
         draft_us=cost.draft_us,
         target_us=cost.target_us,
+        finish=finish,
+        error=error,
+        logprobs=logprobs,
     )
 
 

@@ -160,7 +160,7 @@ inline double noise_of(uint32_t bits) { return -std::log(-std::log((bits + 0.5) 
 // With u the bits over 2^32, it is if -log(u) <= exp(-depth - score), and 1 - u <= -log(u) always holds.
 // bar: exp(-score) * 2^31, and a thousandth more for rounding.
 inline bool may_reach(float depth, uint32_t bits, float bar) {
-    return static_cast<float>(static_cast<int32_t>(~bits >> 1)) <= exp_minus(depth) * bar;
+    return static_cast<float>(static_cast<int32_t>(~bits >> 1)) <= exp_minus(depth, 0) * bar;
 }
 
 inline float bar_of(double score) { return static_cast<float>(std::exp(-score) * 0x1p31 * 1.001); }

@@ -41,8 +41,8 @@ inline float of_rank(int32_t rank) {
     return float_of(static_cast<uint32_t>(rank ^ ((rank >> 31) & 0x7FFFFFFF)));
 }
 
-// exp(-depth) of a depth in 0..FAR, to 2e-7 of itself. Operation for operation what law.py's _weights does.
-inline float exp_minus(float depth) {
+// exp(-depth) * 2^scale of a depth in 0..FAR, to 2e-7 of itself. Operation for operation what law.py's _weights does.
+inline float exp_minus(float depth, uint32_t scale) {
     const float x = -depth;
     const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
     const float n = shifted - 12582912.0f;
@@ -54,12 +54,12 @@ inline float exp_minus(float depth) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = (p * (r * r) + r) + 1.0f;
-    return float_of(bits_of(p) + ((bits_of(shifted) - 0x4B400000u) << 23));  // p * 2^n
+    return float_of(bits_of(p) + ((bits_of(shifted) - 0x4B400000u + scale) << 23));  // p * 2^(n + scale)
 }
 
-// The same in units of 2^-34, a whole number: sums are exact, whatever their order.
+// exp(-depth) in units of 2^-34, a whole number: sums are exact, whatever their order.
 inline int64_t weight_of(float depth) {
-    const double shifted = static_cast<double>(exp_minus(depth)) * 0x1p34 + 0x1.8p52;  // in its last bits
+    const double shifted = static_cast<double>(exp_minus(depth, 34)) + 0x1.8p52;  // in its last bits
     int64_t bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     return bits - 0x4338000000000000;
