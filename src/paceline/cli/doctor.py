@@ -10,6 +10,7 @@ def report() -> dict[str, Any]:
 
     from paceline import __version__, models
     from paceline.config import EngineConfig
+    from paceline.sampling.native import describe as describe_sampling
     from paceline.target.cpu import describe
     from paceline.target.torch_target import placement
 
@@ -23,6 +24,7 @@ def report() -> dict[str, Any]:
         "system": platform.platform(),
         **describe(),
         "runs on": f"{device}, {str(dtype).removeprefix('torch.')}",
+        "sampling": describe_sampling(),
         "model folder": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
     }

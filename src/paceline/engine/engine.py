@@ -16,7 +16,7 @@ from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.turn import Pass, Turn, a_round, by_drafters
 from paceline.errors import CacheFull, PacelineError, PromptTooLong, SettingError
-from paceline.sampling import Floats
+from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
     Ask,
@@ -73,6 +73,7 @@ class Engine:
         if strange:
             raise SettingError(f"token {strange[0]} is not one of the model's {self.target.vocab_size}")
         self._drafter(seq)  # an unknown name is refused here, not in the middle of a pass
+        chooser(seq.params)  # likewise what must be built for it is built now
         self._scheduler.add(seq)
 
     def cancel(self, seq_id: str) -> None:

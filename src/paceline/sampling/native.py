@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline.compiled import Unit, load
+from paceline.compiled import Unit, library, load
 from paceline.config import SamplingParams
 from paceline.errors import NotCompiled
 from paceline.sampling.choice import choose
@@ -107,6 +107,14 @@ def _function() -> Function | None:
     except NotCompiled as error:
         logging.getLogger("paceline").warning("%s", error)
         return None
+
+
+def describe() -> str:
+    """How this machine samples, and why."""
+    try:
+        return f"native, {library('sampling', [Unit(SOURCE)], HEADERS)}"
+    except NotCompiled as error:
+        return f"numpy: {error}"
 
 
 def bind(library: ctypes.CDLL) -> Function:
