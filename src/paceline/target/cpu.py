@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,7 +45,7 @@ def describe() -> dict[str, Any]:
         "cpu features": ", ".join(_listed(FLAGS)) or "none of interest",
         "amx": amx(),
         "isa cap": os.environ.get(ISA_SETTING) or "none",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
         "torch threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -98,6 +99,16 @@ def give_back_memory() -> None:
     """Hands freed heap memory to the system; glibc keeps it after many weights were made and dropped."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has(flags: Sequence[str]) -> bool:
+    """Whether the system lists all of these features, by the names of /proc/cpuinfo."""
+    return _listed(tuple(flags)) == list(flags)
 
 
 def _listed(flags: tuple[str, ...]) -> list[str]:
