@@ -56,8 +56,8 @@ def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "") -> int:
 
 
 def holds(cache: PagedCache, slots: list[int], tokens: Sequence[int], start: int = 0) -> bool:
-    wanted = rows_of(tokens, start)
-    return bool(torch.equal(rows_in(cache).k[:, :, slots], wanted) and torch.equal(rows_in(cache).v[:, :, slots], -wanted))
+    wanted, rows = rows_of(tokens, start), rows_in(cache)
+    return bool(torch.equal(rows.k[:, :, slots], wanted) and torch.equal(rows.v[:, :, slots], -wanted))
 
 
 def nodes_of(cache: PagedCache) -> Iterator[tuple[Node, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 from paceline.errors import CacheFull
-from paceline.target.kv import SLACK, PagedCache, TorchRows
+from paceline.target.kv import SLACK, TorchRows
 from paceline.target.pages import FreeRuns
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts

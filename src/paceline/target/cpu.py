@@ -127,6 +127,16 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
+def free_memory() -> int:
+    """Bytes a program may take without pushing others out; 0 where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text("utf-8")
+    except OSError:
+        return 0
+    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else 0
+
+
 def _memory_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -184,7 +184,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows, blocks_in]:
+def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
     # The CPU reads float32 at once, whatever the weights are in.
     dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
     blocks = blocks_in(cache_mb, shape, dtype.itemsize)

@@ -46,6 +46,8 @@ ENCODINGS: Final = {
     "Q3_K": "K6",
     "F32": "O8",
 }
+LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS: Final = ("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")
 TILE: Final = 16
 GROUP: Final = 32
 UNIT: Final = 32
@@ -67,9 +69,8 @@ class Linear(c.Structure):
 
 class Layer(c.Structure):
     _fields_ = (
-        *((name, Linear) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, c.c_void_p) for name in ("attn_norm", "ffn_norm")),
-        *((name, c.c_void_p) for name in ("q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")),
+        *((name, Linear) for name in LINEARS),
+        *((name, c.c_void_p) for name in VECTORS),
     )
 
 

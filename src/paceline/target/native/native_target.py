@@ -39,7 +39,7 @@ class _Fed:
 
 
 class NativeTarget:
-    """Bits of a row depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
+    """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
 
     invariant_rows = 2**31
 
@@ -60,8 +60,9 @@ class NativeTarget:
         self._rope = _RopeTable(shape)
         self._fed: dict[str, _Fed] = {}
         self._lib = library.load(path)
-        self._held = (weights, *_layers(shape, weights))  # what the C++ side points at
-        model = _model(shape, weights, self._rows, self._held[1])
+        layers = _layers(shape, weights)
+        self._held = (weights, layers)  # what the C++ side points at
+        model = _model(shape, weights, self._rows, layers)
         self._decoder = self._lib.paceline_open(ctypes.byref(model), self.threads)
         if not self._decoder:
             raise ModelError("the native engine could not start its threads: give fewer of them")
@@ -158,7 +159,9 @@ class NativeTarget:
             **{name: array.ctypes.data for name, array in held.items()},
         )
         if self._lib.paceline_forward(self._decoder, ctypes.byref(run)):
-            raise ModelError(f"no memory for a pass of {rows} rows: give a smaller prefill_chunk or max_batch")
+            raise ModelError(
+                f"no memory for a pass of {rows} rows: give a smaller prefill_chunk or max_batch"
+            )
         return logits, hidden
 
 
@@ -190,13 +193,14 @@ class _RopeTable:
         return self._cos[positions], self._sin[positions]
 
 
-def _layers(shape: ModelShape, weights: PackedWeights) -> tuple[Any]:
+def _layers(shape: ModelShape, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
     layers = (library.Layer * shape.layers)()
     for i in range(shape.layers):
-        for name, kind in library.Layer._fields_:
-            find = weights.matrix if kind is library.Linear else weights.vector
-            setattr(layers[i], name, find(f"layers.{i}.{name}"))
-    return (layers,)
+        for name in library.LINEARS:
+            setattr(layers[i], name, weights.matrix(f"layers.{i}.{name}"))
+        for name in library.VECTORS:
+            setattr(layers[i], name, weights.vector(f"layers.{i}.{name}"))
+    return layers
 
 
 def _model(shape: ModelShape, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:

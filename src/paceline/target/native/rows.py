@@ -1,5 +1,9 @@
 """The memory of the native KV cache."""
 
+import mmap
+from contextlib import suppress
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +24,9 @@ class NativeRows:
         self.sub_blocks = slots // SUB_BLOCK
         heads = (shape.layers, shape.kv_heads)
         try:
-            self.keys: Halves = np.zeros((*heads, self.sub_blocks, shape.head_dim, SUB_BLOCK), np.float16)
-            self.values: Halves = np.zeros((*heads, slots, shape.head_dim), np.float16)
-        except MemoryError:
+            self.keys = _zeros(*heads, self.sub_blocks, shape.head_dim, SUB_BLOCK)
+            self.values = _zeros(*heads, slots, shape.head_dim)
+        except (MemoryError, OSError):
             raise SettingError("the KV cache does not fit into memory: give a smaller cache_mb") from None
 
     def copy(self, source: int, target: int, count: int) -> None:
@@ -37,3 +41,11 @@ class NativeRows:
         (a, i), (b, j) = np.divmod(sources, SUB_BLOCK), np.divmod(targets, SUB_BLOCK)
         self.keys[:, :, b, :, j] = self.keys[:, :, a, :, i]
         self.values[:, :, targets] = self.values[:, :, sources]
+
+
+def _zeros(*shape: int) -> Halves:
+    """In small pages: a sequence's rows are spread over every layer, and would fill a huge page in each."""
+    memory = mmap.mmap(-1, 2 * prod(shape))
+    with suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.float16).reshape(shape)
