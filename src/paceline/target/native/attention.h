@@ -4,6 +4,8 @@
 // the joining of chunks run in the order of positions. Neither depends on which queries are computed together.
 #pragma once
 
+#include <algorithm>
+
 #include "model.h"
 #include "simd.h"
 
@@ -29,21 +31,27 @@ struct HeadCache {
 
 // Scores of B queries with the keys of U sub-blocks.
 template <int B, int U>
-PL_INLINE void score_keys(const HeadCache& cache, int sub, const float* const* q, float (*scores)[kChunk], int at) {
+PL_INLINE void score_keys(const HeadCache& cache, int sub, int last, const float (*q)[kMostHeadDim], float (*scores)[kChunk], int at) {
     Floats a[B][U];
-    const uint16_t* k[U];
-    for (int u = 0; u < U; ++u) k[u] = cache.keys_of(sub + u);
-    _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b)
+    const uint16_t *k[U], *next[U];
+    for (int u = 0; u < U; ++u) {
+        k[u] = cache.keys_of(sub + u);
+        next[u] = cache.keys_of(std::min(sub + U + u, last));
+    }
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = zeros();
     for (int d = 0; d < cache.head_dim; ++d) {
         Floats key[U];
-        _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) key[u] = load_halves(k[u] + d * kSubBlock);
-        _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b) {
+        _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) {
+            key[u] = load_halves(k[u] + d * kSubBlock);
+            prefetch(next[u] + d * kSubBlock);
+        }
+        _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
             Floats query = all(q[b][d]);
             _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = fma(key[u], query, a[b][u]);
         }
     }
-    _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b)
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) store(scores[b] + at + u * kSubBlock, a[b][u]);
 }
 
@@ -70,18 +78,21 @@ template <int B, int W>
 PL_INLINE void weigh_values(const HeadCache& cache, int sub, int keys, float (*weights)[kChunk], int first,
                             float* const* out) {
     Floats a[B][W];
-    _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b)
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = zeros();
+    const int last = sub + (keys - 1) / kSubBlock;
     for (int t = 0; t < keys; ++t) {
-        const uint16_t* v = cache.values_of(sub + t / kSubBlock) + t % kSubBlock * cache.head_dim + first;
+        const int at = t % kSubBlock * cache.head_dim + first;
+        const uint16_t* v = cache.values_of(sub + t / kSubBlock) + at;
+        prefetch(cache.values_of(std::min(sub + t / kSubBlock + 1, last)) + at);
         Floats value[W];
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) value[w] = load_halves(v + w * kLanes);
-        _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b) {
+        _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
             Floats weight = all(weights[b][t]);
             _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = fma(value[w], weight, a[b][w]);
         }
     }
-    _Pragma("GCC unroll 8") for (int b = 0; b < B; ++b)
+    _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) store(out[b] + first + w * kLanes, a[b][w]);
 }
 
@@ -89,13 +100,16 @@ PL_INLINE void weigh_values(const HeadCache& cache, int sub, int keys, float (*w
 template <int B>
 void attend_chunk(const HeadCache& cache, int chunk, const float* const* q, const int* visible, Partial* partial,
                   float* const* out) {
-    alignas(64) float scores[B][kChunk];
+    alignas(64) float scores[B][kChunk], near[B][kMostHeadDim];  // side by side, so that one pointer finds them
     int keys = 0;
-    for (int b = 0; b < B; ++b) keys = visible[b] > keys ? visible[b] : keys;
+    for (int b = 0; b < B; ++b) {
+        keys = std::max(keys, visible[b]);
+        std::memcpy(near[b], q[b], cache.head_dim * sizeof(float));
+    }
     const int subs = (keys + kSubBlock - 1) / kSubBlock, first = chunk * (kChunk / kSubBlock);
     int s = 0;
-    for (; s + kWide <= subs; s += kWide) score_keys<B, kWide>(cache, first + s, q, scores, s * kSubBlock);
-    for (; s < subs; ++s) score_keys<B, 1>(cache, first + s, q, scores, s * kSubBlock);
+    for (; s + kWide <= subs; s += kWide) score_keys<B, kWide>(cache, first + s, first + subs - 1, near, scores, s * kSubBlock);
+    for (; s < subs; ++s) score_keys<B, 1>(cache, first + s, first + subs - 1, near, scores, s * kSubBlock);
     for (int b = 0; b < B; ++b) partial[b] = soften(scores[b], visible[b], subs * kSubBlock);
     int d = 0;
     for (; d + kWide * kLanes <= cache.head_dim; d += kWide * kLanes)

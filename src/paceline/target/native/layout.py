@@ -8,6 +8,7 @@ from paceline.target.native.library import (
     CODE_BYTES,
     ENCODINGS,
     GROUP,
+    MOST_HEAD_DIM,
     SCALE_BYTES,
     SCALE_GROUPS,
     TILE,
@@ -56,8 +57,8 @@ def reason_against(shape: ModelShape, tensors: Mapping[str, StoredTensor], quant
         return f"the {shape.architecture} family is not known to it"
     if any(shape.local_layers):
         return "it knows no sliding windows"
-    if shape.head_dim % GROUP:
-        return f"heads of {shape.head_dim} are no multiple of {GROUP}"
+    if shape.head_dim % GROUP or shape.head_dim > MOST_HEAD_DIM:
+        return f"heads of {shape.head_dim}: it wants a multiple of {GROUP}, at most {MOST_HEAD_DIM}"
     for name, stored in tensors.items():
         if _part(name) not in MATRICES:
             continue

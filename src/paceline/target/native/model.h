@@ -6,6 +6,8 @@
 constexpr int kSubBlock = 16;   // tokens whose keys lie together, transposed: [head_dim][16]
 constexpr int kChunk = 256;     // keys whose softmax is taken together; chunks are joined in order
 
+constexpr int kMostHeadDim = 256;
+
 struct Layer {
     Linear q, k, v, o, gate, up, down;
     const float *attn_norm, *ffn_norm;                    // [width padded]

@@ -4,7 +4,7 @@
 namespace PACELINE_PATH {
 
 constexpr int kStripRows = 12;    // two accumulators a row, and room for the weights, in 32 registers
-constexpr int kQueryBlock = 6;    // times kWide accumulators
+constexpr int kQueryBlock = 6;   // times kWide accumulators
 constexpr int kWide = 4;
 
 struct Floats { __m512 v; };
