@@ -16,6 +16,7 @@ from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch, SettingError
 from paceline.target.choose import load_target
+from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Drafter, Round, Seq, Sink
 
@@ -53,9 +54,11 @@ class LLM:
         self.target = load_target(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, config)
+        self.cost = cost_table(self.target)
         self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
-        self.engine = Engine(self.target, self.drafters, Rate(), sinks, config, self.tokenizer.eos_ids)
+        controller = Rate(self.cost or None)
+        self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
 
     def _draft_model(self, name: str, config: EngineConfig) -> Drafter:
         path = models.resolve(name)

@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 
 import torch
 
+from paceline.folders import home
+
 Amx = Literal["absent", "works", "illegal"]
 
 ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not when torch is imported
@@ -41,7 +43,7 @@ def prepare(dtype: torch.dtype) -> None:
 
 def describe() -> dict[str, Any]:
     return {
-        "cpu": _cpuinfo().get("model name") or platform.processor() or platform.machine(),
+        "cpu": name(),
         "cpu features": ", ".join(_listed(FLAGS)) or "none of interest",
         "amx": amx(),
         "isa cap": os.environ.get(ISA_SETTING) or "none",
@@ -59,28 +61,17 @@ def amx() -> Amx:
         return "absent"
     from paceline.models.disk import read_json, write_json
 
-    path = _notes()
+    path = home() / "cpu.json"
     key = f"{_cpuinfo().get('model name')}, torch {torch.__version__}"
-    known = read_json(path) if path else {}
+    known = read_json(path)
     for result in ("works", "illegal"):
         if known.get(key) == result:
             return result
     result = _try_amx()
-    if path:
-        with suppress(OSError):  # then it is tried again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, known | {key: result})
+    with suppress(OSError):  # then it is tried again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known | {key: result})
     return result
-
-
-def _notes() -> Path | None:
-    """None on a bare machine, where platformdirs is missing."""
-    from paceline.folders import home
-
-    try:
-        return home() / "cpu.json"
-    except ImportError:
-        return None
 
 
 def _try_amx() -> Amx:
@@ -99,6 +90,10 @@ def give_back_memory() -> None:
     """Hands freed heap memory to the system; glibc keeps it after many weights were made and dropped."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def cores() -> int:

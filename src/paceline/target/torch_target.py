@@ -71,6 +71,7 @@ class TorchTarget:
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
+        self.where = f"torch on {device}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod
@@ -90,6 +91,17 @@ class TorchTarget:
                 "shorten it or raise cache_mb"
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
+
+    def open_untold(self, seq: Seq) -> None:
+        """Opens it as if all but the last token were computed, with zeros for their rows: to measure with."""
+        length = len(seq.tokens) - 1
+        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
+        self._cache.extend(seq.id, length)
+        self._cache.append(seq.id, seq.tokens[:length])
+
+    def forget(self, tenant: str) -> None:
+        """Drops what is cached for a tenant and held by no open sequence."""
+        self._cache.clear(tenant)
 
     def close(self, seq_id: str) -> None:
         self._fed.pop(seq_id, None)

@@ -52,6 +52,7 @@ class NativeTarget:
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
         self.threads = config.threads or cpu.cores()
+        self.where = f"native, {path}, {self.threads} threads"
         blocks = blocks_in(config.cache_mb, shape, _HALF)
         self._rows = NativeRows(shape, blocks * BLOCK + SPARE * SUB_BLOCK)
         self._cache = PagedCache(self._rows, blocks)
@@ -79,6 +80,18 @@ class NativeTarget:
                 "shorten it or raise cache_mb"
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
+
+    def open_untold(self, seq: Seq) -> None:
+        """Opens it as if all but the last token were computed, with noise for their rows: to measure with."""
+        length = len(seq.tokens) - 1
+        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
+        self._cache.extend(seq.id, length)
+        self._rows.scribble(self._cache.slots(seq.id, 0, length))
+        self._cache.append(seq.id, seq.tokens[:length])
+
+    def forget(self, tenant: str) -> None:
+        """Drops what is cached for a tenant and held by no open sequence."""
+        self._cache.clear(tenant)
 
     def close(self, seq_id: str) -> None:
         self._fed.pop(seq_id, None)

@@ -42,6 +42,13 @@ class NativeRows:
         self.keys[:, :, b, :, j] = self.keys[:, :, a, :, i]
         self.values[:, :, targets] = self.values[:, :, sources]
 
+    def scribble(self, slots: list[int]) -> None:
+        """Fills slots, the first a multiple of 16, and what else is in their sub-blocks, with small noise."""
+        noise = np.random.default_rng(0).standard_normal(self.keys.shape[-2:]).astype(np.float16)
+        for sub in sorted({slot // SUB_BLOCK for slot in slots}):
+            self.keys[:, :, sub] = noise
+            self.values[:, :, sub * SUB_BLOCK : (sub + 1) * SUB_BLOCK] = noise.T
+
 
 def _zeros(*shape: int) -> Halves:
     """In small pages: a sequence's rows are spread over every layer, and would fill a huge page in each."""
