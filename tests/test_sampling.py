@@ -23,7 +23,7 @@ def reference(logits: Logits, p: SamplingParams, history: History) -> NDArray[np
         x[token] += bias
     for t in {*history.tokens, *history.guessed}:
         x[t] = x[t] / p.repetition_penalty if x[t] > 0 else x[t] * p.repetition_penalty
-    said = history.output()
+    said = [*history.tokens[history.prompt_len :], *history.guessed]
     for t in set(said):
         x[t] -= p.presence_penalty + p.frequency_penalty * said.count(t)
     x /= p.temperature

@@ -85,8 +85,14 @@ class Draft:
     def child(self, node: int, token: int) -> int | None:
         return next((i for i in self.children(node) if self.tokens[i] == token), None)
 
+    def depth(self, node: int) -> int:
+        """How many guesses stand between the committed text and what follows `node`."""
+        return node + 1 if self.parents is None else len(self.path(node))
+
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from the first guess down to `node`."""
+        if self.parents is None:
+            return tuple(range(node + 1))
         nodes = []
         while node != ROOT:
             nodes.append(node)

@@ -3,8 +3,20 @@
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
+
 from paceline.engine.accept import KeyedCoins, block, match, residual, typical
-from paceline.sampling import CHOICE, Doubles, Floats, History, choose, law, logprob, noise_key
+from paceline.sampling import (
+    CHOICE,
+    NO_HISTORY,
+    Doubles,
+    Floats,
+    History,
+    chooser,
+    law,
+    logprob,
+    noise_key,
+)
 from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
 
 
@@ -15,15 +27,21 @@ def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
     """
     index = len(seq.tokens) - seq.prompt_len
     params = seq.params
+    pick = chooser(params)
+    text = np.array(seq.tokens, np.int64) if pick.needs_history else None
+
+    def history_at(node: int) -> History:
+        if text is None:
+            return NO_HISTORY
+        return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
 
     @cache
     def law_at(node: int) -> Doubles:
-        return law(rows[node + 1], params, _history(seq, draft, node)).probabilities()
+        return law(rows[node + 1], params, history_at(node)).probabilities()
 
     def choice_at(node: int) -> int:
-        depth = len(draft.path(node))
-        key = noise_key(params.seed, params.choice, CHOICE, index + depth)
-        return choose(law(rows[node + 1], params, _history(seq, draft, node)), key)
+        key = noise_key(params.seed, params.choice, CHOICE, index + draft.depth(node))
+        return pick(rows[node + 1], key, history_at(node))
 
     rules: dict[str, Callable[[], Verdict]] = {
         "match": lambda: match(draft, choice_at),
@@ -41,7 +59,3 @@ def logprobs(seq: Seq, verdict: Verdict, draft: Draft, rows: Floats) -> tuple[To
     tokens = (*(draft.tokens[i] for i in verdict.path), verdict.token)
     before = (ROOT, *verdict.path)
     return tuple(logprob(rows[b + 1], t, seq.params.logprobs) for b, t in zip(before, tokens, strict=True))
-
-
-def _history(seq: Seq, draft: Draft, node: int) -> History:
-    return History(seq.tokens, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])

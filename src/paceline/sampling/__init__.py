@@ -1,0 +1,52 @@
+"""How a token is chosen: pure functions, shared by the target and the drafters.
+
+One fixed order: bias, mask, penalties, temperature, top-k, top-p, min-p. What is left is a `Law`; the token
+is the argmax of the law's logits plus Gumbel noise. The noise is random access: it depends on the request's
+seed, the place in the output and the token id, never on how many tokens were drawn before.
+
+noise.py     keys, coins and the noise of a token
+law.py       from logits to a law
+choice.py    from a law to tokens
+native.py    from logits to a token in one go (choose.cpp), the same token; law and choice where it cannot be
+"""
+
+from paceline.sampling.choice import choose, greedy, logprob, ranked
+from paceline.sampling.law import NO_HISTORY, Floats, History, Law, Mask, law
+from paceline.sampling.native import Chooser, chooser
+from paceline.sampling.noise import (
+    ACCEPT,
+    CHOICE,
+    DRAFT,
+    RESAMPLE,
+    Doubles,
+    Ids,
+    Key,
+    coin,
+    gumbel,
+    noise_key,
+)
+
+__all__ = [
+    "ACCEPT",
+    "CHOICE",
+    "DRAFT",
+    "NO_HISTORY",
+    "RESAMPLE",
+    "Chooser",
+    "Doubles",
+    "Floats",
+    "History",
+    "Ids",
+    "Key",
+    "Law",
+    "Mask",
+    "choose",
+    "chooser",
+    "coin",
+    "greedy",
+    "gumbel",
+    "law",
+    "logprob",
+    "noise_key",
+    "ranked",
+]

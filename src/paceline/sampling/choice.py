@@ -1,0 +1,63 @@
+"""From a law and its noise to tokens, in numpy."""
+
+from typing import Final
+
+import numpy as np
+
+from paceline.config import SamplingParams
+from paceline.sampling.law import Floats, History, Law, processed
+from paceline.sampling.noise import Key, gumbel, gumbel_of, scramble, spread_ids
+from paceline.types import TokenLogprob
+
+
+def choose(of: Law, key: Key) -> int:
+    """The one token this law and this noise give."""
+    if len(of.logits) == 1:
+        return 0 if of.ids is None else int(of.ids[0])
+    if of.ids is not None:
+        return int(of.ids[(of.logits + gumbel(key, of.ids)).argmax()])
+    return _choose_of_all(of.logits, key)
+
+
+def ranked(of: Law, key: Key, width: int) -> list[int]:
+    """The likeliest `width` outcomes of `choose`, best first: a draw without replacement."""
+    ids = np.arange(of.vocab) if of.ids is None else of.ids
+    score = of.logits + gumbel(key, ids)
+    order = np.argsort(-score, kind="stable")[:width]
+    return [int(i) for i in ids[order]]
+
+
+def greedy(logits: Floats, params: SamplingParams, history: History, width: int) -> list[int]:
+    """The tokens greedy decoding would take, best first, if those before were not there."""
+    x = processed(logits, params, history)
+    if width == 1:
+        return [int(x.argmax())]
+    best = np.flatnonzero(x >= np.partition(x, -width)[-width])
+    return [int(i) for i in best[np.argsort(-x[best], kind="stable")][:width]]
+
+
+def logprob(logits: Floats, token: int, alternatives: int) -> TokenLogprob:
+    """The raw log-probability of a token and of the likeliest ones."""
+    x = logits.astype(np.float64)
+    x -= x.max()
+    x -= np.log(np.exp(x).sum())
+    best = np.argsort(-x, kind="stable")[:alternatives] if alternatives else ()
+    return TokenLogprob(token, float(x[token]), tuple((int(i), float(x[i])) for i in best))
+
+
+_REACH: Final = np.float32(12.0)  # nats below the best logit
+_RARE: Final = np.uint32(int(2**32 * np.exp(-np.exp(-8.0))))  # bits below this give noise below 8
+
+
+def _choose_of_all(logits: Floats, key: Key) -> int:
+    """As choose, over the whole vocabulary, with logarithms taken only where they can matter.
+
+    What is left out scores below 8 - 12 = -4; the best token alone scores less only once in 10^23 draws.
+    """
+    bits = scramble(spread_ids(len(logits)), key)
+    some = np.flatnonzero((logits >= -_REACH) | (bits >= _RARE))
+    score = logits[some] + gumbel_of(bits[some])
+    best = int(score.argmax())
+    if score[best] > -4:
+        return int(some[best])
+    return int((logits + gumbel_of(bits)).argmax())

@@ -1,0 +1,118 @@
+"""choose.cpp, called from Python: a row of logits in, its token out, the same as choose(law(...)) gives."""
+
+import ctypes
+import logging
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from paceline.compiled import Unit, load
+from paceline.config import SamplingParams
+from paceline.errors import NotCompiled
+from paceline.sampling.choice import choose
+from paceline.sampling.law import NO_HISTORY, Floats, History, Mask, law, lowest, penalises
+from paceline.sampling.noise import Key
+
+SOURCE: Final = Path(__file__).with_name("choose.cpp")
+HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "numbers.h"))
+
+Function = Callable[..., int]
+
+
+class Settings(ctypes.Structure):
+    """Field by field what choose.cpp calls Settings."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        ("presence", ctypes.c_double),
+        ("frequency", ctypes.c_double),
+        ("per_temperature", ctypes.c_float),
+        ("repetition", ctypes.c_float),
+        ("min_p_depth", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("biased", ctypes.c_int64),
+        ("bias_ids", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+    )
+
+
+class Chooser:
+    """Chooses tokens with one request's parameters."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.needs_history = penalises(params)
+        self._params = params
+
+    def __call__(
+        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Mask | None = None
+    ) -> int:
+        """The token of one row, [vocab]."""
+        return choose(law(logits, self._params, history, mask), key)
+
+
+class NativeChooser(Chooser):
+    def __init__(self, params: SamplingParams, function: Function) -> None:
+        super().__init__(params)
+        self._function = function
+        self._ids = np.array([token for token, _ in params.logit_bias], np.int64)  # the settings point here
+        self._biases = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._settings = Settings(
+            top_p=params.top_p,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            per_temperature=1 / params.temperature if params.temperature else 0,
+            repetition=params.repetition_penalty,
+            min_p_depth=abs(lowest(params.min_p)) if params.min_p else np.inf,
+            top_k=min(params.top_k, 2**31 - 1),
+            biased=len(self._ids),
+            bias_ids=self._ids.ctypes.data,
+            biases=self._biases.ctypes.data,
+        )
+        self._where = ctypes.addressof(self._settings)
+
+    def __call__(
+        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Mask | None = None
+    ) -> int:
+        row = np.ascontiguousarray(logits, np.float32)
+        allowed = None if mask is None else np.ascontiguousarray(mask, np.bool_)
+        if allowed is not None and len(allowed) != len(row):
+            raise ValueError(f"the mask is of {len(allowed)} tokens, the row of {len(row)}")
+        text = history.text() if self.needs_history else None
+        return self._function(
+            row.ctypes.data,
+            len(row),
+            self._where,
+            None if allowed is None else allowed.ctypes.data,
+            None if text is None else text.ctypes.data,
+            0 if text is None else len(text),
+            history.prompt_len,
+            *key,
+        )
+
+
+@lru_cache(maxsize=64)
+def chooser(params: SamplingParams) -> Chooser:
+    """The fastest there is on this machine."""
+    function = _function()
+    return Chooser(params) if function is None else NativeChooser(params, function)
+
+
+@cache
+def _function() -> Function | None:
+    try:
+        return bind(load("sampling", [Unit(SOURCE)], HEADERS))
+    except NotCompiled as error:
+        logging.getLogger("paceline").warning("%s", error)
+        return None
+
+
+def bind(library: ctypes.CDLL) -> Function:
+    """The library's one function. It keeps the interpreter's lock: getting it back could take far longer."""
+    function = ctypes.PyDLL(library._name, handle=library._handle).paceline_choose
+    pointer, number, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
+    function.argtypes = (pointer, number, pointer, pointer, pointer, number, number, word, word)
+    function.restype = number
+    return function

@@ -1,0 +1,217 @@
+"""choose.cpp gives the token that numpy gives: whatever the row, the parameters, the instruction set."""
+
+import ctypes
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import compiled
+from paceline.compiled import Unit, load
+from paceline.config import SamplingParams
+from paceline.errors import NotCompiled
+from paceline.sampling import CHOICE, Chooser, Floats, History, Mask, choose, chooser, law, native, noise_key
+from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
+
+DRIVER = Path(__file__).with_name("native_sampling.cpp")
+SIZES = (1, 2, 63, 64, 65, 1000, 4096, 4097, 9000)
+KINDS = (
+    "peaked",
+    "usual",
+    "flat",
+    "ties",
+    "signed zeros",
+    "huge",
+    "forbidden",
+    "nan",
+    "inf",
+    "all forbidden",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_a_compiler() -> None:
+    try:
+        compiled.library("sampling", [Unit(SOURCE)], HEADERS)
+    except NotCompiled as error:
+        pytest.skip(str(error))
+
+
+def a_row(kind: str, vocab: int, seed: int) -> Floats:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(vocab)
+    some = rng.random(vocab) < 0.3
+    match kind:
+        case "peaked":
+            x = 4 * x + 12 * (rng.random(vocab) < 0.01)
+        case "usual" | "nan" | "inf":
+            x = 3 * x
+            if kind != "usual":
+                x[rng.integers(vocab, size=2)] = float(kind)
+        case "flat":
+            x = 0.05 * x
+        case "ties":
+            x = np.round(x)
+        case "signed zeros":
+            x = np.where(some, 0.0, -0.0) - (rng.random(vocab) < 0.5)
+        case "huge":
+            x = 5e37 * x
+        case "forbidden":
+            x[some] = -np.inf
+        case "nothing":
+            x[:] = -np.inf
+    return x.astype(np.float32)
+
+
+rows = st.builds(a_row, st.sampled_from(KINDS), st.sampled_from(SIZES), st.integers(0, 2**32))
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.0001, 0.3, 0.8, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 2, 40, 3000, 2**40]),
+    top_p=st.sampled_from([1.0, 0.95, 0.999999, 0.5, 0.01, 1e-9]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.7, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.4, -0.3]),
+    logit_bias=st.sampled_from([(), ((0, 5.0), (0, 0.1), (62, -100.0)), ((9999, 1.0),)]),
+)
+
+
+def a_history(vocab: int, seed: int) -> History:
+    rng = np.random.default_rng(seed)
+    text = [int(t) for t in rng.integers(0, vocab, 30) ** 2 // vocab]  # lower ids more often
+    return History(text[:20], 12, text[20:])
+
+
+def a_mask(vocab: int, share: float | None, seed: int) -> Mask | None:
+    return None if share is None else np.random.default_rng(seed).random(vocab) < share
+
+
+def by_numpy(x: Floats, p: SamplingParams, seed: int, history: History, mask: Mask | None) -> int:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return choose(law(x, p, history, mask), noise_key(seed, 0, CHOICE, 1))
+
+
+@settings(max_examples=600, deadline=None)
+@given(x=rows, p=params, share=st.sampled_from([None, None, 1.0, 0.5, 0.01, 0.0]), seed=st.integers(0, 2**32))
+def test_native_is_numpy(x: Floats, p: SamplingParams, share: float | None, seed: int) -> None:
+    history, mask = a_history(len(x), seed), a_mask(len(x), share, seed)
+    pick = chooser(p)
+    assert isinstance(pick, NativeChooser)
+    got = [pick(x, noise_key(s, 0, CHOICE, 1), history, mask) for s in (seed, seed + 1)]
+    assert got == [by_numpy(x, p, s, history, mask) for s in (seed, seed + 1)]
+
+
+def test_choices_follow_the_law() -> None:
+    x = a_row("forbidden", 6, 5)
+    for p in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9, top_k=5)):
+        want, n = law(x, p).probabilities(), 20_000
+        pick = chooser(p)
+        got = np.bincount([pick(x, noise_key(11, 0, CHOICE, i)) for i in range(n)], minlength=6)
+        expected = want[want > 0] * n
+        assert got[want == 0].sum() == 0
+        assert float(((got[want > 0] - expected) ** 2 / expected).sum()) < 25  # 5 degrees of freedom
+
+
+@pytest.mark.parametrize("kind", ["usual", "flat", "ties"])
+def test_a_row_gives_its_token_wherever_it_lies(kind: str) -> None:
+    vocab, p = 1003, SamplingParams(temperature=0.8, top_p=0.95)
+    x, key, pick = a_row(kind, vocab, 3), noise_key(3, 0, CHOICE, 7), chooser(p)
+    alone = pick(x, key)
+    matrix = np.stack([a_row("usual", vocab, i) for i in range(5)])
+    for i in range(5):
+        matrix[i] = x
+        assert pick(matrix[i], key) == alone
+    assert pick(np.asfortranarray(matrix)[2], key) == alone  # its logits do not lie side by side
+    for offset in range(16):
+        buffer = np.full(vocab + 40, np.inf, np.float32)  # what stands around it counts for nothing
+        buffer[offset : offset + vocab] = x
+        assert pick(buffer[offset : offset + vocab], key) == alone
+
+
+def test_calls_leave_nothing_behind() -> None:
+    """A large row, then a small one, with and without penalties: as if each were the first."""
+    p = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, frequency_penalty=0.5)
+    for vocab in (9000, 65, 1000, 64, 9000):
+        x, history = a_row("usual", vocab, vocab), a_history(vocab, vocab)
+        for _ in range(2):
+            assert chooser(p)(x, noise_key(vocab, 0, CHOICE, 1), history) == by_numpy(
+                x, p, vocab, history, None
+            )
+
+
+def machine_flags() -> Iterator[tuple[str, ...]]:
+    path = Path("/proc/cpuinfo")
+    known = path.read_text().split() if path.exists() else []
+    yield ("-O0",)
+    yield ("-O3",)
+    yield from (("-O3", f"-m{name}") for name in ("avx2", "avx512f") if name in known)
+
+
+@pytest.mark.parametrize("flags", list(machine_flags()), ids=" ".join)
+def test_no_instruction_set_changes_a_token(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor any optimisation: compilers have been seen to get such loops wrong."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    function = bind(load("sampling", [Unit(SOURCE, ("-DPACELINE_ONE_CLONE", *flags))], HEADERS))
+    for p in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_p=0.95),
+        SamplingParams(temperature=1.0, top_k=50),
+    ):
+        pick, usual = NativeChooser(p, function), chooser(p)
+        for seed in range(60):
+            x = a_row(KINDS[seed % 7], SIZES[seed % 9], seed)
+            key = noise_key(seed, 0, CHOICE, 1)
+            assert pick(x, key) == usual(x, key)
+
+
+def test_memory_is_used_as_it_should_be(tmp_path: Path) -> None:
+    program = tmp_path / "driver"
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command = [*compiled._compiler("test"), *flags, str(DRIVER), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    if "cannot find" in built.stderr or "unsupported" in built.stderr:
+        pytest.skip("this compiler has no sanitizers")
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True)
+    assert ran.stdout.strip() == "fine", ran.stderr
+
+
+def test_without_a_compiler_numpy_chooses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    p = SamplingParams(temperature=0.8, top_p=0.9)
+    x, key = a_row("usual", 1000, 1), noise_key(1, 0, CHOICE, 1)
+    with_compiler = chooser(p)(x, key)
+    monkeypatch.setenv("PACELINE_COMPILER", "none")
+    forget()
+    try:
+        with caplog.at_level(logging.WARNING, "paceline"):
+            assert type(chooser(p)) is type(chooser(SamplingParams())) is Chooser
+            assert chooser(p)(x, key) == with_compiler
+        assert [r.name for r in caplog.records] == ["paceline"]  # said once
+        assert "no native sampling, so a slower path is taken" in caplog.text
+    finally:
+        forget()
+
+
+def forget() -> None:
+    native._function.cache_clear()
+    native.chooser.cache_clear()
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="mask"):
+        chooser(SamplingParams())(a_row("usual", 65, 1), (1, 2), mask=np.ones(64, np.bool_))
+
+
+def test_settings_are_laid_out_as_in_c() -> None:
+    assert ctypes.sizeof(native.Settings) == 3 * 8 + 4 * 4 + 3 * 8
