@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 Accept = Literal["match", "residual", "block", "typical"]
 ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
-DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
 def settings(cls: type[T], given: Mapping[str, Any]) -> T:
@@ -136,7 +136,9 @@ class EngineConfig:
     """How one engine runs, whatever the request."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
-    dtype: str = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+    # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
+    # int8: on a CPU, float weights rounded to 8 bits. The others: dense weights, run by torch.
+    dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
     max_batch: int = 16  # sequences in one pass

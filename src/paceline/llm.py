@@ -15,7 +15,8 @@ from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch, SettingError
-from paceline.target.torch_target import TorchTarget
+from paceline.target.choose import load_target
+from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Drafter, Round, Seq, Sink
 
@@ -50,12 +51,14 @@ class LLM:
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
         self._check(self.spec, {*self.drafters, *extra})
         self.tokenizer = Tokenizer.load(path)
-        self.target = TorchTarget.load(path, config)
+        self.target = load_target(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, config)
+        self.cost = cost_table(self.target)
         self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
-        self.engine = Engine(self.target, self.drafters, Rate(), sinks, config, self.tokenizer.eos_ids)
+        controller = Rate(self.cost or None)
+        self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
 
     def _draft_model(self, name: str, config: EngineConfig) -> Drafter:
         path = models.resolve(name)
@@ -65,7 +68,7 @@ class LLM:
                 f"{name} cannot draft for {self.name}: their tokenizers differ "
                 f"({theirs.vocab_size} and {self.tokenizer.vocab_size} tokens): use a model of its family"
             )
-        return ModelDrafter(TorchTarget.load(path, config), self.target.vocab_size)
+        return ModelDrafter(load_target(path, config), self.target.vocab_size)
 
     def stream(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from paceline.errors import CacheFull
-from paceline.target.kv import PagedCache
+from paceline.target.kv import PagedCache, TorchRows
 from paceline.target.prefix import Node, common
 
 LAYERS, HEADS, DIM = 2, 2, 3
@@ -15,7 +15,13 @@ GARBAGE = -1.0  # what a rejected row leaves behind
 
 
 def small_cache(blocks: int, block: int = 4) -> PagedCache:
-    return PagedCache(LAYERS, HEADS, DIM, blocks, block)
+    return PagedCache(TorchRows(LAYERS, HEADS, DIM, blocks * block), blocks, block)
+
+
+def rows_in(cache: PagedCache) -> TorchRows:
+    rows = cache._rows
+    assert isinstance(rows, TorchRows)
+    return rows
 
 
 def rows_of(tokens: Sequence[int], start: int = 0) -> torch.Tensor:
@@ -29,8 +35,8 @@ def rows_of(tokens: Sequence[int], start: int = 0) -> torch.Tensor:
 def write(cache: PagedCache, seq_id: str, tokens: Sequence[int], start: int) -> None:
     """Stands for a pass: writes the rows from `start` on of a sequence that has these tokens."""
     slots = cache.slots(seq_id, start, len(tokens))
-    cache.k[:, :, slots] = rows_of(tokens, start)
-    cache.v[:, :, slots] = -rows_of(tokens, start)
+    rows_in(cache).k[:, :, slots] = rows_of(tokens, start)
+    rows_in(cache).v[:, :, slots] = -rows_of(tokens, start)
 
 
 def feed(cache: PagedCache, seq_id: str, tokens: Sequence[int]) -> None:
@@ -50,8 +56,8 @@ def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "") -> int:
 
 
 def holds(cache: PagedCache, slots: list[int], tokens: Sequence[int], start: int = 0) -> bool:
-    wanted = rows_of(tokens, start)
-    return bool(torch.equal(cache.k[:, :, slots], wanted) and torch.equal(cache.v[:, :, slots], -wanted))
+    wanted, rows = rows_of(tokens, start), rows_in(cache)
+    return bool(torch.equal(rows.k[:, :, slots], wanted) and torch.equal(rows.v[:, :, slots], -wanted))
 
 
 def nodes_of(cache: PagedCache) -> Iterator[tuple[Node, tuple[int, ...]]]:
@@ -97,7 +103,7 @@ def check_books(cache: PagedCache) -> None:
         seen.add(id(node))
     used_roots = {pages.root.tenant for pages in cache._live.values()} | {node.tenant for node, _ in nodes}
     assert cache._tree._roots.keys() == used_roots
-    assert not cache.k[:, :, cache.blocks * cache.block :].any()
+    assert not rows_in(cache).k[:, :, cache.blocks * cache.block :].any()
 
 
 def picture(cache: PagedCache) -> object:
@@ -172,7 +178,7 @@ class Model:
             return
         write(self.cache, seq_id, tokens + new, start)
         rejected = self.cache.slots(seq_id, start + len(new), start + len(new) + lost)
-        self.cache.k[:, :, rejected] = self.cache.v[:, :, rejected] = GARBAGE
+        rows_in(self.cache).k[:, :, rejected] = rows_in(self.cache).v[:, :, rejected] = GARBAGE
         self.cache.append(seq_id, new)
         tokens.extend(new)
         self.wanted[seq_id] = []

@@ -7,10 +7,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_model import Model, check_books, feed, holds, picture, run, small_cache
+from kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 from paceline.errors import CacheFull
-from paceline.target.kv import SLACK, PagedCache
+from paceline.target.kv import SLACK, TorchRows
 from paceline.target.pages import FreeRuns
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
@@ -264,13 +264,13 @@ def test_a_full_cache_says_so_and_changes_nothing() -> None:
     cache.open("a", "", range(20))
     feed(cache, "a", range(10))
     cache.open("b", "", [7] * 9)
-    before, rows = picture(cache), cache.k.clone()
+    before, rows = picture(cache), rows_in(cache).k.clone()
     with pytest.raises(CacheFull, match=r"5 more rows wanted, 4 are free.*raise cache_mb"):
         cache.extend("b", 5)
     with pytest.raises(CacheFull, match=r"7 more rows wanted, 6 are free"):
         cache.extend("a", 7)
     assert picture(cache) == before
-    assert torch.equal(cache.k, rows)
+    assert torch.equal(rows_in(cache).k, rows)
     cache.extend("b", 4)
     cache.close("a")
     cache.extend("b", 16)
@@ -385,8 +385,8 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def test_buffers_have_the_promised_shape() -> None:
-    cache = PagedCache(3, 2, 8, blocks=5, block=16, dtype=torch.bfloat16)
-    for buffer in (cache.k, cache.v):
+    rows = TorchRows(3, 2, 8, 5 * 16, dtype=torch.bfloat16)
+    for buffer in (rows.k, rows.v):
         assert buffer.shape == (3, 2, 5 * 16 + SLACK, 8)
         assert buffer.dtype == torch.bfloat16
         assert buffer.is_contiguous()

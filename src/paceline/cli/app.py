@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import __version__, models
-from paceline.cli.doctor import report
+from paceline.cli.doctor import model_report, report
 from paceline.cli.show import bar, write
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError
@@ -173,14 +173,18 @@ def list_models(as_json: Annotated[bool, typer.Option("--json")] = False) -> Non
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+def doctor(
+    model: Annotated[str | None, typer.Option(help="Also say how this model runs and what it costs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
     """What this machine is and how paceline will use it."""
-    facts = report()
+    facts = report() | (model_report(model) if model else {})
     if as_json:
         print(json.dumps(facts))
         return
     for name, value in facts.items():
-        out.print(f"{name:<16} {value}")
+        shown = ", ".join(f"{n}: {ms}" for n, ms in value.items()) if isinstance(value, dict) else value
+        out.print(f"{name:<16} {shown}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -23,8 +23,46 @@ def report() -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.platform(),
         **describe(),
-        "runs on": f"{device}, {str(dtype).removeprefix('torch.')}",
+        "runs on": f"{device}, {str(dtype).removeprefix('torch.')} where torch runs it",
+        "native engine": _native(device.type),
         "sampling": describe_sampling(),
         "model folder": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
+    }
+
+
+def _native(device: str) -> str:
+    """Which path of the native engine would be taken, and why."""
+    from paceline.errors import NotCompiled
+    from paceline.target.choose import native_path
+    from paceline.target.native import library
+
+    if device != "cpu":
+        return f"not used: models run on {device}"
+    path, why = native_path()
+    if path is None:
+        return f"not used: {why}"
+    try:
+        library.load(path)
+    except NotCompiled as error:
+        return f"not used: {error}"
+    return f"{path}: {why}"
+
+
+def model_report(name: str) -> dict[str, Any]:
+    """How one model runs here, and what a pass of it costs."""
+    from paceline import models
+    from paceline.config import EngineConfig
+    from paceline.target.choose import load_target
+    from paceline.target.cost import cost_table
+
+    target = load_target(models.resolve(name), EngineConfig())
+    table = cost_table(target)
+    first = next(iter(table.ms.values()), {})
+    return {
+        "model": name,
+        "engine": target.where,
+        "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
+        "cost_curve": {str(rows): ms for rows, ms in first.items()},
+        "cost_by_context": {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()},
     }

@@ -2,10 +2,9 @@
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from paceline.config import SpecConfig
 from paceline.types import Round, Seq
 
 MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here
@@ -27,45 +26,54 @@ class Fixed:
         return
 
 
-class CostCurve:
-    """Microseconds of a target pass by its rows, as measured while decoding.
+Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 
-    The machine's speed drifts for all row counts together, so it is kept apart from the curve's shape.
+
+def _guess(rows: int, context: int) -> float:
+    return 1 + SLOPE * rows
+
+
+class CostCurve:
+    """Microseconds of a target pass by its rows and the tokens before them.
+
+    A curve measured beforehand is corrected by what passes take while decoding. The machine's speed drifts
+    for all row counts together, so it is kept apart from the corrections.
     """
 
-    def __init__(self) -> None:
-        self._speed = 1.0
-        self._shape: dict[int, float] = {}
-        self._known: list[int] = []  # the row counts of the shape, ascending
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._prior = prior or _guess
+        self._speed = 1000.0 if prior else 1.0  # microseconds for a unit of the prior, until measured
+        self._fresh = True
+        self._correction: dict[int, float] = {}
+        self._known: list[int] = []  # the row counts with a correction, ascending
 
-    def learn(self, rows: int, us: float) -> None:
-        if not self._shape:
-            self._speed = us
-        if rows not in self._shape:
-            self._shape[rows] = us / self._speed
+    def learn(self, rows: int, us: float, context: int = 0) -> None:
+        expected = self._prior(rows, context)
+        if self._fresh:
+            self._speed, self._fresh = us / expected, False
+        if rows not in self._correction:
+            self._correction[rows] = us / (self._speed * expected)
             insort(self._known, rows)
             return
-        drift = us / (self._speed * self._shape[rows])
+        drift = us / (self._speed * self._correction[rows] * expected)
         drift = min(max(drift, 1 / 3), 3.0)  # one hiccup of the machine must not count for much
         self._speed *= drift**0.3
-        self._shape[rows] *= drift**0.1
+        self._correction[rows] *= drift**0.1
 
-    def __call__(self, rows: int) -> float:
-        return self._speed * self._relative(rows)
+    def __call__(self, rows: int, context: int = 0) -> float:
+        return self._speed * self._prior(rows, context) * self._corrected(rows)
 
-    def _relative(self, rows: int) -> float:
-        """Linear between what was measured, a small slope beyond."""
+    def _corrected(self, rows: int) -> float:
+        """Linear between what was measured, level beyond."""
         known = self._known
-        if not known:
-            return 1 + SLOPE * rows
         at = bisect_left(known, rows)
-        if at == len(known):
-            return self._shape[known[-1]] * (1 + SLOPE * (rows - known[-1]))
-        if known[at] == rows or at == 0:
-            return self._shape[known[at]] / (1 + SLOPE * (known[at] - rows))
+        if not known:
+            return 1.0
+        if at == len(known) or at == 0 or known[at] == rows:
+            return self._correction[known[min(at, len(known) - 1)]]
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
-        return self._shape[low] + share * (self._shape[high] - self._shape[low])
+        return self._correction[low] + share * (self._correction[high] - self._correction[low])
 
 
 class Acceptance:
@@ -96,19 +104,20 @@ class Rate:
     What is learned is kept by list of drafters: a new request starts with what earlier ones taught.
     """
 
-    def __init__(self) -> None:
-        self.cost = CostCurve()
+    def __init__(self, prior: Prior | None = None) -> None:
+        self.cost = CostCurve(prior)
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
         self._draft_us: dict[tuple[str, ...], float] = {}  # per node
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
-        return [self._budget(seq.spec, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
+        return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
 
-    def _budget(self, spec: SpecConfig, rows: int) -> int:
+    def _budget(self, seq: Seq, rows: int) -> int:
+        spec, context = seq.spec, len(seq.tokens)
         tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
         per_node = self._draft_us.get(spec.drafters, 0.0)
-        rates = [t / (self.cost(rows + k) + per_node * k) for k, t in enumerate(tokens)]
+        rates = [t / (self.cost(rows + k, context) + per_node * k) for k, t in enumerate(tokens)]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and rates[best] >= MARGIN * rates[0]:
             return best
@@ -123,7 +132,7 @@ class Rate:
                 self._learn_acceptance(r)
                 self._learn_draft_time(r.drafters, r.draft_us / nodes)
         if rounds and rounds[0].rows == len(rounds) + nodes:  # nothing but decoding
-            self.cost.learn(rounds[0].rows, rounds[0].target_us)
+            self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
 
     def _learn_acceptance(self, r: Round) -> None:
         depth = max(len(path) for path in r.draft.paths())

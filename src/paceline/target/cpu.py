@@ -9,12 +9,15 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+
+from paceline.folders import home
 
 Amx = Literal["absent", "works", "illegal"]
 
@@ -40,11 +43,11 @@ def prepare(dtype: torch.dtype) -> None:
 
 def describe() -> dict[str, Any]:
     return {
-        "cpu": _cpuinfo().get("model name") or platform.processor() or platform.machine(),
+        "cpu": name(),
         "cpu features": ", ".join(_listed(FLAGS)) or "none of interest",
         "amx": amx(),
         "isa cap": os.environ.get(ISA_SETTING) or "none",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
         "torch threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
@@ -58,28 +61,17 @@ def amx() -> Amx:
         return "absent"
     from paceline.models.disk import read_json, write_json
 
-    path = _notes()
+    path = home() / "cpu.json"
     key = f"{_cpuinfo().get('model name')}, torch {torch.__version__}"
-    known = read_json(path) if path else {}
+    known = read_json(path)
     for result in ("works", "illegal"):
         if known.get(key) == result:
             return result
     result = _try_amx()
-    if path:
-        with suppress(OSError):  # then it is tried again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, known | {key: result})
+    with suppress(OSError):  # then it is tried again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known | {key: result})
     return result
-
-
-def _notes() -> Path | None:
-    """None on a bare machine, where platformdirs is missing."""
-    from paceline.folders import home
-
-    try:
-        return home() / "cpu.json"
-    except ImportError:
-        return None
 
 
 def _try_amx() -> Amx:
@@ -100,6 +92,20 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def name() -> str:
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has(flags: Sequence[str]) -> bool:
+    """Whether the system lists all of these features, by the names of /proc/cpuinfo."""
+    return _listed(tuple(flags)) == list(flags)
+
+
 def _listed(flags: tuple[str, ...]) -> list[str]:
     have = _cpuinfo().get("flags", "").split()
     return [flag for flag in flags if flag in have]
@@ -114,6 +120,16 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def free_memory() -> int:
+    """Bytes a program may take without pushing others out; 0 where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text("utf-8")
+    except OSError:
+        return 0
+    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable:")]
+    return int(found[0][1]) * 1024 if found else 0
 
 
 def _memory_bytes() -> int:

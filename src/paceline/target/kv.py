@@ -2,16 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
-from paceline.errors import CacheFull
+from paceline.errors import CacheFull, SettingError
 from paceline.target.pages import FreeRuns, Pages
 from paceline.target.prefix import PrefixTree
+from paceline.target.shape import ModelShape
 
 BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
+_MB: Final = 2**20
+
+
+def blocks_in(cache_mb: int, shape: ModelShape, itemsize: int) -> int:
+    """How many blocks of keys and values that much memory holds."""
+    block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
+    blocks = cache_mb * _MB // block_bytes
+    if not blocks:
+        raise SettingError(
+            f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
+        )
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +42,45 @@ class CacheStats:
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
 
-class PagedCache:
-    """Keys and values of several sequences, in buffers of a fixed size.
+class Rows(Protocol):
+    """What the keys and values lie in."""
 
-    Row r of a sequence lives in slot table[r // block] * block + r % block. A pass calls `extend`, writes
-    into `slots`, then tells with `append` which rows are valid; `extend`, `append` and `truncate` may all
-    change the table. Rows of a prefix that was seen before are found again until they are evicted.
-    """
+    def copy(self, source: int, target: int, count: int) -> None: ...  # slots, both multiples of the block
+
+
+class TorchRows:
+    """Keys and values as [layers, kv_heads, slots, head_dim]."""
 
     def __init__(
         self,
         layers: int,
         kv_heads: int,
         head_dim: int,
-        blocks: int,
-        block: int = BLOCK,
+        slots: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (layers, kv_heads, blocks * block + SLACK, head_dim)
+        shape = (layers, kv_heads, slots + SLACK, head_dim)
         # Zeros: what a mask hides must still be finite.
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        with torch.inference_mode():
+            for buffer in (self.k, self.v):
+                buffer[:, :, target : target + count] = buffer[:, :, source : source + count]
+
+
+class PagedCache:
+    """Which slots hold the rows of which sequence.
+
+    Row r of a sequence lives in slot table[r // block] * block + r % block. A pass calls `extend`, writes
+    into `slots`, then tells with `append` which rows are valid; `extend`, `append` and `truncate` may all
+    change the table. Rows of a prefix that was seen before are found again until they are evicted.
+    """
+
+    def __init__(self, rows: Rows, blocks: int, block: int = BLOCK) -> None:
+        self._rows = rows
         self.blocks = blocks
         self.block = block
         self._free = FreeRuns(blocks)
@@ -189,7 +219,7 @@ class PagedCache:
         if copy:
             rows = len(pages.tokens) - len(pages.nodes) * self.block
             pages.table[-1] = self._take(pages.table[-2] if len(pages.table) > 1 else None)
-            self._copy(node.block, pages.table[-1], rows)
+            self._rows.copy(node.block * self.block, pages.table[-1] * self.block, rows)
             self._tree.release(node)
             return
         # Every other block is needed: the node itself is given up, after all its descendants.
@@ -198,12 +228,6 @@ class PagedCache:
             self._evicted += 1
         self._tree.remove(node)
         self._evicted += 1
-
-    def _copy(self, source: int, target: int, rows: int) -> None:
-        a, b = source * self.block, target * self.block
-        with torch.inference_mode():
-            for buffer in (self.k, self.v):
-                buffer[:, :, b : b + rows] = buffer[:, :, a : a + rows]
 
     def _seal(self, pages: Pages) -> None:
         """The first block that is not a whole node is full now: makes it one, or uses its equal."""

@@ -32,12 +32,12 @@ FAMILY_PARTS: Final = {
 def load(path: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Weights:
     """Reads a model. Norm weights too get `dtype`; encoded weights are decoded in float32, then rounded."""
     try:
-        return _load(_open(path), dtype, progress)
+        return _load(open_checkpoint(path), dtype, progress)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
 
 
-def _open(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         return open_folder(path)
     if path.is_file():
@@ -46,7 +46,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None) -> Weights:
-    placed = dict(_placed(checkpoint))
+    placed = dict(placed_tensors(checkpoint))
     total, done = sum(stored.nbytes for stored in placed.values()), 0
     tensors: dict[str, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -83,7 +83,7 @@ def half_rotation(rows: Tensor, heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def _placed(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+def placed_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
     """Every tensor the forward pass needs, present and of the right shape, and no other."""
     _require_consistent(checkpoint.source, checkpoint.shape)
     expected = _expected(checkpoint)

@@ -70,6 +70,11 @@ def read_tensor(stored: StoredTensor, dtype: torch.dtype, pool: Executor) -> Ten
     return out.view(stored.shape)
 
 
+def read_raw(stored: StoredTensor) -> Bytes:
+    """All its bytes, as they are encoded."""
+    return _read_bytes(stored, 0, stored.nbytes)
+
+
 def _read_chunk(stored: StoredTensor, start: int, out: Tensor) -> None:
     encoding = ENCODINGS[stored.encoding]
     skipped, count = start // encoding.elements, len(out) // encoding.elements

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from paceline.errors import PromptTooLong, SettingError
 from paceline.target import cpu
 from paceline.target.attention import KEY_TILE, Span
 from paceline.target.decoder import Batch, Decoder, Outcome
-from paceline.target.kv import BLOCK, CacheStats, PagedCache
+from paceline.target.kv import BLOCK, CacheStats, PagedCache, TorchRows, blocks_in
 from paceline.target.linear import CUDA_TILE, MOST_ROWS
 from paceline.target.load import load
 from paceline.target.shape import ModelShape, Weights
 from paceline.types import Draft, Feed, Scores, Seq
-
-_MB: Final = 2**20
 
 
 def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
@@ -35,8 +33,10 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
         raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError(f"device={name!r} is not usable: torch sees no GPU here; use cpu")
+    if config.dtype == "int8" and device.type != "cpu":
+        raise SettingError("dtype='int8' is not usable on a GPU: expected auto, float32, bfloat16 or float16")
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = usual if config.dtype == "auto" else cast(torch.dtype, getattr(torch, config.dtype))
+    dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
     if device.type == "cpu":
         cpu.prepare(dtype)
     return device, dtype
@@ -63,14 +63,15 @@ class TorchTarget:
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._decoder = Decoder(weights.shape, tensors, device)
         cpu.give_back_memory()
-        self._cache = _make_cache(weights.shape, config.cache_mb, self._decoder)
-        self._keys, self._values = self._cache.k.unbind(0), self._cache.v.unbind(0)
+        self._cache, self._rows = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        self._keys, self._values = self._rows.k.unbind(0), self._rows.v.unbind(0)
         self._fed: dict[str, _Fed] = {}
         self.vocab_size = weights.shape.vocab_size
         self.max_context = min(weights.shape.max_context, self._cache.blocks * self._cache.block)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
+        self.where = f"torch on {device}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod
@@ -90,6 +91,17 @@ class TorchTarget:
                 "shorten it or raise cache_mb"
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
+
+    def open_untold(self, seq: Seq) -> None:
+        """Opens it as if all but the last token were computed, with zeros for their rows: to measure with."""
+        length = len(seq.tokens) - 1
+        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
+        self._cache.extend(seq.id, length)
+        self._cache.append(seq.id, seq.tokens[:length])
+
+    def forget(self, tenant: str) -> None:
+        """Drops what is cached for a tenant and held by no open sequence."""
+        self._cache.clear(tenant)
 
     def close(self, seq_id: str) -> None:
         self._fed.pop(seq_id, None)
@@ -167,7 +179,7 @@ class TorchTarget:
         rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
         keys, values = zip(*fed.outcome.stash, strict=True)
         with torch.inference_mode():
-            for cached, new in ((self._cache.k, keys), (self._cache.v, values)):
+            for cached, new in ((self._rows.k, keys), (self._rows.v, values)):
                 moved = torch.stack(new).index_select(2, rows)
                 cached.index_copy_(2, slots, moved.to(cached.dtype))
 
@@ -184,18 +196,14 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> PagedCache:
+def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
     # The CPU reads float32 at once, whatever the weights are in.
     dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
-    block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * dtype.itemsize
-    blocks = cache_mb * _MB // block_bytes
-    if not blocks:
-        raise SettingError(
-            f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
-        )
+    blocks = blocks_in(cache_mb, shape, dtype.itemsize)
     try:
-        return PagedCache(
-            shape.layers, shape.kv_heads, shape.head_dim, blocks, dtype=dtype, device=decoder.device
+        rows = TorchRows(
+            shape.layers, shape.kv_heads, shape.head_dim, blocks * BLOCK, dtype, device=decoder.device
         )
     except RuntimeError:  # torch's word for memory it cannot have
         raise SettingError(f"cache_mb={cache_mb!r} does not fit into memory: give less") from None
+    return PagedCache(rows, blocks), rows

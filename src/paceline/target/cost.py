@@ -1,0 +1,109 @@
+"""What a pass costs by its rows and its context, t_V(n, context): measured once for a model on a machine."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.folders import home
+from paceline.target import cpu
+from paceline.target.native.native_target import NativeTarget
+from paceline.target.torch_target import TorchTarget
+from paceline.types import Draft, Feed, Seq
+
+ROWS: Final = (1, 2, 4, 8, 16)
+CONTEXTS: Final = (256, 2048)  # tokens before the first row
+REPEATS: Final = 3  # of which the fastest counts
+BUDGET: Final = 1.5  # seconds, after which no further pass is tried
+_VERSION: Final = 1
+_TENANT: Final = "\0cost"  # no request's
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """ms[context][rows], lowest of a few tries; empty where nothing could be measured."""
+
+    ms: Mapping[int, Mapping[int, float]]
+
+    def __call__(self, rows: int, context: int) -> float:
+        """Milliseconds: linear between what was measured, and beyond it by the last slope."""
+        curves = [(at, _line(sorted(curve.items()), rows)) for at, curve in sorted(self.ms.items())]
+        return _line(curves, context)
+
+    def __bool__(self) -> bool:
+        return any(self.ms.values())
+
+
+def _line(points: Sequence[tuple[int, float]], at: int) -> float:
+    """A polyline through the points, which stays at least at a tenth of the lowest."""
+    if len(points) == 1:
+        return points[0][1]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    i = min(max(sum(x <= at for x in xs), 1), len(xs) - 1)
+    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+    return max(ys[i - 1] + slope * (at - xs[i - 1]), min(ys) / 10)
+
+
+def cost_table(target: NativeTarget | TorchTarget) -> CostTable:
+    """From paceline's notes if it was measured before, else measured now, in under two seconds."""
+    from paceline.models.disk import read_json, write_json
+
+    key = _key(target)
+    path = home() / "cost.json"
+    known = read_json(path)
+    found = known.get(key)
+    if isinstance(found, dict):
+        with suppress(ValueError, TypeError, AttributeError):
+            numbers = {int(c): {int(n): float(ms) for n, ms in row.items()} for c, row in found.items()}
+            return CostTable(numbers)
+    table = measure(target)
+    with suppress(OSError):  # then it is measured again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known | {key: json.loads(json.dumps(table.ms))})
+    return table
+
+
+def _key(target: NativeTarget | TorchTarget) -> str:
+    return f"{target.fingerprint[:32]}, {target.where}, {cpu.name()}, cost version {_VERSION}"
+
+
+def measure(target: NativeTarget | TorchTarget, budget: float = BUDGET) -> CostTable:
+    """Rounds over all row counts, so that a slow moment of the machine does not hit one of them alone."""
+    deadline = time.perf_counter() + budget
+    table: dict[int, dict[int, float]] = {}
+    for context in CONTEXTS[: 2 if isinstance(target, NativeTarget) else 1]:
+        if context + max(ROWS) >= target.max_context:
+            break
+        try:
+            table[context] = _measure_at(target, context, deadline)
+        except PacelineError:  # the cache is too small, or in use
+            break
+    return CostTable({context: row for context, row in table.items() if row})
+
+
+def _measure_at(target: NativeTarget | TorchTarget, context: int, deadline: float) -> dict[int, float]:
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, target.vocab_size, context + max(ROWS)).tolist()
+    seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
+    fastest: dict[int, float] = {}
+    target.open_untold(seq)
+    try:
+        for _ in range(REPEATS):
+            for rows in ROWS:
+                if rows in fastest and time.perf_counter() > deadline:
+                    continue
+                draft = Draft(tuple(tokens[context + 1 : context + rows]))
+                started = time.perf_counter()
+                target.forward([Feed(seq.id, tokens[context : context + 1], draft)])
+                ms = (time.perf_counter() - started) * 1000
+                target.keep(seq.id, context)
+                fastest[rows] = min(ms, fastest.get(rows, ms))
+    finally:
+        target.close(seq.id)
+        target.forget(_TENANT)
+    return {rows: round(ms, 3) for rows, ms in fastest.items()}

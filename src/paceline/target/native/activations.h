@@ -1,0 +1,107 @@
+// Rows of activations as the dot products take them: signed bytes, with a scale for each group of 32.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "formats.h"
+#include "simd.h"
+
+namespace PACELINE_PATH {
+
+template <class T>
+class Buffer {  // aligned to a cache line; grows, never shrinks, keeps no content when it grows
+public:
+    ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
+    T* get() const { return data_; }
+    void need(size_t count) {
+        if (count <= count_) return;
+        ::operator delete[](data_, std::align_val_t(64));
+        data_ = nullptr;
+        data_ = static_cast<T*>(::operator new[](count * sizeof(T), std::align_val_t(64)));
+        count_ = count;
+    }
+
+private:
+    T* data_ = nullptr;
+    size_t count_ = 0;
+};
+
+// Up to kStripRows rows that one kernel call takes together.
+struct Strip {
+    int first, rows;
+};
+
+inline std::vector<Strip> strips_of(int rows) {  // of almost equal height
+    int count = (rows + kStripRows - 1) / kStripRows;
+    std::vector<Strip> strips;
+    for (int i = 0, first = 0; i < count; ++i) {
+        int height = rows / count + (i < rows % count);
+        strips.push_back({first, height});
+        first += height;
+    }
+    return strips;
+}
+
+// What a kernel reads of one strip; R: its rows, g: the group.
+struct StripView {
+    const int8_t* codes;      // [g][R][32]
+    const float* scale;       // [g][R]
+    const float* total;       // [g][R]: scale * sum of codes
+    const int32_t* negative;  // [g][3][R]: minus the sum of the first 16 codes, of the last 16, of all
+};
+
+class Activations {
+public:
+    void shape(int rows, int groups) {
+        groups_ = groups;
+        if (rows != rows_) {
+            rows_ = rows;
+            strips_ = strips_of(rows);
+            strip_of_.resize(rows);
+            for (size_t i = 0; i < strips_.size(); ++i)
+                std::fill_n(strip_of_.begin() + strips_[i].first, strips_[i].rows, (int)i);
+        }
+        size_t blocks = (size_t)rows * groups;
+        codes_.need(blocks * kGroup);
+        scale_.need(blocks);
+        total_.need(blocks);
+        negative_.need(blocks * 3);
+    }
+
+    const std::vector<Strip>& strips() const { return strips_; }
+
+    StripView view(const Strip& strip) const {
+        size_t at = (size_t)strip.first * groups_;
+        return {codes_.get() + at * kGroup, scale_.get() + at, total_.get() + at, negative_.get() + at * 3};
+    }
+
+    // One group of one row: 32 floats, given as two vectors.
+    PL_INLINE void quantise(int row, int g, Floats a, Floats b) {
+        const Strip& strip = strips_[strip_of_[row]];
+        size_t start = (size_t)strip.first * groups_, at = start + (size_t)g * strip.rows + (row - strip.first);
+        float most = highest(max(magnitude(a), magnitude(b)));
+        float scale = most / 127.0f;
+        Floats inverse = all(most > 0 ? 127.0f / most : 0.0f);
+        Ints first = to_ints(a * inverse), last = to_ints(b * inverse);
+        store_signed_bytes(codes_.get() + at * kGroup, first);
+        store_signed_bytes(codes_.get() + at * kGroup + 16, last);
+        int s0 = sum(first), s1 = sum(last);
+        scale_.get()[at] = scale;
+        total_.get()[at] = scale * (float)(s0 + s1);
+        int32_t* negative = negative_.get() + start * 3 + (size_t)g * 3 * strip.rows + (row - strip.first);
+        negative[0] = -s0;
+        negative[strip.rows] = -s1;
+        negative[2 * strip.rows] = -(s0 + s1);
+    }
+
+private:
+    int rows_ = 0, groups_ = 0;
+    std::vector<Strip> strips_;
+    std::vector<int> strip_of_;  // of each row
+    Buffer<int8_t> codes_;
+    Buffer<float> scale_, total_;
+    Buffer<int32_t> negative_;
+};
+
+}  // namespace PACELINE_PATH

@@ -1,0 +1,101 @@
+"""The rows of one pass, as lists: which tokens, who sees whom, and where keys go.
+
+A chain's rows go to the sequence's own slots. A tree's first path does too; every other path gets spare
+sub-blocks of its own, where the rows it shares with others are written a second time, so that each path reads
+its keys as if it were a chain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.errors import CacheFull
+from paceline.target.native.library import SUB_BLOCK
+from paceline.types import Draft, Feed
+
+
+class Spares:
+    """Sub-blocks that belong to no sequence, handed out anew for every pass."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._first, self._count, self._taken = first, count, 0
+
+    def reset(self) -> None:
+        self._taken = 0
+
+    def take(self, count: int) -> list[int]:
+        start = self._first + self._taken
+        self._taken += count
+        if self._taken > self._count:
+            raise CacheFull(f"trees of guesses need more than {self._count} spare blocks: draft less at once")
+        return list(range(start, start + count))
+
+
+@dataclass(slots=True)
+class NativeBatch:
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)  # see Span in model.h
+    span_rows: list[int] = field(default_factory=list)
+    tables: list[int] = field(default_factory=list)
+    writes: list[list[int]] = field(default_factory=list)  # slots of each row, its own place first
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+
+    def add(self, feed: Feed, start: int, blocks: Sequence[int], block: int, spares: Spares) -> int:
+        """A feed whose first row is at position `start`; gives the row of its first node."""
+        first, draft = len(self.tokens), feed.draft
+        root = first + len(feed.tokens)
+        depth = _depths(draft)
+        self.tokens += [*feed.tokens, *draft.tokens]
+        drafted = start + len(feed.tokens)  # the position of the first guess
+        self.positions += [*range(start, drafted), *(drafted + d for d in depth)]
+        self.writes += [[] for _ in range(len(feed.tokens) + len(draft))]
+        if feed.scored:
+            self.scored += range(root - 1, len(self.tokens))
+        table = [b * (block // SUB_BLOCK) + i for b in blocks for i in range(block // SUB_BLOCK)]
+        before, *others = sorted(draft.paths()) or [()]
+        self._span([*range(first, root), *(root + node for node in before)], start, table)
+        for path in others:
+            shared = _common(before, path)
+            own = self._path_table(path, feed, start, root, table, spares)
+            self._span([root + node for node in path[shared:]], drafted + shared, own, write=False)
+            before = path
+        return root
+
+    def _span(self, rows: Sequence[int], start: int, table: Sequence[int], write: bool = True) -> None:
+        self.spans.append((len(self.span_rows), len(rows), start, len(self.tables)))
+        self.span_rows += rows
+        self.tables += table[: (start + len(rows) - 1) // SUB_BLOCK + 1]
+        if write:
+            self._write(rows, start, table)
+
+    def _write(self, rows: Sequence[int], start: int, table: Sequence[int]) -> None:
+        for position, row in enumerate(rows, start):
+            self.writes[row].append(table[position // SUB_BLOCK] * SUB_BLOCK + position % SUB_BLOCK)
+
+    def _path_table(
+        self, path: Sequence[int], feed: Feed, start: int, root: int, table: Sequence[int], spares: Spares
+    ) -> list[int]:
+        """The sequence's sub-blocks up to the guesses, then spare ones that hold this path."""
+        drafted = start + len(feed.tokens)
+        kept = drafted // SUB_BLOCK
+        own = spares.take((drafted + len(path) - 1) // SUB_BLOCK + 1 - kept)
+        again = max(start, kept * SUB_BLOCK)  # rows of this pass that share a sub-block with the guesses
+        rows = [*range(root - (drafted - again), root), *(root + node for node in path)]
+        if kept * SUB_BLOCK < start:
+            self.copies.append((table[kept], own[0]))
+        whole = [*table[:kept], *own]
+        self._write(rows, again, whole)
+        return whole
+
+
+def _depths(draft: Draft) -> list[int]:
+    depths: list[int] = []
+    for node in range(len(draft)):
+        parent = draft.parent(node)
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,139 @@
+"""The C++ of this folder, built for one kind of processor, and its structures as ctypes sees them."""
+
+import ctypes as c
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from paceline import compiled
+from paceline.errors import SettingError
+from paceline.target import cpu
+
+FOLDER: Final = Path(__file__).parent
+SETTING: Final = "PACELINE_CPU"
+# A path, the features a processor must list for it, and the compiler's words for them; the best one first.
+AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
+AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+NEEDS: Final = {
+    "avx512": ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"),
+    "avx2vnni": ("avx2", "fma", "f16c", "avx_vnni"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "portable": (),
+}
+FLAGS: Final = {
+    "avx512": (*AVX2, *AVX512),
+    "avx2vnni": (*AVX2, "-mavxvnni"),
+    "avx2": AVX2,
+    "portable": (),
+}
+CHOICES: Final = ("auto", "avx512", "avx2", "portable", "torch")
+
+# Packed formats and encodings, in the order of formats.h and pack.cpp.
+FORMATS: Final = ("K4", "K8", "H4", "H8", "O4", "O8", "K6")
+CODE_BYTES: Final = dict(zip(FORMATS, (256, 512, 256, 512, 256, 512, 384), strict=True))
+SCALE_BYTES: Final = dict(zip(FORMATS, (320, 320, 64, 64, 32, 32, 288), strict=True))
+SCALE_GROUPS: Final = dict(zip(FORMATS, (8, 8, 1, 1, 1, 1, 8), strict=True))
+ENCODINGS: Final = {
+    "Q4_K": "K4",
+    "Q5_K": "K8",
+    "Q4_1": "H4",
+    "Q5_1": "H8",
+    "Q4_0": "O4",
+    "Q5_0": "O8",
+    "Q8_0": "O8",
+    "Q6_K": "K6",
+    "Q3_K": "K6",
+    "F32": "O8",
+}
+LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS: Final = ("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")
+TILE: Final = 16
+GROUP: Final = 32
+UNIT: Final = 32
+SUB_BLOCK: Final = 16
+MOST_HEAD_DIM: Final = 256
+
+
+class Linear(c.Structure):
+    _fields_ = (
+        ("format", c.c_int32),
+        ("outputs", c.c_int32),
+        ("inputs", c.c_int32),
+        ("reserved", c.c_int32),
+        ("codes", c.c_void_p),
+        ("scales", c.c_void_p),
+        ("codes_pair", c.c_int64),
+        ("scales_pair", c.c_int64),
+    )
+
+
+class Layer(c.Structure):
+    _fields_ = (
+        *((name, Linear) for name in LINEARS),
+        *((name, c.c_void_p) for name in VECTORS),
+    )
+
+
+class Model(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim")),
+        *((name, c.c_int32) for name in ("ff_width", "vocab")),
+        *((name, c.c_float) for name in ("norm_eps", "attn_scale")),
+        ("reserved", c.c_int32),
+        ("layer", c.c_void_p),
+        ("embed", Linear),
+        ("head", Linear),
+        *((name, c.c_void_p) for name in ("norm", "keys", "values")),
+        ("sub_blocks", c.c_int64),
+    )
+
+
+class Pass(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("rows", "spans", "scored", "taps", "copies", "reserved")),
+        *((name, c.c_void_p) for name in ("tokens", "cosines", "sines", "span", "span_rows", "tables")),
+        *((name, c.c_void_p) for name in ("write_starts", "writes", "copy", "scored_rows", "tap_layers")),
+        *((name, c.c_void_p) for name in ("logits", "hidden")),
+    )
+
+
+def chosen() -> str:
+    """What the user wants: $PACELINE_CPU."""
+    choice = os.environ.get(SETTING) or "auto"
+    if choice not in CHOICES:
+        raise SettingError(f"{SETTING}={choice} is not usable: expected one of {', '.join(CHOICES)}")
+    return choice
+
+
+def best_path(choice: str) -> str | None:
+    """The path to build for; None where a processor has none of the vector instructions it takes."""
+    if choice == "portable":
+        return choice
+    wanted = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
+    return next((path for path in wanted if cpu.has(NEEDS[path])), None)
+
+
+@cache
+def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
+    """Raises NotCompiled where it cannot be built. extra: more flags, as for a build with sanitizers."""
+    units = [
+        compiled.Unit(FOLDER / "pass.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        compiled.Unit(FOLDER / "pack.cpp"),
+    ]
+    library = compiled.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
+    library.paceline_open.restype = c.c_void_p
+    library.paceline_open.argtypes = (c.POINTER(Model), c.c_int)
+    library.paceline_close.restype = None
+    library.paceline_close.argtypes = (c.c_void_p,)
+    library.paceline_forward.argtypes = (c.c_void_p, c.POINTER(Pass))
+    library.paceline_multiply.restype = None
+    library.paceline_multiply.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
+    library.paceline_unpack.restype = None
+    library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_int, c.c_void_p)
+    library.paceline_pack.restype = None
+    library.paceline_pack.argtypes = (
+        *(c.c_int, c.c_void_p, c.c_int64, c.c_int, c.c_void_p),
+        *(c.POINTER(Linear), c.c_int, c.c_int),
+    )
+    return library

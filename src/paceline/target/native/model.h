@@ -1,0 +1,54 @@
+// What Python hands over: the model, its cache, and the rows of one pass. Mirrored in library.py.
+#pragma once
+
+#include "formats.h"
+
+constexpr int kSubBlock = 16;   // tokens whose keys lie together, transposed: [head_dim][16]
+constexpr int kChunk = 256;     // keys whose softmax is taken together; chunks are joined in order
+
+constexpr int kMostHeadDim = 256;
+
+struct Layer {
+    Linear q, k, v, o, gate, up, down;
+    const float *attn_norm, *ffn_norm;                    // [width padded]
+    const float *q_bias, *k_bias, *v_bias, *o_bias;       // may be null
+    const float *q_norm, *k_norm;                         // [head_dim], may be null
+};
+
+struct Model {
+    int32_t layers, width, heads, kv_heads, head_dim, ff_width, vocab;
+    float norm_eps, attn_scale;
+    int32_t reserved;
+    const Layer* layer;
+    Linear embed, head;
+    const float* norm;
+    // The cache, in IEEE halves. Token t of a sub-block s, for each layer and KV head:
+    uint16_t* keys;      // [layers][kv_heads][sub_blocks][head_dim][16]
+    uint16_t* values;    // [layers][kv_heads][sub_blocks][16][head_dim]
+    int64_t sub_blocks;
+};
+
+// Rows of one sequence at consecutive positions, which see every key before them.
+struct Span {
+    int32_t first;     // index into Pass.span_rows
+    int32_t count;
+    int32_t start;     // position of the first row
+    int32_t table;     // index into Pass.tables: the sub-block of positions 0..15, of 16..31, ...
+};
+
+struct Pass {
+    int32_t rows, spans, scored, taps, copies;
+    int32_t reserved;
+    const int32_t* tokens;        // [rows]
+    const float *cosines, *sines; // [rows][head_dim / 2]
+    const Span* span;
+    const int32_t* span_rows;     // every row once
+    const int32_t* tables;
+    const int32_t* write_starts;  // [rows + 1]: row r's keys go to slots writes[write_starts[r]..]
+    const int32_t* writes;        // 16 * sub-block + token
+    const int32_t* copy;          // [copies][2]: sub-blocks to copy before each layer, from and to
+    const int32_t* scored_rows;   // [scored]
+    const int32_t* tap_layers;    // [taps], ascending
+    float* logits;                // [scored][vocab]
+    float* hidden;                // [taps][scored][width]
+};

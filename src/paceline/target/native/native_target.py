@@ -1,0 +1,238 @@
+"""The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.config import EngineConfig
+from paceline.errors import ModelError, PromptTooLong
+from paceline.target import cpu
+from paceline.target.kv import BLOCK, CacheStats, PagedCache, blocks_in
+from paceline.target.native import library
+from paceline.target.native.batch import NativeBatch, Spares
+from paceline.target.native.library import SUB_BLOCK
+from paceline.target.native.packed import PackedWeights
+from paceline.target.native.rows import NativeRows
+from paceline.target.rope import frequencies
+from paceline.target.shape import ModelShape
+from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
+
+MOST_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
+SPARE: Final = 256  # sub-blocks for the branches of trees
+_HALF: Final = 2  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """What one sequence put into the last pass."""
+
+    base: int  # rows that were valid before
+    tokens: Sequence[int]
+    draft: Draft
+    slots: list[int]  # where each node of the draft is
+
+
+class NativeTarget:
+    """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
+
+    invariant_rows = 2**31
+
+    def __init__(
+        self, shape: ModelShape, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
+    ) -> None:
+        self.path = path
+        self.shape = shape
+        self.vocab_size = shape.vocab_size
+        self.fingerprint = fingerprint
+        self.bytes_held = weights.nbytes
+        self.threads = config.threads or cpu.cores()
+        self.where = f"native, {path}, {self.threads} threads"
+        blocks = blocks_in(config.cache_mb, shape, _HALF)
+        self._rows = NativeRows(shape, blocks * BLOCK + SPARE * SUB_BLOCK)
+        self._cache = PagedCache(self._rows, blocks)
+        self._spares = Spares(blocks * BLOCK // SUB_BLOCK, SPARE)
+        self.max_context = min(shape.max_context, blocks * BLOCK)
+        self._rope = _RopeTable(shape)
+        self._fed: dict[str, _Fed] = {}
+        self._lib = library.load(path)
+        layers = _layers(shape, weights)
+        self._held = (weights, layers)  # what the C++ side points at
+        model = _model(shape, weights, self._rows, layers)
+        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.threads)
+        if not self._decoder:
+            raise ModelError("the native engine could not start its threads: give fewer of them")
+        weakref.finalize(self, self._lib.paceline_close, self._decoder)
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        return self._cache.stats
+
+    def open(self, seq: Seq) -> int:
+        if len(seq.tokens) > self.max_context:
+            raise PromptTooLong(
+                f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
+                "shorten it or raise cache_mb"
+            )
+        return self._cache.open(seq.id, seq.tenant, seq.tokens)
+
+    def open_untold(self, seq: Seq) -> None:
+        """Opens it as if all but the last token were computed, with noise for their rows: to measure with."""
+        length = len(seq.tokens) - 1
+        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
+        self._cache.extend(seq.id, length)
+        self._rows.scribble(self._cache.slots(seq.id, 0, length))
+        self._cache.append(seq.id, seq.tokens[:length])
+
+    def forget(self, tenant: str) -> None:
+        """Drops what is cached for a tenant and held by no open sequence."""
+        self._cache.clear(tenant)
+
+    def close(self, seq_id: str) -> None:
+        self._fed.pop(seq_id, None)
+        self._cache.close(seq_id)
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
+            depth = max(map(len, feed.draft.paths()), default=0)
+            self._cache.extend(feed.seq_id, len(feed.tokens) + depth)
+        self._spares.reset()
+        parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
+        starts, scored = [], 0
+        batch = NativeBatch()
+        for feed in feeds:
+            starts.append(scored)
+            scored += (1 + len(feed.draft)) * feed.scored
+            for piece, offset in _pieces(feed):
+                if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > MOST_ROWS:
+                    parts.append(self._run(batch, taps))
+                    batch = NativeBatch()
+                self._add(batch, piece, feed, offset)
+        parts.append(self._run(batch, taps))
+        logits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
+        hidden = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
+        tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
+        return Scores(torch.from_numpy(logits), tuple(starts), tapped)
+
+    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
+        fed = self._fed.pop(seq_id, None)
+        if fed is None or length < fed.base:
+            self._cache.truncate(seq_id, length)
+            return
+        end = fed.base + len(fed.tokens)
+        if length > end or (path and length < end):
+            raise ValueError(f"{seq_id!r} has {end} rows before its draft, cannot keep {length} of them")
+        found = [fed.slots[node] for node in path]
+        wanted = self._cache.slots(seq_id, end, end + len(path))
+        if found != wanted:
+            self._rows.move(found, wanted)
+        nodes = [fed.draft.tokens[node] for node in path]
+        self._cache.append(seq_id, [*fed.tokens[: length - fed.base], *nodes])
+
+    def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
+        base = self._cache.length(feed.seq_id)
+        table = self._cache.table(feed.seq_id)
+        node = batch.add(piece, base + offset, table, BLOCK, self._spares)
+        slots = [batch.writes[node + i][0] for i in range(len(piece.draft))]
+        self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, slots)
+
+    def _run(self, batch: NativeBatch, taps: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Logits [scored, vocab] and hidden states [taps, scored, width]."""
+        rows, scored, layers = len(batch.tokens), len(batch.scored), sorted(set(taps))
+        logits = np.empty((scored, self.vocab_size), np.float32)
+        hidden = np.empty((len(layers), scored, self.shape.width), np.float32)
+        cosines, sines = self._rope.rows(batch.positions)
+        counts = np.fromiter(map(len, batch.writes), np.int32, rows)
+        held = {
+            "tokens": _ints(batch.tokens),
+            "cosines": cosines,
+            "sines": sines,
+            "span": _ints(batch.spans),
+            "span_rows": _ints(batch.span_rows),
+            "tables": _ints(batch.tables),
+            "write_starts": _ints([0, *np.cumsum(counts)]),
+            "writes": _ints([slot for slots in batch.writes for slot in slots]),
+            "copy": _ints(batch.copies),
+            "scored_rows": _ints(batch.scored),
+            "tap_layers": _ints(layers),
+            "logits": logits,
+            "hidden": hidden,
+        }
+        run = library.Pass(
+            rows=rows,
+            spans=len(batch.spans),
+            scored=scored,
+            taps=len(layers),
+            copies=len(batch.copies),
+            **{name: array.ctypes.data for name, array in held.items()},
+        )
+        if self._lib.paceline_forward(self._decoder, ctypes.byref(run)):
+            raise ModelError(
+                f"no memory for a pass of {rows} rows: give a smaller prefill_chunk or max_batch"
+            )
+        return logits, hidden
+
+
+def _ints(values: Sequence[Any]) -> NDArray[np.int32]:
+    return np.asarray(values, np.int32)
+
+
+def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
+    """A feed of many tokens as several of which only the last is scored, with their offsets."""
+    cuts = list(range(0, len(feed.tokens), MOST_ROWS))
+    *inner, last = cuts
+    pieces = [(Feed(feed.seq_id, feed.tokens[i : i + MOST_ROWS], NO_DRAFT, scored=False), i) for i in inner]
+    return [*pieces, (Feed(feed.seq_id, feed.tokens[last:], feed.draft, feed.scored), last)]
+
+
+class _RopeTable:
+    """Cosines and sines by position; grows as positions are asked for."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._frequencies = frequencies(shape.rope, shape.head_dim).numpy()
+        self._cos = self._sin = np.empty((0, len(self._frequencies)), np.float32)
+
+    def rows(self, positions: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if (need := max(positions) + 1) > len(self._cos):
+            stop = -(-need // 1024) * 1024
+            angles = np.arange(stop, dtype=np.float32)[:, None] * self._frequencies
+            self._cos = np.cos(angles.astype(np.float64)).astype(np.float32)
+            self._sin = np.sin(angles.astype(np.float64)).astype(np.float32)
+        return self._cos[positions], self._sin[positions]
+
+
+def _layers(shape: ModelShape, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
+    layers = (library.Layer * shape.layers)()
+    for i in range(shape.layers):
+        for name in library.LINEARS:
+            setattr(layers[i], name, weights.matrix(f"layers.{i}.{name}"))
+        for name in library.VECTORS:
+            setattr(layers[i], name, weights.vector(f"layers.{i}.{name}"))
+    return layers
+
+
+def _model(shape: ModelShape, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:
+    embed = weights.matrix("embed")
+    return library.Model(
+        layers=shape.layers,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ff_width=shape.ff_width,
+        vocab=shape.vocab_size,
+        norm_eps=shape.norm_eps,
+        attn_scale=shape.attn_scale or shape.head_dim**-0.5,
+        layer=ctypes.addressof(layers),
+        embed=embed,
+        head=weights.matrix("head") if "head" in weights.layout.matrices else embed,
+        norm=weights.vector("norm"),
+        keys=rows.keys.ctypes.data,
+        values=rows.values.ctypes.data,
+        sub_blocks=rows.sub_blocks,
+    )

@@ -1,0 +1,70 @@
+// One pass of the decoder: every row through every layer, in one parallel region.
+//
+// Between two barriers each member of the team takes pieces of one phase. A piece is always computed whole by
+// one member, in one order, so the bits do not depend on how many members there are.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "model.h"
+#include "threads.h"
+
+namespace PACELINE_PATH {
+
+class Decoder {
+public:
+    Decoder(const Model& model, int threads);
+    void forward(const Pass& pass);
+
+private:
+    // Some rows of a span and one KV head, over one chunk of keys or (chunk < 0) over all of them in turn.
+    struct Attending {
+        int span, first, rows, kv_head, chunk;
+    };
+
+    void prepare();
+    void plan_attention();
+    void work(int me);
+
+    void embed(int me);
+    void copy_taps(int layer, int me);
+    void copy_sub_blocks(int layer, int me);
+    void normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me);
+    void project_heads(int layer, int me);
+    void finish_query(const Layer& layer, int head, float* heads);
+    void finish_key(int layer, int head, float* heads);
+    void finish_value(int layer, int head, float* heads);
+    void rotate(float* head, int row) const;
+    void attend(int layer, int me);
+    void attend_piece(int layer, const Attending& piece, float* scratch);
+    void join_chunks(int me);
+    void add_product(const Linear& weight, const float* bias, const Activations& in, int me);
+    void feed_forward(const Layer& layer, int me);
+    void score(int me);
+
+    int64_t cache_at(int layer, int kv_head) const {
+        return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * kSubBlock * model_.head_dim;
+    }
+    float* sums_of(int row, int head, int chunk) const {
+        return sums_.get() + (((int64_t)row * model_.heads + head) * slots_ + chunk) * model_.head_dim;
+    }
+
+    const Model model_;
+    const int width_;        // padded to a group
+    Team team_;
+    const Pass* pass_ = nullptr;
+    std::vector<int> position_;            // of each row
+    std::vector<Attending> attending_;
+    int slots_ = 1;                        // partial results kept for each row and head
+    Buffer<float> x_;                      // [rows][width_]: the residual stream
+    Buffer<float> queries_;                // [rows][heads][head_dim]
+    Buffer<float> sums_;                   // [rows][heads][slots_][head_dim]
+    std::vector<Partial> partials_;        // [rows][heads][slots_]
+    Activations normed_, attended_, gated_, scored_;
+    std::vector<Buffer<float>> scratch_;   // of each member
+};
+
+}  // namespace PACELINE_PATH

@@ -1,0 +1,64 @@
+// Sixteen lanes at a time, in AVX-512, in AVX2 and in plain C++.
+//
+// Every operation here is exact or correctly rounded, and reductions fold their lanes in one fixed order, so
+// that a kernel written with these types gives the same bits whatever it was compiled for.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#define PL_INLINE __attribute__((always_inline)) inline
+
+namespace PACELINE_PATH {
+
+constexpr int kLanes = 16;
+
+// Denormals cost a hundred times a normal number and carry nothing here: they are flushed to zero.
+#if defined(__x86_64__)
+inline unsigned flush_denormals() {
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    return before;
+}
+inline void restore_denormals(unsigned before) { _mm_setcsr(before); }
+#else
+inline unsigned flush_denormals() { return 0; }
+inline void restore_denormals(unsigned) {}
+#endif
+
+PL_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+
+}  // namespace PACELINE_PATH
+
+#if defined(__AVX512VNNI__)
+#include "simd_avx512.h"
+#elif defined(__AVX2__)
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace PACELINE_PATH {
+
+// e ** x for x <= 0 or moderately above; below -87 it stays at e ** -87, above 88 at e ** 88.
+PL_INLINE Floats exponential(Floats x) {
+    x = min(max(x, all(-87.0f)), all(88.0f));
+    Floats k = nearest(x * all(1.44269504f));
+    Floats r = fma(k, all(-0.693359375f), x);  // ln 2 in two parts, so that the remainder keeps its bits
+    r = fma(k, all(2.12194440e-4f), r);
+    Floats p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, r * r, r + all(1.0f));
+    return p * power_of_two(to_ints(k));
+}
+
+}  // namespace PACELINE_PATH

@@ -1,0 +1,84 @@
+// The sixteen lanes in AVX-512 with VNNI: one register each.
+#pragma once
+
+namespace PACELINE_PATH {
+
+constexpr int kStripRows = 12;    // two accumulators a row, and room for the weights, in 32 registers
+constexpr int kQueryBlock = 6;   // times kWide accumulators
+constexpr int kWide = 4;
+
+struct Floats { __m512 v; };
+struct Ints { __m512i v; };
+struct Codes { __m512i v; };      // 64 unsigned bytes: four for each of 16 outputs
+
+PL_INLINE Floats zeros() { return {_mm512_setzero_ps()}; }
+PL_INLINE Floats all(float x) { return {_mm512_set1_ps(x)}; }
+PL_INLINE Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+PL_INLINE void store(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
+PL_INLINE Floats operator+(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+PL_INLINE Floats operator-(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+PL_INLINE Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+PL_INLINE Floats operator/(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+PL_INLINE Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+PL_INLINE Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+PL_INLINE Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
+PL_INLINE Floats magnitude(Floats a) { return {_mm512_abs_ps(a.v)}; }
+PL_INLINE Floats nearest(Floats a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+PL_INLINE Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+PL_INLINE Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
+PL_INLINE Floats power_of_two(Ints exponent) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(exponent.v, _mm512_set1_epi32(127)), 23))};
+}
+// Lane i of a where i < count, else of b.
+PL_INLINE Floats first_lanes(int count, Floats a, Floats b) {
+    __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
+    return {_mm512_mask_mov_ps(b.v, mask, a.v)};
+}
+PL_INLINE Floats load_halves(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
+}
+PL_INLINE void store_halves(uint16_t* p, Floats a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+PL_INLINE Floats load_unsigned_bytes(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+PL_INLINE Floats load_signed_bytes(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+PL_INLINE void store_signed_bytes(int8_t* p, Ints a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+}
+PL_INLINE int sum(Ints a) { return _mm512_reduce_add_epi32(a.v); }
+PL_INLINE float sum(Floats a) {
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+PL_INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a.v); }
+
+PL_INLINE Ints all_shifted(int32_t x, int bits) { return {_mm512_slli_epi32(_mm512_set1_epi32(x), bits)}; }
+PL_INLINE Ints no_ints() { return {_mm512_setzero_si512()}; }
+PL_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_load_si512(p)}; }
+PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }
+PL_INLINE Codes high_nibbles(Codes w) {
+    return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
+}
+// Two bits of each byte of `crumbs`, moved to bits 4 and 5 above a nibble. place: 0 for the lowest two.
+template <int place>
+PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
+    __m512i two = place < 2 ? _mm512_slli_epi16(crumbs.v, 4 - 2 * place)
+                            : _mm512_srli_epi16(crumbs.v, 2 * place - 4);
+    return {_mm512_or_si512(nibbles.v, _mm512_and_si512(two, _mm512_set1_epi8(0x30)))};
+}
+typedef int32_t __attribute__((may_alias)) FourBytes;
+// Lane i: sum + the dot product of its four codes with the four signed bytes at x. bits: how large codes are.
+template <int bits>
+PL_INLINE Ints dot(Ints sum, Codes w, const int8_t* x) {
+    // Written out because compilers load the broadcast apart, which takes a second issue slot.
+    asm("vpdpbusd %2%{1to16%},%1,%0" : "+v"(sum.v) : "v"(w.v), "m"(*(const FourBytes*)x));
+    return sum;
+}
+
+}  // namespace PACELINE_PATH

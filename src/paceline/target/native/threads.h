@@ -1,0 +1,129 @@
+// A few threads that run one job together, meet at barriers and share out work.
+//
+// A waiting thread spins for some microseconds, then sleeps: a neighbour that needs the core gets it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+class Gate {  // a counter that threads wait on until it moves
+public:
+    uint32_t now() const { return count_.load(std::memory_order_acquire); }
+
+    void wait_beyond(uint32_t seen) {
+        for (int i = 0; i < kSpins; ++i) {
+            if (now() != seen) return;
+            relax();
+        }
+        sleepers_.fetch_add(1);
+        while (now() == seen) sleep(seen);
+        sleepers_.fetch_sub(1);
+    }
+
+    void advance() {
+        count_.fetch_add(1);
+        if (sleepers_.load()) wake();
+    }
+
+private:
+    static constexpr int kSpins = 2000;  // some 20 to 50 microseconds
+
+    static void relax() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+#if defined(__linux__)
+    void sleep(uint32_t seen) { syscall(SYS_futex, &count_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0); }
+    void wake() { syscall(SYS_futex, &count_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0); }
+#else
+    void sleep(uint32_t) { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+    void wake() {}
+#endif
+
+    alignas(64) std::atomic<uint32_t> count_{0};
+    std::atomic<int> sleepers_{0};
+};
+
+class Team {
+public:
+    using Job = void (*)(void* context, Team& team, int member);
+
+    explicit Team(int size) : size_(size) {
+        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+    }
+    ~Team() {
+        stopping_ = true;
+        start_.advance();
+        for (std::thread& t : threads_) t.join();
+    }
+
+    int size() const { return size_; }
+
+    // Every member runs the job, the caller as member 0.
+    void run(Job job, void* context) {
+        job_ = job;
+        context_ = context;
+        next_.store(0);
+        start_.advance();
+        job(context, *this, 0);
+        barrier();
+    }
+
+    // Waits for all; what was written before is seen by all after. Shared work starts anew.
+    void barrier() {
+        uint32_t seen = meet_.now();
+        if (arrived_.fetch_add(1) + 1 == size_) {
+            arrived_.store(0);
+            next_.store(0);
+            meet_.advance();
+        } else {
+            meet_.wait_beyond(seen);
+        }
+    }
+
+    // Takes the next piece [begin, end) of `total`, large ones first so that memory is read in long streams.
+    bool take(int total, int& begin, int& end) {
+        int at = next_.load(std::memory_order_relaxed), count;
+        do {
+            if (at >= total) return false;
+            count = std::max(1, (total - at) / (2 * size_));
+        } while (!next_.compare_exchange_weak(at, at + count, std::memory_order_relaxed));
+        begin = at;
+        end = at + count;
+        return true;
+    }
+
+private:
+    void serve(int member) {
+        uint32_t seen = 0;
+        for (;;) {
+            start_.wait_beyond(seen);
+            ++seen;
+            if (stopping_) return;
+            job_(context_, *this, member);
+            barrier();
+        }
+    }
+
+    const int size_;
+    std::vector<std::thread> threads_;
+    Job job_ = nullptr;
+    void* context_ = nullptr;
+    Gate start_, meet_;
+    std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<int> next_{0};
+    std::atomic<bool> stopping_{false};
+};
