@@ -83,7 +83,10 @@ class Draft:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def child(self, node: int, token: int) -> int | None:
-        return next((i for i in self.children(node) if self.tokens[i] == token), None)
+        for i in self.children(node):
+            if self.tokens[i] == token:
+                return i
+        return None
 
     def depth(self, node: int) -> int:
         """How many guesses stand between the committed text and what follows `node`."""
