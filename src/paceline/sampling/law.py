@@ -137,6 +137,7 @@ def _top_k(x: Floats, k: int) -> tuple[Ids, Floats]:
 
 def _top_p(ids: Ids | None, x: Floats, top_p: float) -> tuple[Ids, Floats]:
     """The fewest likeliest tokens that together have top_p; of equals at the edge, the lowest ids."""
+    ids, x = _select(ids, x, np.flatnonzero(x > _WEIGHTLESS))
     weight = _weights(x)
     wanted = top_p * float(weight.sum())
     for depth in _DEPTHS:
@@ -155,22 +156,23 @@ _EXP: Final = tuple(
     np.float32(c)
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
+_WEIGHTLESS: Final = np.float32(-24.5)  # what is below, _weights rounds to nothing
 _QUANTUM: Final = 1.5 * 2.0**18  # adding it to a double rounds to multiples of 2^-34
 
 
 def _weights(x: Floats) -> Doubles:
-    """exp(x) of what is at most 0, rounded to multiples of 2^-34.
+    """exp(x) of what is at most 0 and not weightless, rounded to multiples of 2^-34.
 
     Sums of these over 2^19 tokens are exact, in any order; and nothing but sums and products of float32 goes
     into one, so that choose.cpp and every processor have the same.
     """
-    x = np.maximum(x, np.float32(-30))
     shifted = x * np.float32(1.44269504) + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2[0]) - n * _LN2[1]
     p = np.full_like(r, 1.9875691500e-4)
     for c in _EXP:
-        p = p * r + c
+        p *= r
+        p += c
     p = (p * (r * r) + r) + np.float32(1)
     p.view(np.int32)[:] += (shifted.view(np.int32) - _ROUND.view(np.int32)) << 23  # times 2^n
     weight: Doubles = p.astype(np.float64) + _QUANTUM
