@@ -239,9 +239,13 @@ class Target(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how far to guess."""
+    """Decides how far to guess. rows: those of the pass besides the guesses."""
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]: ...  # a budget each
+    def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
+        """How many nodes of each draft are worth checking, now that it is known how sure they are."""
+        return [len(draft) for draft in drafts]
+
     def learn(self, rounds: Sequence[Round]) -> None: ...
 
 

@@ -71,3 +71,71 @@ def test_one_hiccup_hardly_counts_and_a_slower_machine_is_noticed() -> None:
         cost.learn(1, 1000)
     assert cost(1) == pytest.approx(1000, rel=0.05)
     assert cost(9) > 1000  # never measured since, but it is the same machine
+
+
+def sure(*scores: float, parents: tuple[int, ...] | None = None) -> Draft:
+    return Draft(tuple(range(len(scores))), parents, ("d",) * len(scores), scores)
+
+
+def priced(slope: float) -> Rate:
+    """A pass of one row costs 1000 us, each further row that share of it."""
+    return Rate(lambda rows, context: 1 + slope * (rows - 1))
+
+
+def test_a_draft_is_cut_where_it_gets_unsure() -> None:
+    assert priced(0.1).trim([seq()], [sure(0.9, 0.9, 0.05, 0.9)], 1) == [2]
+    assert priced(0.0).trim([seq()], [sure(0.9, 0.9, 0.05, 0.9)], 1) == [4]
+    assert priced(0.5).trim([seq()], [sure(0.1, 0.9)], 1) == [0]
+
+
+def test_a_tree_is_worth_what_its_nodes_are() -> None:
+    tree = sure(0.6, 0.35, 0.9, parents=(-1, -1, 0))
+    assert priced(0.1).trim([seq()], [tree], 1) == [3]
+    assert priced(0.4).trim([seq()], [tree], 1) == [1]
+
+
+def test_sequences_share_the_rows_by_how_sure_their_drafts_are() -> None:
+    drafts = [sure(0.95, 0.95, 0.95), sure(0.2, 0.2, 0.2), sure(0.9)]
+    keep = priced(0.3).trim([seq()] * 3, drafts, 3)
+    assert keep[0] > keep[1]
+    assert keep[2] == 1
+
+
+def test_a_longer_context_makes_rows_dearer() -> None:
+    rate = Rate(lambda rows, context: 1 + rows * context / 1000)
+    short, long = seq(), Seq("s", [1] * 2000, 1, spec=SpecConfig(("d",)))
+    draft = sure(*[0.7] * 8)
+    assert rate.trim([short], [draft], 1)[0] > rate.trim([long], [draft], 1)[0]
+
+
+def test_what_was_drawn_is_not_cut_for_what_it_says() -> None:
+    assert priced(0.9).trim([seq(accept="residual")], [sure(0.1, 0.1)], 1) == [2]
+    assert priced(0.9).trim([seq(adaptive=False)], [sure(0.1, 0.1)], 1) == [2]
+
+
+def scored_round(scores: tuple[float, ...], accepted: int) -> Round:
+    tokens = tuple(range(accepted + 1))
+    draft = sure(*scores)
+    return Round(
+        "s", 1, ("d",), draft, tuple(range(accepted)), tokens, len(draft), 1, 1 + len(draft), 0, 1000
+    )
+
+
+def test_a_boaster_is_believed_less_and_earns_it_back() -> None:
+    rate = priced(0.3)
+    draft = sure(0.9, 0.9)
+    assert rate.trim([seq()], [draft], 1) == [2]
+    for _ in range(80):
+        rate.learn([scored_round((0.9, 0.9), 0)])
+    plans = [rate.trim([seq()], [draft], 1)[0] for _ in range(64)]
+    assert sorted(plans)[-3:] == [0, 2, 2]  # a probe now and then
+    for _ in range(80):
+        rate.learn([scored_round((0.9, 0.9), 2)])
+    assert rate.trim([seq()], [draft], 1) == [2]
+
+
+def test_cheap_drafts_are_made_long_once_drafters_say_how_sure_they_are() -> None:
+    rate = taught(0.0, 0.5)
+    assert rate.plan([seq()], 1) == [0]
+    rate.learn([scored_round((0.5,), 0)])
+    assert rate.plan([seq()], 1) == [8]

@@ -2,10 +2,10 @@
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from paceline.types import Round, Seq
+from paceline.types import ROOT, Controller, Draft, Round, Seq
 
 MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here
 PRIOR: Final = (1.4, 2.0)  # accepted and tried, before anything is known
@@ -13,10 +13,12 @@ FORGET: Final = 0.97  # weight of old evidence at each new one
 MARGIN: Final = 1.03  # a draft must promise this much over plain decoding
 PROBE_EVERY: Final = 32  # plain rounds before one is spent on finding out whether drafting pays again
 PROBE: Final = 2
+CHEAP: Final = 0.05  # share of a pass that drafting may cost to be done without a plan
+MOST_TRUST: Final = 1.2  # drafters that are too modest are believed this much more
 SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
 
 
-class Fixed:
+class Fixed(Controller):
     """Always as far as the request allows."""
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -98,16 +100,45 @@ class Acceptance:
         return out
 
 
-class Rate:
+class Trust:
+    """How often guesses come true, against how sure their drafters were of them."""
+
+    def __init__(self) -> None:
+        self._true = self._claimed = PRIOR[1]
+
+    def learn(self, r: Round) -> None:
+        """Judged were the nodes that follow the last committed token or a node that was kept."""
+        kept = {ROOT, *r.path}
+        for node, score in enumerate(r.draft.scores):
+            parent = r.draft.parent(node)
+            if parent not in kept or (r.finish and parent == (r.path[-1] if r.path else ROOT)):
+                continue
+            self._true = FORGET * self._true + (node in kept)
+            self._claimed = FORGET * self._claimed + score
+
+    def reach(self, draft: Draft) -> list[float]:
+        """For each node the chance that it is kept."""
+        trust = min(self._true / self._claimed, MOST_TRUST)
+        reach: list[float] = []
+        for node, score in enumerate(draft.scores):
+            parent = draft.parent(node)
+            reach.append(min(1.0, trust * score) * (1.0 if parent == ROOT else reach[parent]))
+        return reach
+
+
+class Rate(Controller):
     """Picks the draft length with the most expected tokens per measured time, 0 included.
 
+    Where drafting costs next to nothing and drafters say how sure they are, drafts are made as long as the
+    request allows and cut afterwards; else their length is planned by what was accepted before.
     What is learned is kept by list of drafters: a new request starts with what earlier ones taught.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.cost = CostCurve(prior)
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
-        self._draft_us: dict[tuple[str, ...], float] = {}  # per node
+        self._trust: defaultdict[tuple[str, ...], Trust] = defaultdict(Trust)
+        self._draft_us: dict[tuple[str, ...], float] = {}  # per node asked for
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -115,22 +146,55 @@ class Rate:
 
     def _budget(self, seq: Seq, rows: int) -> int:
         spec, context = seq.spec, len(seq.tokens)
-        tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
         per_node = self._draft_us.get(spec.drafters, 0.0)
+        if spec.drafters in self._trust and per_node * spec.max_draft < CHEAP * self.cost(rows, context):
+            return spec.max_draft
+        tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
         rates = [t / (self.cost(rows + k, context) + per_node * k) for k, t in enumerate(tokens)]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best and rates[best] >= MARGIN * rates[0]:
             return best
-        self._plain_rounds[spec.drafters] += 1
-        due = self._plain_rounds[spec.drafters] % PROBE_EVERY == 0
-        return min(PROBE, spec.max_draft) if due else 0
+        return self._probe(spec.drafters, spec.max_draft)
+
+    def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
+        """Nodes go in by their chance of being kept, whose ever they are, while the rate grows."""
+        keep = [len(draft) for draft in drafts]
+        reach = {i: self._reach(seq, drafts[i]) for i, seq in enumerate(seqs) if _may_trim(seq, drafts[i])}
+        if not reach:
+            return keep
+        for i in reach:
+            keep[i] = 0
+        rows += sum(keep)
+        context = max(len(seq.tokens) for seq in seqs)
+        tokens = float(len(seqs))
+        plain = best = tokens / self.cost(rows, context)
+        chosen, taken = list(keep), list(keep)
+        for added, (_, i, node) in enumerate(_by_reach(reach), 1):
+            tokens += reach[i][node]
+            taken[i] = node + 1
+            rate = tokens / self.cost(rows + added, context)
+            if rate > best:
+                best, chosen = rate, list(taken)
+        if best >= MARGIN * plain:
+            return chosen
+        for i in reach:
+            keep[i] = self._probe(seqs[i].spec.drafters, len(drafts[i]))
+        return keep
+
+    def _reach(self, seq: Seq, draft: Draft) -> list[float]:
+        return self._trust[seq.spec.drafters].reach(draft)
+
+    def _probe(self, drafters: tuple[str, ...], most: int) -> int:
+        self._plain_rounds[drafters] += 1
+        return min(PROBE, most) if self._plain_rounds[drafters] % PROBE_EVERY == 0 else 0
 
     def learn(self, rounds: Sequence[Round]) -> None:
-        nodes = sum(len(r.draft) for r in rounds)
+        nodes, asked = sum(len(r.draft) for r in rounds), sum(r.budget for r in rounds)
         for r in rounds:
+            if r.budget:
+                self._learn_draft_time(r.drafters, r.draft_us / asked)
             if len(r.draft):
                 self._learn_acceptance(r)
-                self._learn_draft_time(r.drafters, r.draft_us / nodes)
         if rounds and rounds[0].rows == len(rounds) + nodes:  # nothing but decoding
             self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
 
@@ -138,9 +202,27 @@ class Rate:
         depth = max(len(path) for path in r.draft.paths())
         judged = len(r.path) if r.finish else depth  # what lies beyond an end was not refused
         self._acceptance[r.drafters].learn(judged, len(r.path))
+        if r.draft.scores:
+            self._trust[r.drafters].learn(r)
 
     def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float) -> None:
         """A first draft may include reading the prompt, so a much lower figure replaces a higher at once."""
         old = self._draft_us.get(drafters, per_node)
         new = old + 0.1 * (min(per_node, 3 * old) - old)
         self._draft_us[drafters] = per_node if per_node < old / 2 else new
+
+
+def _may_trim(seq: Seq, draft: Draft) -> bool:
+    """A guess that was drawn must not be dropped for what it says, unless the target chooses by itself."""
+    return seq.spec.adaptive and seq.spec.accept == "match" and len(draft.scores) == len(draft) > 0
+
+
+def _by_reach(reach: Mapping[int, Sequence[float]]) -> list[tuple[float, int, int]]:
+    """All nodes, likeliest first; no node before an earlier one of its draft."""
+    found: list[tuple[float, int, int]] = []
+    for i, chances in reach.items():
+        least = 1.0
+        for node, chance in enumerate(chances):
+            least = min(least, chance)
+            found.append((-least, i, node))
+    return sorted(found)

@@ -191,6 +191,10 @@ class Engine:
             drafter = self._drafter(group[0].seq)
             for turn, draft in zip(group, drafter.draft(asks), strict=True):
                 turn.draft = self._usable(draft.first(turn.budget), drafter.name)
+        rows = sum(len(t.fed) for t in turns)
+        kept = self.controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
+        for turn, nodes in zip(asking, kept, strict=True):
+            turn.draft = turn.draft.first(nodes)
 
     def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
         """Judges a draft and commits what is kept."""

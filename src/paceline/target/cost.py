@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -24,16 +24,19 @@ _VERSION: Final = 1
 _TENANT: Final = "\0cost"  # no request's
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostTable:
     """ms[context][rows], lowest of a few tries; empty where nothing could be measured."""
 
     ms: Mapping[int, Mapping[int, float]]
+    _by_rows: dict[int, list[tuple[int, float]]] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, rows: int, context: int) -> float:
         """Milliseconds: linear between what was measured, and beyond it by the last slope."""
-        curves = [(at, _line(sorted(curve.items()), rows)) for at, curve in sorted(self.ms.items())]
-        return _line(curves, context)
+        if rows not in self._by_rows:
+            curves = sorted(self.ms.items())
+            self._by_rows[rows] = [(at, _line(sorted(curve.items()), rows)) for at, curve in curves]
+        return _line(self._by_rows[rows], context)
 
     def __bool__(self) -> bool:
         return any(self.ms.values())
@@ -43,10 +46,11 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
     """A polyline through the points, which stays at least at a tenth of the lowest."""
     if len(points) == 1:
         return points[0][1]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    i = min(max(sum(x <= at for x in xs), 1), len(xs) - 1)
-    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-    return max(ys[i - 1] + slope * (at - xs[i - 1]), min(ys) / 10)
+    i = 1
+    while i + 1 < len(points) and points[i][0] <= at:
+        i += 1
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return max(y0 + (y1 - y0) * (at - x0) / (x1 - x0), min(y for _, y in points) / 10)
 
 
 def cost_table(target: NativeTarget | TorchTarget) -> CostTable:
