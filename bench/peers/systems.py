@@ -1,0 +1,142 @@
+"""Which systems there are, where they are installed, and in which modes they run."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from bench.peers.child import ROOT
+
+PEERS: Final = ROOT / ".peers"
+READY: Final = "ready"  # a file in a finished environment: the requirements that were installed
+
+
+@dataclass(frozen=True)
+class Build:
+    """One installation of a system and the modes it is measured in."""
+
+    system: str
+    driver: str  # module under bench.peers
+    environment: str  # folder under .peers; "" is paceline's own
+    modes: tuple[str, ...]
+    full: tuple[str, ...] = ()  # further modes of a full run
+    models: tuple[str, ...] = ()  # the only ones it is measured with; (): all
+    name: str = ""  # of this build, where a system has several
+    needs: str = ""  # a file in the environment without which this build is absent
+    remembers: tuple[str, ...] = ()  # modes that learn from one request for another
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @cached_property
+    def python(self) -> Path:
+        if not self.environment:
+            return Path(sys.executable)
+        return PEERS / self.environment / "bin" / "python"
+
+    @property
+    def home(self) -> Path:
+        return PEERS / self.environment
+
+    @property
+    def installed(self) -> bool:
+        if not self.environment:
+            return True
+        return (self.home / READY).exists() and (not self.needs or (self.home / self.needs).exists())
+
+    @property
+    def command(self) -> list[str]:
+        return [str(self.python), "-m", f"bench.peers.{self.driver}"]
+
+    def resolved(self) -> dict[str, Any]:
+        """Its settings, with the file it needs by its full path."""
+        return {**self.settings, **({"binary": str(self.home / self.needs)} if self.needs else {})}
+
+
+LLAMA_NGRAM: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k-short", "ngram-mod")
+
+BUILDS: Final = (
+    Build("paceline", "paceline", "", ("plain", "suffix+ngram")),
+    Build(
+        "llama.cpp",
+        "llama_server",
+        "llama.cpp",
+        ("plain", "ngram-short", "ngram-cache"),
+        (*LLAMA_NGRAM, "draft"),
+        name="server",
+        needs="build/bin/llama-server",
+        remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
+    ),
+    Build("llama.cpp", "llama_python", "llama.cpp", ("plain", "lookup"), name="python"),
+    Build(
+        "llama.cpp",
+        "llama_server",
+        "xllamacpp",
+        ("plain",),
+        ("ngram-short", "ngram-cache", *LLAMA_NGRAM),
+        name="wheel",
+        remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
+    ),
+    Build("openvino", "openvino", "openvino", ("plain", "lookup")),
+    Build("transformers", "transformers", "transformers", ("plain", "lookup"), ("assisted",)),
+    Build("vllm", "vllm", "vllm", ("plain", "ngram"), models=("smollm2-135m",)),
+)
+SYSTEMS: Final = tuple(dict.fromkeys(build.system for build in BUILDS))
+NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which must share the tokenizer
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A build in one mode: what a row of results is about."""
+
+    build: Build
+    mode: str
+
+    @property
+    def system(self) -> str:
+        return self.build.system
+
+    @property
+    def label(self) -> str:
+        """The mode, with the build where there are several."""
+        return f"{self.mode} ({self.build.name})" if self.build.name else self.mode
+
+    @property
+    def remembers(self) -> bool:
+        return self.mode in self.build.remembers
+
+    @property
+    def plain(self) -> bool:
+        return self.mode == "plain"
+
+
+def entries(
+    systems: Sequence[str], model: str, full: bool = False, paceline_modes: Sequence[str] = ()
+) -> Iterator[Entry]:
+    """What is installed here and fits the model, in the order of the list."""
+    for build in BUILDS:
+        if build.system not in systems or not build.installed or (build.models and model not in build.models):
+            continue
+        modes = (*build.modes, *build.full) if full else build.modes
+        if build.system == "paceline" and paceline_modes:
+            modes = tuple(dict.fromkeys(("plain", *paceline_modes)))
+        for mode in modes:
+            if mode not in NEED_DRAFT or model == "smollm2-135m":
+                yield Entry(build, mode)
+
+
+def left_out(systems: Sequence[str], model: str, full: bool = False) -> Iterator[str]:
+    """One line for each thing asked for that is not measured, with the reason."""
+    for build in BUILDS:
+        label = f"{build.system} {build.name}".strip()
+        if build.system not in systems:
+            continue
+        if not build.installed:
+            yield f"{label}: not installed; run `make bench-peers`"
+        elif build.models and model not in build.models:
+            yield f"{label}: measured with {', '.join(build.models)} only: it does not read {model}'s file"
+        elif set(NEED_DRAFT) & set(build.full):
+            if not full:
+                yield f"{label}: no draft model: it would be the model itself; --full measures that"
+            elif model != "smollm2-135m":
+                yield f"{label}: no draft model: no smaller model here shares {model}'s tokenizer"
