@@ -1,9 +1,9 @@
 """python -m bench: paceline against the peers that are installed, in one run on this machine.
 
-    python -m bench                      both models, every workload, within half an hour
-    python -m bench own [--write]        paceline's own figures: the agent workflow, overhead, memory
-    python -m bench passes               what a pass costs by its rows, prefill and long contexts
-    python -m bench divergence           how far from the float32 model the next-token distribution is
+python -m bench                      both models, every workload, within half an hour
+python -m bench own [--write]        paceline's own figures: the agent workflow, overhead, memory
+python -m bench passes               what a pass costs by its rows, prefill and long contexts
+python -m bench divergence           how far from the float32 model the next-token distribution is
 """
 
 import sys

@@ -1,5 +1,6 @@
 """How fast this machine reads memory, and so how fast a token can come at best: weights over bandwidth."""
 
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,3 +33,7 @@ def floor(model: Path, threads: int) -> dict[str, Any]:
         "weights_mb": round(size / 1e6, 1),
         "floor_ms": round(1000 * size / (bandwidth * 1e9), 2),
     }
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

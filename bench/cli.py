@@ -1,7 +1,6 @@
 """The command line of the comparison."""
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from bench import bandwidth, machine, report, run, workload
 from bench.compare import Comparison, Outcome, Plan
+from bench.peers.install import prepare
 from bench.peers.systems import SYSTEMS, Entry, entries, left_out
 from bench.rows import Row, rows
 from bench.workload import Prompt
@@ -44,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     found.add_argument("--model", type=_names, help="one or several, with commas; those pulled by default")
-    found.add_argument("--workload", type=Path, action="append", help="a trace file; all known ones by default")
+    found.add_argument("--workload", type=Path, action="append", help="a trace file; all by default")
     found.add_argument("--limit", type=int, help="prompts of each workload")
     found.add_argument("--systems", type=_names, default=list(SYSTEMS), help=",".join(SYSTEMS))
-    found.add_argument("--drafters", type=_names, default=[], help="paceline's modes, e.g. suffix+ngram,ngram")
+    found.add_argument("--drafters", type=_names, default=[], help="paceline's modes: suffix+ngram,ngram")
     found.add_argument("--repeats", type=int)
     found.add_argument("--temperature", type=_numbers, default=[0.0, 0.7])
     found.add_argument("--max-tokens", type=int)
     found.add_argument("--max-prompt", type=int, help="tokens; longer prompts are shortened to fit")
     found.add_argument("--ignore-eos", action="store_true", help="exactly max-tokens from every system")
-    found.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    found.add_argument("--threads", type=int, default=bandwidth.cores())
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--budget-minutes", type=float, help="for each model; unlimited with --full")
     found.add_argument("--full", action="store_true", help="more prompts and modes, longer prompts")
@@ -100,6 +100,8 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
         budget=60 * minutes if minutes else float("inf"),
         warm_up=tokenizer.encode(WARM_UP),
     )
+    for build in {entry.build for entry in taking_part if entry.build.dense}:
+        prepare(build, path)
     console.print(_opening(model, plan, minutes), markup=False)
     floor = bandwidth.floor(path, options.threads)
     outcome = Comparison(plan, lambda text: console.print(text, markup=False)).run()
@@ -153,9 +155,7 @@ def _result(
         "left_out": absent,
         "sat_out": {_name(entry): count for entry, count in outcome.sat_out.items()},
         "versions": {_name(entry): version for entry, version in outcome.versions.items()},
-        "rows": rows(
-            outcome.samples, plan.entries, outcome.peaks, outcome.errors, plan.temperatures, names
-        ),
+        "rows": rows(outcome.samples, plan.entries, outcome.peaks, outcome.errors, plan.temperatures, names),
     }
 
 

@@ -6,7 +6,7 @@ Fair by construction:
   what remembers across requests is restarted before it could meet a prompt again (`Build.remembers`).
 - All are equally warm: each child is loaded and answers two prompts that are never measured.
 - All get the same token ids, the same limit, temperature and seed, and no other sampling setting.
-- For each prompt the order is drawn anew, so that a busy neighbour hits all alike; ratios are taken pair by pair.
+- The order is drawn anew for each prompt, so that a busy neighbour hits all alike; ratios are pair by pair.
 
 Time: a system in one mode may use its share of the budget in each round (one temperature, all prompts). One
 that would overrun it sits out the rest of the round; repeats are dropped rather than the budget overrun.

@@ -86,9 +86,9 @@ def page(result: dict[str, Any]) -> list[str]:
     lines += [
         f"Memory is read at {floor['gb_per_s']} GB/s here: {floor['weights_mb']} MB of weights take at least "
         f"{floor['floor_ms']} ms a token. Prompts of at most {result['settings']['max_prompt']} tokens, "
-        f"{result['settings']['shortened']} of {result['settings']['prompts']} shortened to fit; answers of at "
-        f"most {result['settings']['max_tokens']} tokens. ms/token is after the first; a ratio is how many "
-        "times as fast, over the same prompts in the same round, with the lowest and highest single pair.",
+        f"{result['settings']['shortened']} of {result['settings']['prompts']} shortened to fit; answers of "
+        f"at most {result['settings']['max_tokens']} tokens. ms/token is after the first; a ratio is how "
+        "many times as fast, over the same prompts in the same round, with the lowest and highest pair.",
         "",
     ]
     lines += [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)]
@@ -131,4 +131,5 @@ def write(result: dict[str, Any], name: str) -> Path:
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """One row a line: a JSON list, or JSON lines if the name ends in .jsonl."""
     texts = [json.dumps(row) for row in rows]
-    path.write_text("\n".join(texts) + "\n" if path.suffix == ".jsonl" else "[\n" + ",\n".join(texts) + "\n]\n")
+    as_lines = path.suffix == ".jsonl"
+    path.write_text("\n".join(texts) + "\n" if as_lines else "[\n" + ",\n".join(texts) + "\n]\n")

@@ -107,7 +107,7 @@ def rows(
     workloads: Sequence[str],
 ) -> list[Row]:
     """One for each system, mode, workload and temperature, also where nothing came out of it."""
-    groups = {name: (name,) for name in workloads}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in workloads}
     agents = tuple(name for name in workloads if name not in FREE_TEXT)
     if len(agents) > 1:
         groups[AGENT_TURNS] = agents

@@ -60,8 +60,8 @@ def data_folder() -> Path | None:
 
 def known() -> dict[str, Path]:
     """The workloads that are here: the shared traces, or else the small ones that come with the project."""
-    folder = data_folder()
-    found = {name: folder / file for name, file in SHARED.items() if (folder / file).is_file()} if folder else {}
+    folder = data_folder() or Path("-")
+    found = {name: folder / file for name, file in SHARED.items() if (folder / file).is_file()}
     return found or {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))}
 
 

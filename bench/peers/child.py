@@ -1,5 +1,6 @@
 """The parent's half of the protocol: a system in a process of its own, which may crash or hang."""
 
+import contextlib
 import json
 import os
 import queue
@@ -26,7 +27,7 @@ class Child:
     """One system, from start to end."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -101,7 +102,5 @@ class Child:
                 continue
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):
                     stream.close()
-                except OSError:
-                    pass

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.peers.systems import PEERS, READY
+from bench.peers.child import ROOT
+from bench.peers.dense import folder_of
+from bench.peers.systems import BUILDS, PEERS, READY, Build
 
 REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 NAMES: Final = ("xllamacpp", "openvino", "llama.cpp", "transformers", "vllm")  # the largest last
@@ -30,6 +32,9 @@ NATIVE: Final = (
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_CURL=OFF",
 )
+
+
+MEASURED: Final = ("smollm2-135m", "qwen2.5-coder-1.5b")  # with every peer, in a short run
 
 
 class InstallFailed(Exception):
@@ -90,6 +95,25 @@ def build_llama_cpp(home: Path, log: Path) -> None:
     shutil.rmtree(source)
 
 
+def prepare(build: Build, model: Path) -> None:
+    """Writes the folder of float32 weights that some systems read instead of the GGUF file, once."""
+    if build.installed and not (folder_of(model) / "config.json").exists():
+        print(f"writing {model.stem} in float32 for {build.system}", flush=True)
+        with (PEERS / "models.log").open("a") as log:
+            command = [str(build.python), "-m", "bench.peers.dense", str(model)]
+            subprocess.run(command, stdout=log, stderr=log, check=False, cwd=ROOT)
+
+
+def prepare_pulled() -> None:
+    from paceline import models
+
+    for model in models.installed():
+        for build in BUILDS:
+            fits = not build.models or model.name in build.models
+            if model.pulled and build.dense and fits and model.name in MEASURED:
+                prepare(build, model.path)
+
+
 def size_mb(folder: Path) -> float:
     return sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir()) / 2**20
 
@@ -102,6 +126,7 @@ def main(names: Sequence[str]) -> None:
         except (InstallFailed, OSError, StopIteration, subprocess.SubprocessError) as problem:
             reason = " ".join(str(problem).split()) or type(problem).__name__
             print(f"{name}: left out, could not be installed: {reason}", flush=True)
+    prepare_pulled()
 
 
 if __name__ == "__main__":

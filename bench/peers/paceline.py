@@ -1,13 +1,17 @@
 """paceline. A mode names its drafters: plain, or for instance suffix+ngram."""
 
 from itertools import count
+from time import perf_counter
 from typing import Final
 
-import paceline
-from bench.peers.wire import Answer, Ask, Clock, Load, peak_mb, serve
-from paceline import LLM, EngineConfig, SamplingParams, SpecConfig
-from paceline.types import Round, Seq
+import numpy as np
 
+import paceline
+from bench.peers.wire import Answer, Ask, Clock, Load, peak_mb, serve, some_tokens
+from paceline import LLM, EngineConfig, SamplingParams, SpecConfig
+from paceline.types import Draft, Feed, Round, Seq
+
+ROWS: Final = 16
 PLAIN: Final = SpecConfig(("none",), max_draft=0)
 
 
@@ -16,10 +20,11 @@ class Paceline:
 
     def __init__(self) -> None:
         self._ids = count()
+        self._probe = ("", 0)  # the sequence for timing passes, and how many tokens it holds
 
     def load(self, load: Load) -> str:
-        cache_mb = int(load.settings.get("cache_mb", EngineConfig().cache_mb))
-        self._llm = LLM(load.model, config=EngineConfig(threads=load.threads, cache_mb=cache_mb))
+        config = EngineConfig(device="cpu", threads=load.threads, dtype=load.settings.get("dtype", "auto"))
+        self._llm = LLM(load.model, config=config)
         self._spec = PLAIN if load.mode == "plain" else SpecConfig(tuple(load.mode.split("+")))
         return paceline.__version__
 
@@ -46,6 +51,56 @@ class Paceline:
         )
         prompt = list(ask.prompt)
         return Seq(name, prompt, len(prompt), params=params, spec=self._spec, tenant=name)
+
+    def time_pass(self, context: int, rows: int) -> float:
+        """With no context: a prompt of so many tokens, in the engine's pieces."""
+        target, name = self._llm.target, self._extend(context)
+        tokens = some_tokens(context, rows)
+        started = perf_counter()
+        if context == 0:
+            self._feed(name, tokens)
+        else:
+            draft = Draft(tuple(tokens[1:]))
+            scores = target.forward([Feed(name, tokens[:1], draft)])
+            scores.logits.sum().item()
+        seconds = perf_counter() - started
+        target.keep(name, context)
+        return seconds
+
+    def _extend(self, context: int) -> str:
+        """A sequence with so many tokens in its cache; it only ever grows, until it starts anew."""
+        name, held = self._probe
+        if context < held or not name:
+            if name:
+                self._llm.target.close(name)
+            name, held = f"probe-{next(self._ids)}", 0
+            self._llm.target.open(Seq(name, some_tokens(0, 2), 2, tenant=name))
+        self._feed(name, some_tokens(held, context - held))
+        self._probe = (name, context)
+        return name
+
+    def _feed(self, name: str, tokens: list[int]) -> None:
+        target, piece = self._llm.target, EngineConfig().prefill_chunk
+        start = self._probe[1] if self._probe[0] == name else 0
+        for i in range(0, len(tokens), piece):
+            part = tokens[i : i + piece]
+            last = i + piece >= len(tokens)
+            target.forward([Feed(name, part, scored=last)])
+            target.keep(name, start + i + len(part))
+
+    def logits(self, tokens: list[int], file: str) -> int:
+        """Sixteen rows a pass, as a verify pass has them."""
+        target, name = self._llm.target, f"logits-{next(self._ids)}"
+        target.open(Seq(name, tokens, len(tokens), tenant=name))
+        found = []
+        for start in range(0, len(tokens), ROWS):
+            first, *rest = tokens[start : start + ROWS]
+            scores = target.forward([Feed(name, [first], Draft(tuple(rest)))])
+            found.append(scores.logits.numpy(force=True).copy())
+            target.keep(name, start + 1, tuple(range(len(rest))))
+        target.close(name)
+        np.save(file, np.concatenate(found))
+        return len(tokens)
 
     def peak_mb(self) -> float:
         return peak_mb()

@@ -1,4 +1,4 @@
-"""The children of one run: kept loaded while memory lasts, so that systems can take turns prompt by prompt."""
+"""The children of one run, kept loaded while memory lasts: so systems can take turns prompt by prompt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ RESERVE_MB: Final = 1500  # left to the system and to answers that grow
 UNKNOWN: Final = 6  # a system not seen yet may hold that many times the model's file
 LOAD_PATIENCE: Final = 300.0  # seconds
 LEAST_PATIENCE: Final = 30.0
-WARM_UPS: Final = 2
+WARM: Final = 16  # tokens of each of the two warm-up answers
 
 
 @dataclass
@@ -99,9 +99,9 @@ class Pool:
                 threads=self.threads,
                 context=self.context,
                 draft=draft,
-                settings={**entry.build.resolved(), **choice.settings},
+                settings={**entry.build.settings, **choice.settings},
             )
-            warm = [child.generate(self.patience, prompt=self.warm_up, max_tokens=16) for _ in range(WARM_UPS)]
+            warm = [child.generate(self.patience, prompt=self.warm_up, max_tokens=WARM) for _ in "12"]
         except PeerFailed:
             child.close()
             raise

@@ -24,9 +24,9 @@ class Build:
     full: tuple[str, ...] = ()  # further modes of a full run
     models: tuple[str, ...] = ()  # the only ones it is measured with; (): all
     name: str = ""  # of this build, where a system has several
-    needs: str = ""  # a file in the environment without which this build is absent
+    dense: bool = False  # reads a folder of float32 weights instead of the GGUF file
     remembers: tuple[str, ...] = ()  # modes that learn from one request for another
-    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+    files: dict[str, str] = field(default_factory=dict, hash=False)  # its driver needs
 
     @cached_property
     def python(self) -> Path:
@@ -42,15 +42,15 @@ class Build:
     def installed(self) -> bool:
         if not self.environment:
             return True
-        return (self.home / READY).exists() and (not self.needs or (self.home / self.needs).exists())
+        return all((self.home / file).exists() for file in (READY, *self.files.values()))
 
     @property
     def command(self) -> list[str]:
         return [str(self.python), "-m", f"bench.peers.{self.driver}"]
 
-    def resolved(self) -> dict[str, Any]:
-        """Its settings, with the file it needs by its full path."""
-        return {**self.settings, **({"binary": str(self.home / self.needs)} if self.needs else {})}
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: str(self.home / file) for name, file in self.files.items()}
 
 
 LLAMA_NGRAM: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k-short", "ngram-mod")
@@ -64,10 +64,17 @@ BUILDS: Final = (
         ("plain", "ngram-short", "ngram-cache"),
         (*LLAMA_NGRAM, "draft"),
         name="server",
-        needs="build/bin/llama-server",
+        files={"binary": "build/bin/llama-server"},
         remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
     ),
-    Build("llama.cpp", "llama_python", "llama.cpp", ("plain", "lookup"), name="python"),
+    Build(
+        "llama.cpp",
+        "llama_python",
+        "llama.cpp",
+        ("plain", "lookup"),
+        name="python",
+        files={"library": "build/bin"},
+    ),
     Build(
         "llama.cpp",
         "llama_server",
@@ -78,8 +85,8 @@ BUILDS: Final = (
         remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
     ),
     Build("openvino", "openvino", "openvino", ("plain", "lookup")),
-    Build("transformers", "transformers", "transformers", ("plain", "lookup"), ("assisted",)),
-    Build("vllm", "vllm", "vllm", ("plain", "ngram"), models=("smollm2-135m",)),
+    Build("transformers", "transformers", "transformers", ("plain", "lookup"), ("assisted",), dense=True),
+    Build("vllm", "vllm", "vllm", ("plain", "ngram"), models=("smollm2-135m",), dense=True),
 )
 SYSTEMS: Final = tuple(dict.fromkeys(build.system for build in BUILDS))
 NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which must share the tokenizer

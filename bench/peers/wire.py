@@ -5,6 +5,11 @@
         -> {"tokens", "ttft", "total", "passes"}
     {"do": "end"} -> {"peak_mb"}
 
+and of the systems whose passes can be reached one by one:
+
+    {"do": "pass", "context", "rows"} -> {"seconds"}
+    {"do": "logits", "tokens", "file"} -> {"rows"}
+
 Any answer may be {"error": text} instead. This file runs in every peer's environment: standard library only.
 """
 
@@ -17,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 PAGE_KB = 1024
 
@@ -61,6 +66,13 @@ class Driver(Protocol):
     def peak_mb(self) -> float: ...
 
 
+class Probe(Driver, Protocol):
+    """A system whose passes can be reached one by one."""
+
+    def time_pass(self, context: int, rows: int) -> float: ...  # seconds for `rows` tokens after `context`
+    def logits(self, tokens: list[int], file: str) -> int: ...  # a float32 row for each token, as .npy
+
+
 class Clock:
     """Notes when the first and the last token came."""
 
@@ -75,6 +87,11 @@ class Clock:
 
     def answer(self, tokens: Sequence[int], passes: int | None) -> Answer:
         return Answer([int(t) for t in tokens], self._first or self._last, self._last, passes)
+
+
+def some_tokens(start: int, count: int) -> list[int]:
+    """Ids that every vocabulary has, for passes whose cost does not depend on what they say."""
+    return [10 + (start + i) * 7919 % 30000 for i in range(count)]
 
 
 def peak_mb(pid: int | str = "self") -> float:
@@ -104,6 +121,10 @@ def serve(make: Callable[[], Driver]) -> None:
                 raise RuntimeError("nothing is loaded")
             elif do == "generate":
                 _say(out, asdict(driver.generate(Ask(**request))))
+            elif do == "pass":
+                _say(out, {"seconds": cast(Probe, driver).time_pass(**request)})
+            elif do == "logits":
+                _say(out, {"rows": cast(Probe, driver).logits(**request)})
             else:
                 _say(out, {"peak_mb": round(driver.peak_mb(), 1)})
         except Exception as problem:
