@@ -99,6 +99,7 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
         ignore_eos=options.ignore_eos,
         budget=60 * minutes if minutes else float("inf"),
         warm_up=tokenizer.encode(WARM_UP),
+        ends=sorted(tokenizer.eos_ids),
     )
     for build in {entry.build for entry in taking_part if entry.build.dense}:
         prepare(build, path)

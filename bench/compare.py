@@ -44,6 +44,7 @@ class Plan:
     ignore_eos: bool = False
     budget: float = float("inf")  # seconds
     warm_up: Sequence[int] = ()
+    ends: Sequence[int] = ()
 
     @property
     def context(self) -> int:
@@ -118,6 +119,7 @@ class Comparison:
                 max_tokens=plan.max_tokens,
                 temperature=temperature,
                 seed=plan.seed + repeat,
+                ends=list(plan.ends),
                 ignore_eos=plan.ignore_eos,
             )
         except PeerFailed as problem:

@@ -22,6 +22,8 @@ def write(model: Path) -> None:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         model.parent, gguf_file=model.name, dtype=torch.float32
     )
+    loaded.hf_quantizer = None  # the weights are no longer quantised, and would be refused as such
+    del loaded.config.quantization_config
     loaded.save_pretrained(folder_of(model))
 
 

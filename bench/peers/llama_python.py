@@ -30,7 +30,6 @@ class LlamaPython:
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=5, max_ngram_size=3) if lookup else None,
             verbose=False,
         )
-        self._ends = {self._llama.token_eos(), llama_cpp.llama_vocab_eot(self._llama._model.vocab)}
         self._api, self._held = llama_cpp.llama_cpp, 0
         self._batch = self._api.llama_batch_init(BATCH, 0, 1)
         self._passes, evaluate = 0, self._llama.eval
@@ -54,7 +53,7 @@ class LlamaPython:
         ):
             tokens.append(token)
             clock.tick()
-            if len(tokens) == ask.max_tokens or (token in self._ends and not ask.ignore_eos):
+            if len(tokens) == ask.max_tokens or token in ask.stops:
                 break
         return clock.answer(tokens, self._passes)
 

@@ -3,6 +3,7 @@
 Seconds are the server's own (`timings`), so HTTP and JSON cost it nothing.
 """
 
+import atexit
 import http.client
 import json
 import socket
@@ -102,6 +103,7 @@ def start_binary(load: Load) -> Running:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen([binary, *arguments(load, port)], stdin=subprocess.DEVNULL, stdout=2)
+    atexit.register(server.kill)
     until = time.monotonic() + PATIENCE
     while not _is_up(port):
         if server.poll() is not None or time.monotonic() > until:

@@ -25,7 +25,6 @@ class OpenVino:
             INFERENCE_NUM_THREADS=load.threads,
             **({"prompt_lookup": True} if self._lookup else {}),
         )
-        self._end = self._pipe.get_generation_config().eos_token_id
         return f"openvino-genai {ov.__version__}"
 
     def generate(self, ask: Ask) -> Answer:
@@ -34,6 +33,7 @@ class OpenVino:
 
         config = self._pipe.get_generation_config()
         config.max_new_tokens, config.ignore_eos = ask.max_tokens, ask.ignore_eos
+        config.stop_token_ids = ask.stops
         config.do_sample, config.apply_chat_template = ask.temperature > 0, False
         if config.do_sample:
             config.temperature, config.top_p, config.rng_seed = ask.temperature, 1.0, ask.seed

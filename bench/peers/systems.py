@@ -86,7 +86,7 @@ BUILDS: Final = (
     ),
     Build("openvino", "openvino", "openvino", ("plain", "lookup")),
     Build("transformers", "transformers", "transformers", ("plain", "lookup"), ("assisted",), dense=True),
-    Build("vllm", "vllm", "vllm", ("plain", "ngram"), models=("smollm2-135m",), dense=True),
+    Build("vllm", "vllm", "vllm", ("plain", "ngram"), ("plain-compiled",), ("smollm2-135m",), dense=True),
 )
 SYSTEMS: Final = tuple(dict.fromkeys(build.system for build in BUILDS))
 NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which must share the tokenizer
@@ -114,7 +114,7 @@ class Entry:
 
     @property
     def plain(self) -> bool:
-        return self.mode == "plain"
+        return self.mode.startswith("plain")
 
 
 def entries(

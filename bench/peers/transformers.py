@@ -57,7 +57,7 @@ class Transformers:
         config = GenerationConfig(
             max_new_tokens=ask.max_tokens,
             do_sample=ask.temperature > 0,
-            eos_token_id=None if ask.ignore_eos else self._model.generation_config.eos_token_id,
+            eos_token_id=sorted(ask.stops) or None,
             pad_token_id=0,
             **sampling,
         )

@@ -27,6 +27,7 @@ class Vllm:
             dtype="float32",
             max_model_len=load.context,
             max_num_seqs=1,
+            enforce_eager=load.mode != "plain-compiled",  # compiling takes minutes
             enable_prefix_caching=False,  # it would find the prompt of an earlier repeat
             skip_tokenizer_init=True,
             speculative_config=guessing if load.mode == "ngram" else None,
@@ -41,7 +42,7 @@ class Vllm:
             temperature=ask.temperature,
             seed=ask.seed,
             max_tokens=ask.max_tokens,
-            ignore_eos=ask.ignore_eos,
+            stop_token_ids=sorted(ask.stops),
             detokenize=False,
         )
         self._ids += 1

@@ -1,7 +1,7 @@
 """The child's half of the protocol: one JSON request a line in, one JSON answer a line out.
 
     {"do": "load", "model", "mode", "threads", "context", "draft", "settings"} -> {"version", "seconds"}
-    {"do": "generate", "prompt", "max_tokens", "temperature", "seed", "ignore_eos"}
+    {"do": "generate", "prompt", "max_tokens", "temperature", "seed", "ends", "ignore_eos"}
         -> {"tokens", "ttft", "total", "passes"}
     {"do": "end"} -> {"peak_mb"}
 
@@ -47,7 +47,12 @@ class Ask:
     max_tokens: int = 128
     temperature: float = 0.0  # the only sampling setting: no top-k, no top-p, no penalties
     seed: int = 0
+    ends: list[int] = field(default_factory=list)  # tokens that end an answer
     ignore_eos: bool = False
+
+    @property
+    def stops(self) -> set[int]:
+        return set() if self.ignore_eos else set(self.ends)
 
 
 @dataclass(frozen=True)
