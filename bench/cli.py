@@ -26,7 +26,7 @@ WARM_UP: Final = "Name three rivers of Europe, and say in one sentence where eac
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(arguments) if arguments is not None else None
     options = settled(parser().parse_args(given))
-    console = Console(width=None if Console().is_terminal else 200)
+    console = Console(width=None if Console().is_terminal else 220)
     found: list[Row] = []
     for model in options.model:
         result = measure(model, options, console)
@@ -82,14 +82,14 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
     path = models.resolve(model)
     tokenizer = Tokenizer.load(path)
     prompts = gather(tokenizer, options, console)
-    taking_part = list(entries(options.systems, model, options.full, options.drafters))
+    chosen = list(entries(options.systems, model, options.full, options.drafters))
     absent = list(left_out(options.systems, model, options.full))
     for reason in absent:
         console.print(f"left out: {reason}", markup=False)
     minutes = options.budget_minutes or (None if options.full else MODELS.get(model, 15.0))
     plan = Plan(
         model=path,
-        entries=taking_part,
+        entries=chosen,
         prompts=prompts,
         temperatures=options.temperature,
         repeats=options.repeats,
@@ -101,7 +101,7 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
         warm_up=tokenizer.encode(WARM_UP),
         ends=sorted(tokenizer.eos_ids),
     )
-    for build in {entry.build for entry in taking_part if entry.build.dense}:
+    for build in {entry.build for entry in chosen if entry.build.dense}:
         prepare(build, path)
     console.print(_opening(model, plan, minutes), markup=False)
     floor = bandwidth.floor(path, options.threads)
@@ -127,7 +127,8 @@ def gather(tokenizer: Tokenizer, options: argparse.Namespace, console: Console) 
 
 
 def _opening(model: str, plan: Plan, minutes: float | None) -> str:
-    limit = f"{minutes:g} minutes, {plan.share:.0f} s for a mode in a round" if minutes else "no limit"
+    shares = ", ".join(f"{plan.share(i):.0f} s" for i in range(len(plan.temperatures)))
+    limit = f"{minutes:g} minutes, of which a mode has at most {shares} a round" if minutes else "no limit"
     return (
         f"{model}: {len(plan.entries)} modes, {len(plan.prompts)} prompts, up to {plan.repeats} repeats at "
         f"temperature {', '.join(f'{t:g}' for t in plan.temperatures)}; time: {limit}"

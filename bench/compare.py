@@ -8,8 +8,9 @@ Fair by construction:
 - All get the same token ids, the same limit, temperature and seed, and no other sampling setting.
 - The order is drawn anew for each prompt, so that a busy neighbour hits all alike; ratios are pair by pair.
 
-Time: a system in one mode may use its share of the budget in each round (one temperature, all prompts). One
-that would overrun it sits out the rest of the round; repeats are dropped rather than the budget overrun.
+Time: loading comes off the budget first. Of the rest a system in one mode may use its share in each round (one
+temperature, all prompts; the first temperature has twice the time of the others). One that would overrun it
+sits out the rest of the round; repeats are dropped rather than the budget overrun.
 """
 
 import random
@@ -27,6 +28,7 @@ from bench.workload import Prompt, alternating
 
 HEADROOM: Final = 64  # context beyond the longest prompt and answer, for drafts
 ANSWERED_LATE: Final = 4.0  # an answer may take that many shares before it counts as hung
+FIRST_COUNTS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,11 @@ class Plan:
         longest = max((len(p.tokens) for p in self.prompts), default=0)
         return longest + self.max_tokens + HEADROOM
 
-    @property
-    def share(self) -> float:
-        """Seconds for one entry in one round."""
-        return self.budget / max(1, len(self.entries) * len(self.temperatures))
+    def share(self, number: int, loading: float = 0.0) -> float:
+        """Seconds for one entry in a round of the temperature with this number."""
+        rest = max(self.budget - loading, self.budget / 2)
+        weight = FIRST_COUNTS if number == 0 else 1
+        return rest * weight / max(1, len(self.entries) * (len(self.temperatures) + FIRST_COUNTS - 1))
 
 
 @dataclass
@@ -75,17 +78,19 @@ class Comparison:
         self._rng = random.Random(plan.seed)
         self._outcome = Outcome()
         self._pool = Pool(plan.model, plan.threads, plan.context, list(plan.warm_up), say)
-        self._pool.patience = min(self._pool.patience, max(30.0, ANSWERED_LATE * plan.share))
+        self._pool.patience = min(self._pool.patience, max(30.0, ANSWERED_LATE * plan.share(0)))
         self._spent: dict[Entry, float] = {}
         self._longest: dict[Entry, float] = {}
 
     def run(self) -> Outcome:
         started = time.monotonic()
         try:
+            self._load()
+            loading = time.monotonic() - started
             for repeat in range(self._plan.repeats):
                 begun = time.monotonic()
-                for temperature in self._plan.temperatures:
-                    self._round(repeat, temperature)
+                for number, temperature in enumerate(self._plan.temperatures):
+                    self._round(repeat, temperature, self._plan.share(number, loading))
                 self._outcome.repeats += 1
                 now = time.monotonic()
                 if now - started + (now - begun) > self._plan.budget:
@@ -96,16 +101,28 @@ class Comparison:
             self._outcome.seconds = time.monotonic() - started
         return self._outcome
 
-    def _round(self, repeat: int, temperature: float) -> None:
+    def _load(self) -> None:
+        """Everything once; what does not start is out, and where memory is short some have to load again."""
+        for entry in self._plan.entries:
+            try:
+                self._pool.get(entry)
+            except PeerFailed as problem:
+                self._fail(entry, problem)
+
+    def _fail(self, entry: Entry, problem: PeerFailed) -> None:
+        self._outcome.errors[entry] = str(problem)
+        self._say(f"{entry.system} {entry.label}: {problem}")
+
+    def _round(self, repeat: int, temperature: float, share: float) -> None:
         self._spent = dict.fromkeys(self._plan.entries, 0.0)
         for entry in self._plan.entries:
-            if entry.remembers:
+            if entry.remembers and self._outcome.samples:
                 self._pool.drop(entry)
         for prompt in alternating(self._plan.prompts, self._plan.seed + repeat):
             for entry in self._rng.sample(list(self._plan.entries), len(self._plan.entries)):
                 if entry in self._outcome.errors:
                     continue
-                if self._spent[entry] + self._longest.get(entry, 0.0) > self._plan.share:
+                if self._spent[entry] + self._longest.get(entry, 0.0) > share:
                     self._outcome.sat_out[entry] = self._outcome.sat_out.get(entry, 0) + 1
                     continue
                 self._measure(entry, prompt, repeat, temperature)
@@ -113,6 +130,8 @@ class Comparison:
     def _measure(self, entry: Entry, prompt: Prompt, repeat: int, temperature: float) -> None:
         plan, started = self._plan, time.monotonic()
         try:
+            self._pool.get(entry)
+            started = time.monotonic()
             answer = self._pool.generate(
                 entry,
                 prompt=list(prompt.tokens),
@@ -123,8 +142,7 @@ class Comparison:
                 ignore_eos=plan.ignore_eos,
             )
         except PeerFailed as problem:
-            self._outcome.errors[entry] = str(problem)
-            self._say(f"{entry.system} {entry.label}: {problem}")
+            self._fail(entry, problem)
             return
         finally:
             self._spent[entry] += time.monotonic() - started

@@ -17,13 +17,13 @@ HEAD: Final = (
     "mode",
     "tokens/s",
     "ms/token",
-    "first token ms",
-    "tokens/pass",
+    "first ms",
+    "per pass",
     "peak MB",
     "n",
-    "same as plain",
+    "= plain",
     "x best plain peer",
-    "x best speculative peer",
+    "x best guessing peer",
 )
 BEGIN: Final = "<!-- peers: from bench/results, written by `python -m bench --write` -->"
 END: Final = "<!-- /peers -->"

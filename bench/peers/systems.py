@@ -24,6 +24,7 @@ class Build:
     full: tuple[str, ...] = ()  # further modes of a full run
     models: tuple[str, ...] = ()  # the only ones it is measured with; (): all
     name: str = ""  # of this build, where a system has several
+    spare: bool = False  # in a short run only where the system's other builds are absent
     dense: bool = False  # reads a folder of float32 weights instead of the GGUF file
     remembers: tuple[str, ...] = ()  # modes that learn from one request for another
     files: dict[str, str] = field(default_factory=dict, hash=False)  # its driver needs
@@ -53,6 +54,7 @@ class Build:
         return {name: str(self.home / file) for name, file in self.files.items()}
 
 
+LLAMA_SHORT: Final = ("plain", "ngram-short", "ngram-cache")
 LLAMA_NGRAM: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k-short", "ngram-mod")
 
 BUILDS: Final = (
@@ -61,17 +63,18 @@ BUILDS: Final = (
         "llama.cpp",
         "llama_server",
         "llama.cpp",
-        ("plain", "ngram-short", "ngram-cache"),
+        LLAMA_SHORT,
         (*LLAMA_NGRAM, "draft"),
         name="server",
+        remembers=(*LLAMA_NGRAM, *LLAMA_SHORT[1:]),
         files={"binary": "build/bin/llama-server"},
-        remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
     ),
     Build(
         "llama.cpp",
         "llama_python",
         "llama.cpp",
-        ("plain", "lookup"),
+        ("plain",),
+        ("lookup",),
         name="python",
         files={"library": "build/bin"},
     ),
@@ -79,16 +82,17 @@ BUILDS: Final = (
         "llama.cpp",
         "llama_server",
         "xllamacpp",
-        ("plain",),
-        ("ngram-short", "ngram-cache", *LLAMA_NGRAM),
+        LLAMA_SHORT,
         name="wheel",
-        remembers=(*LLAMA_NGRAM, "ngram-short", "ngram-cache"),
+        spare=True,
+        remembers=LLAMA_SHORT[1:],
     ),
     Build("openvino", "openvino", "openvino", ("plain", "lookup")),
-    Build("transformers", "transformers", "transformers", ("plain", "lookup"), ("assisted",), dense=True),
+    Build("transformers", "transformers", "transformers", ("plain",), ("lookup", "assisted"), dense=True),
     Build("vllm", "vllm", "vllm", ("plain", "ngram"), ("plain-compiled",), ("smollm2-135m",), dense=True),
 )
 SYSTEMS: Final = tuple(dict.fromkeys(build.system for build in BUILDS))
+SELF_DRAFTING: Final = "smollm2-135m"  # small enough to stand in as its own draft model
 NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which must share the tokenizer
 
 
@@ -117,18 +121,22 @@ class Entry:
         return self.mode.startswith("plain")
 
 
+def taking_part(systems: Sequence[str], model: str, full: bool) -> list[Build]:
+    found = [b for b in BUILDS if b.system in systems and b.installed and (model in b.models or not b.models)]
+    first = {build.system for build in found if not build.spare}
+    return [build for build in found if full or not build.spare or build.system not in first]
+
+
 def entries(
     systems: Sequence[str], model: str, full: bool = False, paceline_modes: Sequence[str] = ()
 ) -> Iterator[Entry]:
     """What is installed here and fits the model, in the order of the list."""
-    for build in BUILDS:
-        if build.system not in systems or not build.installed or (build.models and model not in build.models):
-            continue
+    for build in taking_part(systems, model, full):
         modes = (*build.modes, *build.full) if full else build.modes
         if build.system == "paceline" and paceline_modes:
             modes = tuple(dict.fromkeys(("plain", *paceline_modes)))
         for mode in modes:
-            if mode not in NEED_DRAFT or model == "smollm2-135m":
+            if mode not in NEED_DRAFT or model == SELF_DRAFTING:
                 yield Entry(build, mode)
 
 
@@ -140,10 +148,12 @@ def left_out(systems: Sequence[str], model: str, full: bool = False) -> Iterator
             continue
         if not build.installed:
             yield f"{label}: not installed; run `make bench-peers`"
+        elif build.spare and not full:
+            continue
         elif build.models and model not in build.models:
             yield f"{label}: measured with {', '.join(build.models)} only: it does not read {model}'s file"
         elif set(NEED_DRAFT) & set(build.full):
             if not full:
                 yield f"{label}: no draft model: it would be the model itself; --full measures that"
-            elif model != "smollm2-135m":
+            elif model != SELF_DRAFTING:
                 yield f"{label}: no draft model: no smaller model here shares {model}'s tokenizer"
