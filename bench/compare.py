@@ -8,9 +8,9 @@ Fair by construction:
 - All get the same token ids, the same limit, temperature and seed, and no other sampling setting.
 - The order is drawn anew for each prompt, so that a busy neighbour hits all alike; ratios are pair by pair.
 
-Time: loading comes off the budget first. Of the rest a system in one mode may use its share in each round (one
-temperature, all prompts; the first temperature has twice the time of the others). One that would overrun it
-sits out the rest of the round; repeats are dropped rather than the budget overrun.
+Time: loading comes off the budget first. Of the rest a system in one mode may use its share in each round
+(one temperature, all prompts; the first temperature has twice the time of the others). One that would overrun
+it sits out the rest of the round; repeats are dropped rather than the budget overrun.
 """
 
 import random

@@ -62,7 +62,7 @@ def summary(found: Mapping[str, Mapping[Cell, list[float]]]) -> list[dict[str, A
     """One row for each cell; a prompt's milliseconds are per token."""
     ours = found["paceline"]
     rows = []
-    for cell in ours:
+    for cell in sorted(ours):
         context, count = cell
         per = count if context == 0 else 1
         row: dict[str, Any] = {"context": context, "rows": count, "what": _what(cell)}
