@@ -25,6 +25,10 @@ def section(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> str:
     return "\n".join([BEGIN, head, "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows), END])
 
 
-def update(page: Path, new: str) -> None:
+def update(page: Path, new: str, begin: str = BEGIN, end: str = END) -> None:
+    """Puts a section in its place; one that has none yet follows the first table of numbers."""
     text = page.read_text()
-    page.write_text(text[: text.index(BEGIN)] + new + text[text.index(END) + len(END) :])
+    if begin not in text:
+        at = text.index(END) + len(END)
+        text = f"{text[:at]}\n\n{begin}\n{end}{text[at:]}"
+    page.write_text(text[: text.index(begin)] + new + text[text.index(end) + len(end) :])

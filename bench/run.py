@@ -1,27 +1,28 @@
-"""python -m bench.run: measures, prints a table, writes bench/results/ and docs/numbers.md."""
+"""python -m bench own: paceline's own figures; prints a table, writes bench/results/ and docs/numbers.md."""
 
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench import agent, decode, machine, memory, overhead, readme
+from bench import agent, decode, machine, memory, overhead, readme, report
 from paceline import LLM, models
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = ("what", "runs")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     llm = LLM(models.DEFAULT_MODEL)
     measured: dict[str, dict[str, Any]] = {
         "plain decoding": decode.measure(llm, options.repeats),
@@ -56,21 +57,30 @@ def show(measured: dict[str, dict[str, Any]]) -> None:
 
 
 def write(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> None:
-    results = ROOT / "bench" / "results"
-    results.mkdir(exist_ok=True)
-    (results / "cpu.json").write_text(json.dumps({"machine": facts, "results": measured}, indent=1) + "\n")
-    (ROOT / "docs" / "numbers.md").write_text(page(facts, measured))
-    readme.update(ROOT / "README.md", readme.section(facts, measured))
+    report.write({"machine": facts, "results": measured}, "cpu")
+    write_pages()
+
+
+def write_pages() -> None:
+    """docs/numbers.md and the README's tables, from the kept results."""
+    kept = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
+    (ROOT / "docs" / "numbers.md").write_text(page(kept["machine"], kept["results"]))
+    front = ROOT / "README.md"
+    readme.update(front, readme.section(kept["machine"], kept["results"]))
+    if peers := report.results():
+        readme.update(front, report.readme(peers), report.BEGIN, report.END)
 
 
 def page(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> str:
-    """docs/numbers.md, all of it."""
+    """docs/numbers.md, all of it; comparisons are read from bench/results."""
     lines = ["# Numbers", "", "Written by `python -m bench.run --write`; a spread is lowest to highest.", ""]
     lines += ["| machine | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items()), ""]
     for name, values in measured.items():
         lines += [f"## {name}", "", f"{values['what']}", "", "| figure | value |", "|---|---|"]
         lines += [f"| {k} | {v} |" for k, v in values.items() if k not in HIDDEN]
         lines.append("")
+    for result in report.results():
+        lines += report.page(result)
     return "\n".join(lines)
 
 

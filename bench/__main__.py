@@ -1,0 +1,22 @@
+"""python -m bench: paceline against the peers that are installed, in one run on this machine.
+
+python -m bench                      both models, every workload, within half an hour
+python -m bench own [--write]        paceline's own figures: the agent workflow, overhead, memory
+python -m bench passes               what a pass costs by its rows, prefill and long contexts
+python -m bench divergence           how far from the float32 model the next-token distribution is
+"""
+
+import sys
+
+from bench import cli, divergence, passes, run
+
+COMMANDS = {"own": run.main, "passes": passes.main, "divergence": divergence.main, "compare": cli.main}
+
+
+def main(arguments: list[str]) -> None:
+    name = arguments[0] if arguments and arguments[0] in COMMANDS else "compare"
+    COMMANDS[name](arguments[1:] if arguments[:1] == [name] else arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
