@@ -48,7 +48,7 @@ struct StripView {
     const int8_t* codes;      // [g][R][32]
     const float* scale;       // [g][R]
     const float* total;       // [g][R]: scale * sum of codes
-    const int32_t* negative;  // [g][3][R]: minus the sum of the first 16 codes, of the last 16, of all
+    const int32_t* negative;  // [g][3][R]: -32 * sum of the first 16 codes, of the last 16; -1 * sum of all
 };
 
 class Activations {
@@ -90,8 +90,8 @@ public:
         scale_.get()[at] = scale;
         total_.get()[at] = scale * (float)(s0 + s1);
         int32_t* negative = negative_.get() + start * 3 + (size_t)g * 3 * strip.rows + (row - strip.first);
-        negative[0] = -s0;
-        negative[strip.rows] = -s1;
+        negative[0] = -32 * s0;  // the only format that asks for halves, K6, has an offset of 32
+        negative[strip.rows] = -32 * s1;
         negative[2 * strip.rows] = -(s0 + s1);
     }
 

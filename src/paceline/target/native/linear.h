@@ -103,10 +103,10 @@ void tile_product(const Linear& w, int tile, const StripView& x, float* out, int
         if constexpr (format == K6) {
             Floats first, last, part[R];
             scales.next_halves(g, first, last);
-            PL_ROWS a[r] = all_shifted(negative[r], Traits<format>::offset_bits);
+            PL_ROWS a[r] = all_shifted<0>(negative[r]);
             add_dots<format, R>(a, codes, xc, 0);
             PL_ROWS part[r] = to_floats(a[r]) * first;
-            PL_ROWS a[r] = all_shifted(negative[R + r], Traits<format>::offset_bits);
+            PL_ROWS a[r] = all_shifted<0>(negative[R + r]);
             add_dots<format, R>(a, codes, xc, 1);
             PL_ROWS part[r] = fma(to_floats(a[r]), last, part[r]);
             PL_ROWS sums[r] = fma(part[r], all(xs[r]), sums[r]);
@@ -116,7 +116,7 @@ void tile_product(const Linear& w, int tile, const StripView& x, float* out, int
             if constexpr (Traits<format>::offset_bits == 0) {
                 PL_ROWS a[r] = no_ints();
             } else {
-                PL_ROWS a[r] = all_shifted(negative[2 * R + r], Traits<format>::offset_bits);
+                PL_ROWS a[r] = all_shifted<Traits<format>::offset_bits>(negative[2 * R + r]);
             }
             add_dots<format, R>(a, codes, xc, 0);
             PL_ROWS sums[r] = fma(to_floats(a[r]), scale * all(xs[r]), sums[r]);

@@ -90,7 +90,8 @@ PL_INLINE float highest(Floats a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-PL_INLINE Ints all_shifted(int32_t x, int bits) {
+template <int bits>
+PL_INLINE Ints all_shifted(int32_t x) {
     __m256i v = _mm256_set1_epi32((int32_t)((uint32_t)x << bits));
     return {v, v};
 }

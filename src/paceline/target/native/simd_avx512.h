@@ -3,7 +3,7 @@
 
 namespace PACELINE_PATH {
 
-constexpr int kStripRows = 12;    // two accumulators a row, and room for the weights, in 32 registers
+constexpr int kStripRows = 10;    // two or three accumulators a row, and the weights, in 32 registers
 constexpr int kQueryBlock = 6;   // times kWide accumulators
 constexpr int kWide = 4;
 
@@ -58,7 +58,11 @@ PL_INLINE float sum(Floats a) {
 }
 PL_INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a.v); }
 
-PL_INLINE Ints all_shifted(int32_t x, int bits) { return {_mm512_slli_epi32(_mm512_set1_epi32(x), bits)}; }
+template <int bits>
+PL_INLINE Ints all_shifted(int32_t x) {
+    __m512i all = _mm512_set1_epi32(x);
+    return {bits ? _mm512_slli_epi32(all, bits) : all};
+}
 PL_INLINE Ints no_ints() { return {_mm512_setzero_si512()}; }
 PL_INLINE Codes load_codes(const uint8_t* p) { return {_mm512_load_si512(p)}; }
 PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi8(15))}; }

@@ -61,8 +61,9 @@ PL_INLINE float highest(Floats a) {
     return h;
 }
 
-PL_INLINE Ints all_shifted(int32_t x, int bits) { Ints r; PL_LANES r.v[i] = (int32_t)((uint32_t)x << bits); return r; }
-PL_INLINE Ints no_ints() { return all_shifted(0, 0); }
+template <int bits>
+PL_INLINE Ints all_shifted(int32_t x) { Ints r; PL_LANES r.v[i] = (int32_t)((uint32_t)x << bits); return r; }
+PL_INLINE Ints no_ints() { return all_shifted<0>(0); }
 PL_INLINE Codes load_codes(const uint8_t* p) { Codes r; std::memcpy(r.v, p, 64); return r; }
 PL_INLINE Codes low_nibbles(Codes w) { for (uint8_t& b : w.v) b &= 15; return w; }
 PL_INLINE Codes high_nibbles(Codes w) { for (uint8_t& b : w.v) b >>= 4; return w; }
