@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from bench import bandwidth, machine, report, workload
+from bench import bandwidth, machine, report, run, workload
 from bench.passes import PATIENCE, probed, start
 from bench.peers.child import PeerFailed
 from bench.peers.systems import BUILDS, Build
@@ -105,8 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures = (f"{row[key]:.2e}" for key in ("mean_kl", "median_kl", "max_kl"))
         shown.add_row(name, *figures, f"{row['same_first_choice']:.3f}", str(row["positions"]))
     console.print(shown)
-    result = {"machine": {"model": options.model, **machine.facts()}, "rows": found}
+    result = {
+        "machine": {"model": options.model, **machine.facts()},
+        "command": " ".join(["python -m bench divergence", *(arguments or [])]),
+        "rows": found,
+    }
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     if options.write:
         report.write(result, f"divergence-{options.model.replace('/', '_')}")
+        run.write_pages()

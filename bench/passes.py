@@ -16,7 +16,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from bench import bandwidth, machine, report
+from bench import bandwidth, machine, report, run
 from bench.peers import amx
 from bench.peers.child import Child, PeerFailed
 from bench.peers.systems import BUILDS, Build
@@ -149,3 +149,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     if options.write:
         report.write(result, f"passes-{options.model.replace('/', '_')}")
+        run.write_pages()

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import agent, decode, machine, memory, overhead, readme, report
+from bench import agent, decode, machine, memory, overhead, readme, report, sections
 from paceline import LLM, models
 
 ROOT = Path(__file__).parent.parent
@@ -79,8 +79,7 @@ def page(facts: dict[str, Any], measured: dict[str, dict[str, Any]]) -> str:
         lines += [f"## {name}", "", f"{values['what']}", "", "| figure | value |", "|---|---|"]
         lines += [f"| {k} | {v} |" for k, v in values.items() if k not in HIDDEN]
         lines.append("")
-    for result in report.results():
-        lines += report.page(result)
+    lines += sections.every()
     return "\n".join(lines)
 
 

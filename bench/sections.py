@@ -1,0 +1,67 @@
+"""What docs/numbers.md says of kept results besides paceline's own figures."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from bench import report
+
+Lines = list[str]
+
+
+def every() -> Lines:
+    """All of them, a section for each kept file."""
+    lines: Lines = []
+    for kind, write in KINDS.items():
+        for path in sorted(report.RESULTS.glob(f"{kind}-*.json")):
+            lines += write(json.loads(path.read_text()))
+    return lines
+
+
+def measured(result: dict[str, Any], title: str) -> Lines:
+    machine = result["machine"]
+    where = f"{machine['date']}, commit {machine['commit']}, {machine['cpu']}, {machine['cores']} cores"
+    return [f"## {title}: {machine['model']}", "", f"`{result['command']}`, {where}", ""]
+
+
+def passes(result: dict[str, Any]) -> Lines:
+    """Milliseconds of each pass; the ratio is llama.cpp's time over paceline's."""
+    rows = result["rows"]
+    names = [key for key in rows[0] if key not in ("context", "rows", "what", "ratio")]
+    head = ["pass", *names, *(f"{name}, x one row" for name in names), "ratio"]
+    lines = [*measured(result, "cost of a pass"), _row(head), _row(["---"] * len(head))]
+    for row in rows:
+        times = [_spread(row[name]) for name in names]
+        flat = [f"{row[name]['times_one_row']:.2f}" if "times_one_row" in row[name] else "" for name in names]
+        lines.append(_row([row["what"], *times, *flat, _spread(row["ratio"]) if "ratio" in row else ""]))
+    floor = result["floor"]
+    return [
+        *lines,
+        "",
+        f"Reading the weights once takes {floor['floor_ms']} ms at {floor['gb_per_s']} GB/s.",
+        "",
+    ]
+
+
+def divergence(result: dict[str, Any]) -> Lines:
+    head = ["engine", "mean KL", "median KL", "largest KL", "same first choice", "positions"]
+    lines = [*measured(result, "divergence from float32"), _row(head), _row(["---"] * len(head))]
+    for name, row in result["rows"].items():
+        figures = [f"{row[key]:.2e}" for key in ("mean_kl", "median_kl", "max_kl")]
+        lines.append(_row([name, *figures, f"{row['same_first_choice']:.3f}", str(row["positions"])]))
+    return [*lines, ""]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(found: dict[str, float]) -> str:
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+KINDS: Final[dict[str, Callable[[dict[str, Any]], Lines]]] = {
+    "peers": report.page,
+    "passes": passes,
+    "divergence": divergence,
+}
