@@ -40,6 +40,7 @@ class Child:
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
+        self._closed = False
         self.load_seconds = 0.0
         self.version = ""
 
@@ -62,6 +63,8 @@ class Child:
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         assert self._process.stdin is not None
+        if self._closed:
+            raise PeerFailed("it was ended before")
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -91,6 +94,7 @@ class Child:
 
     def close(self) -> None:
         """Ends the process and whatever it started."""
+        self._closed = True
         for ending in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, ending)

@@ -151,7 +151,7 @@ def left_out(systems: Sequence[str], model: str, full: bool = False) -> Iterator
         elif build.spare and not full:
             continue
         elif build.models and model not in build.models:
-            yield f"{label}: measured with {', '.join(build.models)} only: it holds {model} in float32, too slow"
+            yield f"{label}: measured with {', '.join(build.models)} only: in float32 {model} is too slow"
         elif set(NEED_DRAFT) & set(build.full):
             if not full:
                 yield f"{label}: no draft model: it would be the model itself; --full measures that"

@@ -22,7 +22,7 @@ class Fake:
         if self.mode == "crash":
             print("last words", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)
-        if self.mode == "hang":
+        if self.mode == "hang" or (self.mode == "hang later" and self.asked > 2):
             time.sleep(60)
         if self.mode == "refuse":
             raise ValueError("not this prompt")

@@ -58,6 +58,8 @@ def test_a_hang_ends_after_the_time_given(child: Child) -> None:
     with pytest.raises(PeerFailed, match="no answer to 'generate' within"):
         child.generate(0.3, prompt=[1])
     assert time.monotonic() - started < 10
+    with pytest.raises(PeerFailed, match="ended before"):
+        child.peak_mb()
 
 
 def test_a_driver_that_does_not_exist() -> None:

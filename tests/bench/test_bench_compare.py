@@ -40,17 +40,20 @@ def run(plan: Plan, said: list[str] | None = None) -> Outcome:
 
 
 def test_one_bad_system_costs_only_its_own_rows(tmp_path: Path) -> None:
-    good, crashing, unloadable = entries("plain", "crash", "no load")
+    good, crashing, unloadable, late = entries("plain", "crash", "no load", "hang later")
     said: list[str] = []
-    measured = plan(tmp_path, [good, crashing, unloadable])
-    outcome = run(measured, said)
+    measured = plan(tmp_path, [good, crashing, unloadable, late])
+    comparison = Comparison(measured, said.append)
+    comparison._pool.patience = 1.0
+    outcome = comparison.run()
     assert len(outcome.samples) == 3
-    assert set(outcome.errors) == {crashing, unloadable}
-    assert len(said) == 2
+    assert set(outcome.errors) == {crashing, unloadable, late}
+    assert "no answer" in outcome.errors[late]
+    assert len(said) == 3
     found = rows(outcome.samples, measured.entries, outcome.peaks, outcome.errors, [0.0], ["agents", "chat"])
     assert all(set(FIELDS) <= set(row) for row in found)
     broken = [row for row in found if "error" in row]
-    assert {row["mode"] for row in broken} == {"crash", "no load"}
+    assert {row["mode"] for row in broken} == {"crash", "no load", "hang later"}
     assert all(row["n"] == 0 and row["tokens_per_s"] is None for row in broken)
 
 
