@@ -17,9 +17,10 @@ from bench.workload import Prompt
 from paceline import models
 from paceline.text import Tokenizer
 
-MODELS: Final = {"smollm2-135m": 8.0, "qwen2.5-coder-1.5b": 18.0}  # minutes of a short run
+MODELS: Final = {"smollm2-135m": 7.0, "qwen2.5-coder-1.5b": 21.0}  # minutes of a short run
 SHORT: Final = {"limit": 2, "repeats": 3, "max_prompt": 1500, "max_tokens": 96}
 FULL: Final = {"limit": 8, "repeats": 3, "max_prompt": 4000, "max_tokens": 128}
+OTHERS: Final = 4  # conversations of each workload that a system which learns is shown
 WARM_UP: Final = "Name three rivers of Europe, and say in one sentence where each of them ends. " * 3
 
 
@@ -81,7 +82,7 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
 def measure(model: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     path = models.resolve(model)
     tokenizer = Tokenizer.load(path)
-    prompts = gather(tokenizer, options, console)
+    prompts, others = gather(tokenizer, options, console)
     chosen = list(entries(options.systems, model, options.full, options.drafters))
     absent = list(left_out(options.systems, model, options.full))
     for reason in absent:
@@ -100,6 +101,7 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
         budget=60 * minutes if minutes else float("inf"),
         warm_up=tokenizer.encode(WARM_UP),
         ends=sorted(tokenizer.eos_ids),
+        others=others,
     )
     for build in {entry.build for entry in chosen if entry.build.dense}:
         prepare(build, path)
@@ -109,21 +111,27 @@ def measure(model: str, options: argparse.Namespace, console: Console) -> dict[s
     return _result(model, plan, outcome, floor, absent, options.max_prompt)
 
 
-def gather(tokenizer: Tokenizer, options: argparse.Namespace, console: Console) -> list[Prompt]:
+def gather(
+    tokenizer: Tokenizer, options: argparse.Namespace, console: Console
+) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts to measure, and some of other conversations."""
     files = {_stem(path): path for path in options.workload} if options.workload else workload.known()
     if not options.workload and workload.data_folder() is None:
         console.print("no trace data here (PACELINE_DATA names its folder): using the project's own prompts")
     prompts: list[Prompt] = []
+    others: list[Prompt] = []
     for name, path in files.items():
         if not path.is_file():
             raise SystemExit(f"there is no workload {path}")
-        found = workload.choose(name, path, tokenizer, options.limit, options.max_prompt, options.seed)
+        limit = options.limit + OTHERS
+        found = workload.choose(name, path, tokenizer, limit, options.max_prompt, options.seed)
         if not found:
             console.print(f"left out: {name}: no prompt fits into {options.max_prompt} tokens", markup=False)
-        prompts += found
+        prompts += found[: options.limit]
+        others += found[options.limit :]
     if not prompts:
         raise SystemExit("no prompt is left: raise --max-prompt")
-    return prompts
+    return prompts, others
 
 
 def _opening(model: str, plan: Plan, minutes: float | None) -> str:
@@ -143,6 +151,7 @@ def _result(
         "machine": {"model": model, **machine.facts()},
         "settings": {
             "prompts": len(plan.prompts),
+            "others": len(plan.others),
             "shortened": sum(p.shortened for p in plan.prompts),
             "prompt_tokens": [len(p.tokens) for p in plan.prompts],
             "max_prompt": max_prompt,

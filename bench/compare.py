@@ -4,6 +4,8 @@ Fair by construction:
 
 - Every prompt is fresh to every system. Prefix caches are off, paceline has a new tenant for each prompt, and
   what remembers across requests is restarted before it could meet a prompt again (`Build.remembers`).
+- Modes that learn ("learned") are first shown a few other conversations of each workload, answered by the
+  model itself; they stand in rows of their own. What is measured they do not remember.
 - All are equally warm: each child is loaded and answers two prompts that are never measured.
 - All get the same token ids, the same limit, temperature and seed, and no other sampling setting.
 - The order is drawn anew for each prompt, so that a busy neighbour hits all alike; ratios are pair by pair.
@@ -46,6 +48,7 @@ class Plan:
     ignore_eos: bool = False
     budget: float = float("inf")  # seconds
     warm_up: Sequence[int] = ()
+    others: Sequence[Prompt] = ()  # never measured: what a system that learns from traffic has seen before
     ends: Sequence[int] = ()
 
     @property
@@ -106,8 +109,21 @@ class Comparison:
         for entry in self._plan.entries:
             try:
                 self._pool.get(entry)
+                if entry.learns:
+                    self._show_others(entry)
             except PeerFailed as problem:
                 self._fail(entry, problem)
+
+    def _show_others(self, entry: Entry) -> None:
+        for prompt in self._plan.others:
+            self._pool.generate(
+                entry,
+                prompt=list(prompt.tokens),
+                max_tokens=self._plan.max_tokens,
+                ends=list(self._plan.ends),
+                user=prompt.workload,
+                learn=True,
+            )
 
     def _fail(self, entry: Entry, problem: PeerFailed) -> None:
         self._outcome.errors[entry] = str(problem)
@@ -140,6 +156,7 @@ class Comparison:
                 seed=plan.seed + repeat,
                 ends=list(plan.ends),
                 ignore_eos=plan.ignore_eos,
+                user=prompt.workload,
             )
         except PeerFailed as problem:
             self._fail(entry, problem)

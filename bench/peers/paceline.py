@@ -1,4 +1,8 @@
-"""paceline. A mode names its drafters: plain, or for instance suffix+ngram."""
+"""paceline. A mode names its drafters: plain, or for instance suffix+ngram.
+
+With "learned" among them, what other conversations of a user said is remembered, as it is in use; what is
+measured is not, and the KV cache forgets everything between two prompts.
+"""
 
 from itertools import count
 from time import perf_counter
@@ -9,29 +13,40 @@ import numpy as np
 import paceline
 from bench.peers.wire import Answer, Ask, Clock, Load, peak_mb, serve, some_tokens
 from paceline import LLM, EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters.suffix import Suffix
 from paceline.types import Draft, Feed, Round, Seq
 
 ROWS: Final = 16
+LEARNED: Final = "learned"
 PLAIN: Final = SpecConfig(("none",), max_draft=0)
 
 
 class Paceline:
-    """Every prompt has a tenant of its own: caches and indexes have never seen it."""
+    """Every prompt has a tenant of its own, unless it may be remembered: caches have never seen it."""
 
     def __init__(self) -> None:
         self._ids = count()
+        self._learned = False
         self._probe = ("", 0)  # the sequence for timing passes, and how many tokens it holds
 
     def load(self, load: Load) -> str:
         config = EngineConfig(device="cpu", threads=load.threads, dtype=load.settings.get("dtype", "auto"))
         self._llm = LLM(load.model, config=config)
-        self._spec = PLAIN if load.mode == "plain" else SpecConfig(tuple(load.mode.split("+")))
+        *drafters, last = load.mode.split("+")
+        self._learned = last == LEARNED
+        drafters += [] if self._learned else [last]
+        self._spec = PLAIN if load.mode == "plain" else SpecConfig(tuple(drafters))
         return paceline.__version__
 
     def generate(self, ask: Ask) -> Answer:
         seq = self.sequence(ask)
         clock, passes, tokens = Clock(), 0, list[int]()
+        self._llm.target.forget(seq.tenant)
         self._llm.engine.submit(seq)
+        if self._learned and not ask.learn:
+            suffix = self._llm.drafters["suffix"]
+            assert isinstance(suffix, Suffix)
+            suffix.keep_private(seq.id)
         while True:
             for r in self._llm.engine.step():
                 tokens += r.tokens
@@ -49,8 +64,8 @@ class Paceline:
             max_tokens=ask.max_tokens,
             ignore_eos=ask.ignore_eos,
         )
-        prompt = list(ask.prompt)
-        return Seq(name, prompt, len(prompt), params=params, spec=self._spec, tenant=name)
+        prompt, tenant = list(ask.prompt), ask.user if self._learned else name
+        return Seq(name, prompt, len(prompt), params=params, spec=self._spec, tenant=tenant)
 
     def time_pass(self, context: int, rows: int) -> float:
         """With no context: a prompt of so many tokens, in the engine's pieces."""

@@ -27,6 +27,7 @@ class Build:
     spare: bool = False  # in a short run only where the system's other builds are absent
     dense: bool = False  # reads a folder of float32 weights instead of the GGUF file
     remembers: tuple[str, ...] = ()  # modes that learn from one request for another
+    learns: tuple[str, ...] = ()  # modes that are first shown other conversations of each workload
     files: dict[str, str] = field(default_factory=dict, hash=False)  # its driver needs
 
     @cached_property
@@ -58,7 +59,13 @@ LLAMA_SHORT: Final = ("plain", "ngram-short", "ngram-cache")
 LLAMA_NGRAM: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k-short", "ngram-mod")
 
 BUILDS: Final = (
-    Build("paceline", "paceline", "", ("plain", "suffix+ngram")),
+    Build(
+        "paceline",
+        "paceline",
+        "",
+        ("plain", "suffix+ngram", "suffix+ngram+learned"),
+        learns=("suffix+ngram+learned",),
+    ),
     Build(
         "llama.cpp",
         "llama_server",
@@ -115,6 +122,10 @@ class Entry:
     @property
     def remembers(self) -> bool:
         return self.mode in self.build.remembers
+
+    @property
+    def learns(self) -> bool:
+        return self.mode in self.build.learns or self.mode.endswith("+learned")
 
     @property
     def plain(self) -> bool:

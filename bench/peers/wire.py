@@ -1,7 +1,7 @@
 """The child's half of the protocol: one JSON request a line in, one JSON answer a line out.
 
     {"do": "load", "model", "mode", "threads", "context", "draft", "settings"} -> {"version", "seconds"}
-    {"do": "generate", "prompt", "max_tokens", "temperature", "seed", "ends", "ignore_eos"}
+    {"do": "generate", "prompt", "max_tokens", "temperature", "seed", "ends", "ignore_eos", "user", "learn"}
         -> {"tokens", "ttft", "total", "passes"}
     {"do": "end"} -> {"peak_mb"}
 
@@ -49,6 +49,8 @@ class Ask:
     seed: int = 0
     ends: list[int] = field(default_factory=list)  # tokens that end an answer
     ignore_eos: bool = False
+    user: str = ""  # whose prompt it is; only systems that keep users apart heed it
+    learn: bool = False  # it is not measured, and may be remembered for its user's other prompts
 
     @property
     def stops(self) -> set[int]:
