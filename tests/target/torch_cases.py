@@ -45,7 +45,7 @@ def reference_config(family: str, **other: int) -> Any:
     if family == "llama":
         return hf.LlamaConfig(**sizes, rope_parameters=_LLAMA3, attention_bias=True)
     if family == "mistral":
-        return hf.MistralConfig(**sizes, sliding_window=None)
+        return hf.MistralConfig(**{"sliding_window": None, **sizes})
     if family == "qwen2":
         return hf.Qwen2Config(**sizes, tie_word_embeddings=True)
     if family == "qwen3":
