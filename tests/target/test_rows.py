@@ -6,24 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_checks import check_chain, check_tree, check_two_sequences
 from torch import Tensor
-from torch_cases import (
-    CONFIG,
-    open_with,
-    random_tree,
-    random_weights,
-    rows_in_one_pass,
-    rows_one_by_one,
-    save_reference,
-    some_tokens,
-)
+from torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.layer import Layer, Store
 from paceline.target.linear import MOST_ROWS, PlainLinear, Product, RowTile, find_row_tile
 from paceline.target.load import load
 from paceline.target.torch_target import TorchTarget
-from paceline.types import Draft, Feed
+from paceline.types import Feed
 
 
 @pytest.fixture(scope="module")
@@ -34,38 +26,6 @@ def tiny() -> TorchTarget:
 @pytest.fixture(scope="module")
 def smollm2(smollm2_path: Path) -> TorchTarget:
     return TorchTarget(load(smollm2_path, torch.float32), EngineConfig(device="cpu", cache_mb=256))
-
-
-def check_chain(target: TorchTarget, context: int) -> None:
-    tokens = some_tokens(context + MOST_ROWS, seed=context, vocab=target.vocab_size)
-    after = tokens[context:]
-    open_with(target, "s", tokens[:context])
-    alone = rows_one_by_one(target, "s", context, after)
-    for rows in range(2, MOST_ROWS + 1):
-        among = rows_in_one_pass(target, "s", context, after[:rows])
-        assert torch.equal(among, alone[:rows]), f"{rows} rows after {context} tokens"
-    target.close("s")
-
-
-def check_tree(target: TorchTarget, context: int, draft: Draft) -> None:
-    """Every node of a tree against the chain of its path, then what follows a path that was kept."""
-    tokens = some_tokens(context + 1, seed=context, vocab=target.vocab_size)
-    root, length = tokens[context], context + 1
-    open_with(target, "s", tokens[:context])
-    tree = target.forward([Feed("s", [root], draft)]).logits
-    target.keep("s", context)
-    for path in draft.paths():
-        chain = rows_in_one_pass(target, "s", context, [root, *(draft.tokens[node] for node in path)])
-        assert torch.equal(tree[[0, *(node + 1 for node in path)]], chain)
-    path = draft.paths()[0]
-    target.forward([Feed("s", [root], draft)])
-    target.keep("s", length, path)
-    kept = target.forward([Feed("s", [0])]).logits
-    target.keep("s", context)
-    target.forward([Feed("s", [root], Draft(tuple(draft.tokens[node] for node in path)))])
-    target.keep("s", length, range(len(path)))
-    assert torch.equal(kept, target.forward([Feed("s", [0])]).logits)
-    target.close("s")
 
 
 @pytest.mark.model
@@ -142,22 +102,6 @@ def test_tree_rows_of_a_tiny_model(
     tiny: TorchTarget, nodes: int, width: int, seed: int, context: int
 ) -> None:
     check_tree(tiny, context, random_tree(nodes, width, seed))
-
-
-def check_two_sequences(target: TorchTarget) -> None:
-    """A chain and a tree, of two sequences in one pass, against each on its own."""
-    contexts = {"a": 200, "b": 300}
-    drafts = {"a": Draft(tuple(some_tokens(6, 1))), "b": random_tree(7, 3, 2)}
-    alone: dict[str, Tensor] = {}
-    for name, context in contexts.items():
-        open_with(target, name, some_tokens(context, seed=context, vocab=target.vocab_size))
-        alone[name] = target.forward([Feed(name, [7], drafts[name])]).logits
-        target.keep(name, context)
-    scores = target.forward([Feed(name, [7], drafts[name]) for name in contexts])
-    for start, name in zip(scores.starts, contexts, strict=True):
-        assert torch.equal(scores.logits[start : start + len(alone[name])], alone[name])
-        target.keep(name, contexts[name])
-        target.close(name)
 
 
 @pytest.mark.model

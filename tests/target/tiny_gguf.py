@@ -1,14 +1,45 @@
 """Small GGUF files, written with the gguf package."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FF, VOCAB = 2, 256, 4, 2, 64, 512, 96
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    layers: int = LAYERS
+    width: int = WIDTH
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+    head_dim: int = HEAD_DIM
+    ff: int = FF
+    vocab: int = VOCAB
+    context: int = 128
+
+    def settings(self, family: str) -> dict[str, int]:
+        """What a file of this family says about them."""
+        said = {
+            "block_count": self.layers,
+            "context_length": self.context,
+            "embedding_length": self.width,
+            "feed_forward_length": self.ff,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+        }
+        return said | ({"rope.dimension_count": self.head_dim} if family == "llama" else {})
+
+
+USUAL = Sizes()
 
 COMMON: Mapping[str, int | float] = {
     "block_count": LAYERS,
@@ -32,34 +63,47 @@ EXTRA: Mapping[str, Mapping[str, int | float]] = {
 }
 
 
-def layer_shapes(family: str) -> dict[str, tuple[int, ...]]:
-    q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+def layer_shapes(family: str, sizes: Sizes = USUAL) -> dict[str, tuple[int, ...]]:
+    q, kv, width, ff = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.width, sizes.ff
     shapes: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (WIDTH,),
-        "attn_q.weight": (q, WIDTH),
-        "attn_k.weight": (kv, WIDTH),
-        "attn_v.weight": (kv, WIDTH),
-        "attn_output.weight": (WIDTH, q),
-        "ffn_norm.weight": (WIDTH,),
-        "ffn_gate.weight": (FF, WIDTH),
-        "ffn_up.weight": (FF, WIDTH),
-        "ffn_down.weight": (WIDTH, FF),
+        "attn_norm.weight": (width,),
+        "attn_q.weight": (q, width),
+        "attn_k.weight": (kv, width),
+        "attn_v.weight": (kv, width),
+        "attn_output.weight": (width, q),
+        "ffn_norm.weight": (width,),
+        "ffn_gate.weight": (ff, width),
+        "ffn_up.weight": (ff, width),
+        "ffn_down.weight": (width, ff),
     }
     if family == "qwen2":
         shapes |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
     if family in ("qwen3", "gemma3"):
-        shapes |= {"attn_q_norm.weight": (HEAD_DIM,), "attn_k_norm.weight": (HEAD_DIM,)}
+        shapes |= {"attn_q_norm.weight": (sizes.head_dim,), "attn_k_norm.weight": (sizes.head_dim,)}
     if family == "gemma3":
-        shapes |= {"post_attention_norm.weight": (WIDTH,), "post_ffw_norm.weight": (WIDTH,)}
+        shapes |= {"post_attention_norm.weight": (width,), "post_ffw_norm.weight": (width,)}
     return shapes
 
 
-def tensors(family: str, seed: int = 0) -> dict[str, NDArray[np.float32]]:
+def tensors(family: str, seed: int = 0, sizes: Sizes = USUAL) -> dict[str, NDArray[np.float32]]:
     random = np.random.default_rng(seed)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(family).items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (sizes.vocab, sizes.width),
+        "output_norm.weight": (sizes.width,),
+    }
+    for layer in range(sizes.layers):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in layer_shapes(family, sizes).items()}
     return {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+
+# Where a block has its half-precision numbers, and how large they are so that values centre on zero.
+HALVES: Mapping[str, Mapping[int, float]] = {
+    "Q2_K": {80: 1.0, 82: 1.5},
+    "Q3_K": {108: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
+}
 
 
 def encoded(values: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
@@ -68,22 +112,36 @@ def encoded(values: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
     try:
         return np.ascontiguousarray(gguf.quants.quantize(values, number)).view(np.uint8)
     except NotImplementedError:
-        block, nbytes = gguf.GGML_QUANT_SIZES[number]
-        codes = np.random.default_rng(7).integers(
-            0, 60, (*values.shape[:-1], values.shape[-1] // block * nbytes)
-        )
-        return codes.astype(np.uint8)  # a byte below 60 never makes an infinite float16
+        pass
+    block, nbytes = gguf.GGML_QUANT_SIZES[number]
+    seed = crc32(values.tobytes())  # other codes for every tensor
+    blocks = np.random.default_rng(seed).integers(0, 256, (values.size // block, nbytes), dtype=np.uint8)
+    if kind not in HALVES:
+        blocks %= 60  # such a byte never makes an infinite float16
+        return blocks.reshape(*values.shape[:-1], -1)
+    _set_halves(blocks, kind, 1.0)
+    spread = np.std(np.asarray(gguf.quants.dequantize(blocks, number)))
+    _set_halves(blocks, kind, float(values.std() / spread))
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def _set_halves(blocks: NDArray[np.uint8], kind: str, scale: float) -> None:
+    for at, size in HALVES[kind].items():
+        blocks[:, at : at + 2] = np.array([scale * size], np.float16).view(np.uint8)
 
 
 def write(
     path: Path,
     family: str,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
-    kind: str = "F32",
+    kind: str | Mapping[str, str] = "F32",
     settings: Mapping[str, Any] | None = None,
     alignment: int = 0,
 ) -> Path:
-    """Matrices are stored as `kind`, vectors as F32. Settings replace the usual ones, None removes one."""
+    """Matrices are stored as `kind`, which may name one for each, vectors as F32.
+
+    Settings replace the usual ones, None removes one.
+    """
     writer = gguf.GGUFWriter(path, family)
     if alignment:
         writer.add_custom_alignment(alignment)
@@ -92,7 +150,7 @@ def write(
     writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
     writer.add_token_scores([float(i) for i in range(5000)])
     for name, values in (tensors(family) if weights is None else weights).items():
-        stored = kind if values.ndim > 1 else "F32"
+        stored = "F32" if values.ndim == 1 else kind if isinstance(kind, str) else kind[name]
         writer.add_tensor(name, encoded(values, stored), raw_dtype=gguf.GGMLQuantizationType[stored])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,4 +1,4 @@
-"""Small decoders of every family, and ways to run a target, for the tests of the torch forward pass."""
+"""Small decoders of every family, and ways to run a target, for the tests of the forward passes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.target.shape import ModelShape, Rope, Weights
-from paceline.target.torch_target import TorchTarget
-from paceline.types import NO_DRAFT, Draft, Feed, Seq
+from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 VOCAB = 131
@@ -38,27 +37,31 @@ _LLAMA3 = {
 }
 
 
-def reference_config(family: str) -> Any:
+def reference_config(family: str, **other: int) -> Any:
+    """other: sizes to take in place of the usual ones."""
     import transformers as hf
 
+    sizes: Any = _SIZES | other
     if family == "llama":
-        return hf.LlamaConfig(**_SIZES, rope_parameters=_LLAMA3, attention_bias=True)
+        return hf.LlamaConfig(**sizes, rope_parameters=_LLAMA3, attention_bias=True)
     if family == "mistral":
-        return hf.MistralConfig(**_SIZES, sliding_window=None)
+        return hf.MistralConfig(**{"sliding_window": None, **sizes})
     if family == "qwen2":
-        return hf.Qwen2Config(**_SIZES, tie_word_embeddings=True)
+        return hf.Qwen2Config(**sizes, tie_word_embeddings=True)
     if family == "qwen3":
-        return hf.Qwen3Config(**_SIZES)
+        return hf.Qwen3Config(**sizes)
     kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    return hf.Gemma3TextConfig(**_SIZES, sliding_window=16, layer_types=kinds, query_pre_attn_scalar=20)
+    return hf.Gemma3TextConfig(**sizes, sliding_window=16, layer_types=kinds, query_pre_attn_scalar=20)
 
 
-def save_reference(family: str, folder: Path) -> Any:
+def save_reference(family: str, folder: Path, **other: int) -> Any:
     """A random model of the family, saved as a folder; every weight matters, norms and biases too."""
     from transformers import AutoModelForCausalLM
 
     generator = torch.Generator().manual_seed(FAMILIES.index(family))
-    model = AutoModelForCausalLM.from_config(reference_config(family), attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        reference_config(family, **other), attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:
@@ -98,9 +101,7 @@ def some_tokens(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def open_with(
-    target: TorchTarget, seq_id: str, tokens: Sequence[int], chunk: int = 256, tenant: str = ""
-) -> int:
+def open_with(target: Target, seq_id: str, tokens: Sequence[int], chunk: int = 256, tenant: str = "") -> int:
     """Computes all these tokens; gives how many were found in the cache."""
     shared = target.open(Seq(seq_id, list(tokens), len(tokens), tenant=tenant))
     for start in range(shared, len(tokens), chunk):
@@ -110,14 +111,14 @@ def open_with(
     return shared
 
 
-def rows_in_one_pass(target: TorchTarget, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
+def rows_in_one_pass(target: Target, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
     """Logits after each token, the first fed and the others guessed; the sequence stays `length` long."""
     logits = target.forward([Feed(seq_id, tokens[:1], Draft(tuple(tokens[1:])))]).logits
     target.keep(seq_id, length)
     return logits
 
 
-def rows_one_by_one(target: TorchTarget, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
+def rows_one_by_one(target: Target, seq_id: str, length: int, tokens: Sequence[int]) -> Tensor:
     """The same, each token in a pass of its own; the sequence stays `length` long."""
     rows = []
     for i, token in enumerate(tokens):
@@ -137,5 +138,5 @@ def random_tree(nodes: int, width: int, seed: int, vocab: int = VOCAB) -> Draft:
     return Draft(tuple(some_tokens(nodes, seed, vocab)), tuple(parents))
 
 
-def feed_draft(target: TorchTarget, seq_id: str, token: int, draft: Draft = NO_DRAFT) -> Tensor:
+def feed_draft(target: Target, seq_id: str, token: int, draft: Draft = NO_DRAFT) -> Tensor:
     return target.forward([Feed(seq_id, [token], draft)]).logits

@@ -1,0 +1,167 @@
+"""What runs where the native engine cannot, and the one line that says why."""
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import tiny_gguf
+from native_cases import SIZES, sized, tiny_model
+from packed_cases import built
+from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
+
+from paceline.config import EngineConfig, SamplingParams
+from paceline.errors import SettingError
+from paceline.target import cpu
+from paceline.target.choose import load_target
+from paceline.target.native import library
+from paceline.target.native.native_target import NativeTarget
+from paceline.target.torch_target import TorchTarget
+
+INT8 = EngineConfig(device="cpu", dtype="int8", cache_mb=16)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a compiler and AVX2, without any setting, and a folder of its own."""
+    best = library.best_path("auto")
+    if best is None:
+        pytest.skip("this processor lists no AVX2")
+    for path in (best, "avx2", "portable"):  # before the folder changes: each takes seconds to build
+        built(path)
+    monkeypatch.delenv(library.SETTING, raising=False)
+    monkeypatch.delenv("PACELINE_COMPILER", raising=False)
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny_model(tmp_path / "m.gguf", "llama")
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_COMPILER", "none")
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)  # nothing was loaded before
+
+
+def runs_on_torch(path: Path, caplog: pytest.LogCaptureFixture, config: EngineConfig = CONFIG) -> str:
+    """Loads it, runs a row, and gives the one line that was logged meanwhile."""
+    with caplog.at_level(logging.INFO, "paceline"):
+        target = load_target(path, config)
+        assert isinstance(target, TorchTarget)
+        open_with(target, "s", [1, 2, 3])
+        assert rows_in_one_pass(target, "s", 3, [4]).shape == (1, target.vocab_size)
+    (line,) = caplog.messages
+    assert "\n" not in line
+    assert line.startswith(f"{path.name} runs on torch")
+    return line
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_without_a_compiler(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert "PACELINE_COMPILER=none" in runs_on_torch(model, caplog)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("choice", ["portable", "avx2"])
+def test_a_path_that_was_asked_for_but_cannot_be_built(
+    model: Path, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.SETTING, choice)
+    with pytest.raises(SettingError, match=r"^m\.gguf cannot run on the native engine: .*PACELINE_COMPILER"):
+        load_target(model, CONFIG)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_eight_bits_without_a_compiler(model: Path) -> None:
+    with pytest.raises(SettingError, match="PACELINE_COMPILER=none"):
+        load_target(model, INT8)
+
+
+def test_a_setting_that_names_no_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.SETTING, "nonsense")
+    with pytest.raises(SettingError, match=r"nonsense.*auto, avx512, avx2, portable, torch"):
+        load_target(model, CONFIG)
+
+
+def test_torch_on_request_says_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(library.SETTING, "torch")
+    assert isinstance(load_target(model, CONFIG), TorchTarget)
+    monkeypatch.delenv(library.SETTING)
+    full = EngineConfig(device="cpu", dtype="float32", cache_mb=16)
+    assert isinstance(load_target(model, full), TorchTarget)
+    assert not caplog.messages
+
+
+def test_a_processor_without_avx2(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpu, "has", lambda flags: not flags)
+    assert "AVX2" in runs_on_torch(model, caplog)
+    with pytest.raises(SettingError, match="AVX2"):
+        load_target(model, INT8)
+    monkeypatch.setenv(library.SETTING, "avx512")
+    with pytest.raises(SettingError, match="avx512"):
+        load_target(model, CONFIG)
+    monkeypatch.setenv(library.SETTING, "portable")
+    target = load_target(model, CONFIG)
+    assert isinstance(target, NativeTarget)
+    assert target.path == "portable"
+
+
+def test_a_processor_with_avx2_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "has", lambda flags: set(flags) <= {"avx2", "fma", "f16c"})
+    target = load_target(model, CONFIG)
+    assert isinstance(target, NativeTarget)
+    assert target.path == "avx2"
+
+
+def test_an_unknown_family(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny_gguf.write(tmp_path / "g.gguf", "gemma3", kind="Q8_0")
+    assert "gemma3" in runs_on_torch(path, caplog)
+
+
+def test_sliding_windows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "sliding"
+    save_reference("mistral", folder, head_dim=32, sliding_window=16)
+    assert "sliding windows" in runs_on_torch(folder, caplog)
+    with pytest.raises(SettingError, match="sliding windows"):
+        load_target(folder, INT8)
+
+
+def test_heads_that_are_no_multiple_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "llama", "Q8_0", sized(16, 16, 2))
+    assert re.search("heads of 16 .*32", runs_on_torch(path, caplog))
+
+
+def test_an_encoding_it_does_not_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "llama", "Q2_K")
+    assert re.search("embed is Q2_K", runs_on_torch(path, caplog))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
+def test_float_weights_are_rounded_on_request_only(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny_model(tmp_path / "m.gguf", "llama", kind)
+    assert re.search(f"embed is {kind}; dtype=int8", runs_on_torch(path, caplog))
+    target = load_target(path, INT8)
+    assert isinstance(target, NativeTarget)
+    open_with(target, "s", [1, 2, 3])
+    assert rows_in_one_pass(target, "s", 3, [4]).shape == (1, SIZES.vocab)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("_no_compiler")
+def test_a_whole_engine_without_a_compiler(smollm2_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from paceline import LLM
+
+    with caplog.at_level(logging.INFO, "paceline"):
+        engine = LLM(str(smollm2_path), config=EngineConfig(device="cpu", cache_mb=64))
+        assert engine.generate("Hello", SamplingParams(max_tokens=3)).text
+    assert isinstance(engine.target, TorchTarget)
+    (line,) = caplog.messages
+    assert "PACELINE_COMPILER=none" in line

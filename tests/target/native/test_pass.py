@@ -1,0 +1,149 @@
+"""The whole native pass against float64, layer by layer, and against torch.
+
+The reference rounds rows to eight bits and keys to half precision as the pass does, so that both agree but
+for the roundings of float32 sums: some 1e-7. Where a value lies within that of the border between two codes,
+the two take different ones, and the rest of that row differs by a share of a step of 1/127. That befalls a
+few rows in a hundred in each layer. So each layer starts from what the pass itself had before it, nearly all
+rows of every segment must agree to some roundings of float32, and none may be off by more than such steps.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from float_reference import FloatReference
+from native_cases import SIZES, native_target, sized, tiny_model
+from packed_cases import KINDS, Doubles, every_path
+from torch_cases import save_reference, some_tokens
+
+from paceline.config import EngineConfig
+from paceline.target.load import load
+from paceline.target.native.native_target import NativeTarget
+from paceline.target.torch_target import TorchTarget
+from paceline.types import Draft, Feed, Seq, Target
+
+ROUNDINGS = 2e-6  # relative to the row's largest value
+STEPS = 0.04  # the same, where codes were chosen differently
+SEGMENT = 64  # rows
+SELDOM = 0.12  # the share of a segment's rows that may be off by more than ROUNDINGS
+
+
+def all_rows(target: Target, tokens: list[int], taps: tuple[int, ...] = ()) -> tuple[Doubles, list[Doubles]]:
+    """Logits and hidden states after every token, in passes of many rows."""
+    target.open(Seq("all", tokens, 1, tenant="nobody else"))
+    scores = target.forward([Feed("all", tokens[:1], Draft(tuple(tokens[1:])))], taps)
+    target.keep("all", 0)
+    target.close("all")
+    return scores.logits.double().numpy(), [scores.hidden[tap].double().numpy() for tap in taps]
+
+
+def check_close(found: Doubles, expected: Doubles, where: str) -> None:
+    error = np.abs(found - expected).max(1) / np.abs(expected).max(1)
+    assert error.max() < STEPS, f"{where}: row {error.argmax()} is off by {error.max()}"
+    for start in range(0, len(error), SEGMENT):
+        share = (error[start : start + SEGMENT] > ROUNDINGS).mean()
+        assert share < SELDOM, f"{where}: {share:.0%} of the rows from {start} on are off"
+
+
+def check_every_layer(target: NativeTarget, model: Path, length: int, int8: bool = False) -> None:
+    reference = FloatReference(model, target, int8)
+    tokens = some_tokens(length, seed=length, vocab=target.vocab_size)
+    layers = tuple(range(reference.shape.layers))
+    logits, hidden = all_rows(target, tokens, layers)
+    before = reference.embedded(tokens)
+    for layer in layers:
+        check_close(hidden[layer], reference.layer(layer, before), f"layer {layer}")
+        before = hidden[layer]
+    check_close(logits, reference.scores(before), "head")
+    whole = reference.run(tokens)
+    assert cosines(logits, whole).min() > 0.9995
+
+
+def cosines(a: Doubles, b: Doubles) -> Doubles:
+    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+
+
+CASES = {
+    "llama": ("llama", None, SIZES, True),
+    "llama with a head": ("llama", None, SIZES, False),
+    "qwen2": ("qwen2", None, SIZES, True),
+    "qwen2 with a head": ("qwen2", "Q4_K", SIZES, False),
+    "qwen3": ("qwen3", None, sized(128, 4, 2), True),
+    "qwen3 with a head": ("qwen3", "Q8_0", sized(64, 6, 1, 288, 97), False),
+    "heads of 32": ("qwen3", None, sized(32, 8, 2), True),
+    "heads of 96": ("llama", "Q4_0", sized(96, 3, 3, 96, 17), False),
+    "heads of 128": ("qwen2", "Q5_1", sized(128, 7, 1, 160, 33), True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_equals_a_float64_reference(tmp_path: Path, case: str) -> None:
+    family, kind, sizes, tied = CASES[case]
+    model = tiny_model(tmp_path / "m.gguf", family, kind, sizes, tied)
+    check_every_layer(native_target(model), model, 330)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_encoding(tmp_path: Path, kind: str) -> None:
+    model = tiny_model(tmp_path / "m.gguf", "llama", kind, tied=False)
+    check_every_layer(native_target(model), model, 64)
+
+
+@pytest.mark.parametrize("path", every_path())
+def test_every_path_over_several_chunks_of_keys(tmp_path: Path, path: str) -> None:
+    model = tiny_model(tmp_path / "m.gguf", "qwen3")
+    check_every_layer(native_target(model, path), model, 600)
+
+
+FOLDERS = {
+    "llama": {},
+    "qwen2": {"vocab_size": 96, "hidden_size": 128},
+    "qwen3": {"head_dim": 64, "intermediate_size": 33},
+    "mistral": {"num_key_value_heads": 3},
+}
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+def test_float_weights_in_eight_bits(tmp_path: Path, family: str) -> None:
+    """Widths that are no multiple of a group, biases on every projection, frequencies of Llama 3."""
+    save_reference(family, tmp_path, **{"head_dim": 32, **FOLDERS[family]})
+    target = native_target(tmp_path, dtype="int8", home=tmp_path / "home")
+    check_every_layer(target, tmp_path, 300, int8=True)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3"])
+def test_logits_are_near_those_of_torch(tmp_path: Path, case: str) -> None:
+    family, kind, sizes, tied = CASES[case]
+    model = tiny_model(tmp_path / "m.gguf", family, kind, sizes, tied)
+    torch_target = TorchTarget(load(model, torch.float32), EngineConfig(device="cpu", cache_mb=16))
+    tokens = some_tokens(300, vocab=sizes.vocab)
+    ours, theirs = all_rows(native_target(model), tokens)[0], all_rows(torch_target, tokens)[0]
+    assert cosines(ours, theirs).min() > 0.999
+
+
+@pytest.mark.model
+def test_smollm2_is_near_torch(smollm2_path: Path) -> None:
+    from paceline.folders import home
+
+    target = native_target(smollm2_path, home=home(), cache_mb=64)
+    torch_target = TorchTarget(load(smollm2_path, torch.float32), EngineConfig(device="cpu", cache_mb=64))
+    tokens = some_tokens(80, vocab=target.vocab_size)
+    ours, theirs = all_rows(target, tokens)[0], all_rows(torch_target, tokens)[0]
+    assert cosines(ours, theirs).min() > 0.995
+    assert (ours.argmax(1) == theirs.argmax(1)).mean() > 0.85
+
+
+@pytest.mark.model
+def test_smollm2_layers_equal_the_float64_reference(smollm2_path: Path) -> None:
+    """The first, a middle and the last one, as the real weights are encoded."""
+    from paceline.folders import home
+
+    target = native_target(smollm2_path, home=home(), cache_mb=64)
+    reference = FloatReference(smollm2_path, target)
+    tokens, taps = some_tokens(300, vocab=target.vocab_size), (13, 14, 28, 29)
+    logits, hidden = all_rows(target, tokens, (0, *taps))
+    check_close(hidden[0], reference.layer(0, reference.embedded(tokens)), "layer 0")
+    check_close(hidden[2], reference.layer(14, hidden[1]), "layer 14")
+    check_close(hidden[4], reference.layer(29, hidden[3]), "layer 29")
+    check_close(logits, reference.scores(hidden[4]), "head")
