@@ -134,7 +134,7 @@ def test_sliding_windows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
 
 def test_heads_that_are_no_multiple_of_a_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tiny_model(tmp_path / "m.gguf", "llama", "Q8_0", sized(16, 16, 2))
-    assert re.search("heads of 16 .*32", runs_on_torch(path, caplog))
+    assert re.search("heads of 16: .*32", runs_on_torch(path, caplog))
 
 
 def test_an_encoding_it_does_not_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
