@@ -105,7 +105,7 @@ def _function() -> Function | None:
     try:
         return bind(load("sampling", [Unit(SOURCE)], HEADERS))
     except NotCompiled as error:
-        logging.getLogger("paceline").warning("%s", error)
+        logging.getLogger("paceline").info("%s", error)  # whoever loads a model has warned already
         return None
 
 

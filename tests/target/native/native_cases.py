@@ -87,6 +87,7 @@ def native_target(
     built(path)  # before the folder changes, so that it is not built anew in each
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.SETTING, path.removesuffix("vnni"))
+        patch.setattr(library, "best_path", lambda _: path)  # a processor may have a better one
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
         patch.setattr("paceline.target.cpu.cores", lambda: threads)  # a setting may not exceed the real ones
         config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb)

@@ -59,15 +59,17 @@ def packed(
     """From the file if there is one that fits, else made now."""
     layout = plan(tensors)
     path = home() / "packed" / f"{fingerprint[:32]}.bin"
-    head = _head(layout, fingerprint)
+    head = _head(layout, fingerprint, {stored.file for stored in tensors.values()})
     data = _mapped(path, head, layout.nbytes)
     if data is None:
         data = _made(path, head, layout, checkpoint, tensors, lib)
     return PackedWeights(layout, data)
 
 
-def _head(layout: Layout, fingerprint: str) -> bytes:
-    said = json.dumps([VERSION, fingerprint, layout.as_json()], sort_keys=True).encode()
+def _head(layout: Layout, fingerprint: str, sources: set[Path]) -> bytes:
+    """Of one model in one version: a fingerprint covers only parts of a file, so its size and age count too."""
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sources)
+    said = json.dumps([VERSION, fingerprint, files, layout.as_json()], sort_keys=True).encode()
     return MAGIC + hashlib.sha256(said).hexdigest().encode()
 
 
