@@ -54,7 +54,9 @@ class CostCurve:
         if self._fresh:
             self._speed, self._fresh = us / expected, False
         if rows not in self._correction:
-            self._correction[rows] = us / (self._speed * expected)
+            seen = us / (self._speed * expected)
+            near = self._corrected(rows)
+            self._correction[rows] = min(max(seen, near / 2), near * 2)
             insort(self._known, rows)
             return
         drift = us / (self._speed * self._correction[rows] * expected)
@@ -138,6 +140,7 @@ class Rate(Controller):
         self.cost = CostCurve(prior)
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
         self._trust: defaultdict[tuple[str, ...], Trust] = defaultdict(Trust)
+        self._sure: set[tuple[str, ...]] = set()  # those who said how sure they were, the last time
         self._draft_us: dict[tuple[str, ...], float] = {}  # per node asked for
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
@@ -147,7 +150,8 @@ class Rate(Controller):
     def _budget(self, seq: Seq, rows: int) -> int:
         spec, context = seq.spec, len(seq.tokens)
         per_node = self._draft_us.get(spec.drafters, 0.0)
-        if spec.drafters in self._trust and per_node * spec.max_draft < CHEAP * self.cost(rows, context):
+        trimmed = spec.accept == "match" and spec.drafters in self._sure
+        if trimmed and per_node * spec.max_draft < CHEAP * self.cost(rows, context):
             return spec.max_draft
         tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
         rates = [t / (self.cost(rows + k, context) + per_node * k) for k, t in enumerate(tokens)]
@@ -203,7 +207,10 @@ class Rate(Controller):
         judged = len(r.path) if r.finish else depth  # what lies beyond an end was not refused
         self._acceptance[r.drafters].learn(judged, len(r.path))
         if r.draft.scores:
+            self._sure.add(r.drafters)
             self._trust[r.drafters].learn(r)
+        else:
+            self._sure.discard(r.drafters)
 
     def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float) -> None:
         """A first draft may include reading the prompt, so a much lower figure replaces a higher at once."""

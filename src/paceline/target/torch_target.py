@@ -71,7 +71,12 @@ class TorchTarget:
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
-        self.where = f"torch on {device}, {str(self._decoder.dtype).removeprefix('torch.')}"
+        on = (
+            torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else f"{torch.get_num_threads()} threads"
+        )
+        self.where = f"torch on {device}, {on}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod

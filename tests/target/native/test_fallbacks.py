@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import SettingError
+from paceline.sampling import native
 from paceline.target import cpu
 from paceline.target.choose import load_target
 from paceline.target.native import library
@@ -40,9 +42,14 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PACELINE_COMPILER", "none")
     monkeypatch.setattr(library, "load", library.load.__wrapped__)  # nothing was loaded before
+    for known in (native._function, native.chooser):
+        known.cache_clear()
+    yield
+    for known in (native._function, native.chooser):
+        known.cache_clear()
 
 
 def runs_on_torch(path: Path, caplog: pytest.LogCaptureFixture, config: EngineConfig = CONFIG) -> str:
@@ -159,7 +166,7 @@ def test_float_weights_are_rounded_on_request_only(
 def test_a_whole_engine_without_a_compiler(smollm2_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from paceline import LLM
 
-    with caplog.at_level(logging.INFO, "paceline"):
+    with caplog.at_level(logging.WARNING, "paceline"):
         engine = LLM(str(smollm2_path), config=EngineConfig(device="cpu", cache_mb=64))
         assert engine.generate("Hello", SamplingParams(max_tokens=3)).text
     assert isinstance(engine.target, TorchTarget)

@@ -12,12 +12,15 @@ namespace PACELINE_PATH {
 template <class T>
 class Buffer {  // aligned to a cache line; grows, never shrinks, keeps no content when it grows
 public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
     ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
     T* get() const { return data_; }
     void need(size_t count) {
         if (count <= count_) return;
         ::operator delete[](data_, std::align_val_t(64));
         data_ = nullptr;
+        count_ = 0;
         data_ = static_cast<T*>(::operator new[](count * sizeof(T), std::align_val_t(64)));
         count_ = count;
     }
@@ -83,7 +86,7 @@ public:
         float most = highest(max(magnitude(a), magnitude(b)));
         float scale = most / 127.0f;
         Floats inverse = all(most > 0 ? 127.0f / most : 0.0f);
-        Ints first = to_ints(a * inverse), last = to_ints(b * inverse);
+        Ints first = to_ints(in_range(a * inverse)), last = to_ints(in_range(b * inverse));
         store_signed_bytes(codes_.get() + at * kGroup, first);
         store_signed_bytes(codes_.get() + at * kGroup + 16, last);
         int s0 = sum(first), s1 = sum(last);
@@ -96,6 +99,9 @@ public:
     }
 
 private:
+    // What is no number becomes one: its row is lost, but sums of codes stay sums of codes.
+    static PL_INLINE Floats in_range(Floats x) { return max(min(x, all(127.0f)), all(-127.0f)); }
+
     int rows_ = 0, groups_ = 0;
     std::vector<Strip> strips_;
     std::vector<int> strip_of_;  // of each row

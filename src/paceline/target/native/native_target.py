@@ -1,6 +1,8 @@
 """The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
 
 import ctypes
+import os
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +25,8 @@ from paceline.target.rope import frequencies
 from paceline.target.shape import ModelShape
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
 
-MOST_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
-SPARE: Final = 256  # sub-blocks for the branches of trees
+PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
+SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
 _HALF: Final = 2  # bytes
 
 
@@ -54,9 +56,10 @@ class NativeTarget:
         self.threads = config.threads or cpu.cores()
         self.where = f"native, {path}, {self.threads} threads"
         blocks = blocks_in(config.cache_mb, shape, _HALF)
-        self._rows = NativeRows(shape, blocks * BLOCK + SPARE * SUB_BLOCK)
+        spare = SPARE * config.max_batch
+        self._rows = NativeRows(shape, blocks * BLOCK + spare * SUB_BLOCK)
         self._cache = PagedCache(self._rows, blocks)
-        self._spares = Spares(blocks * BLOCK // SUB_BLOCK, SPARE)
+        self._spares = Spares(blocks * BLOCK // SUB_BLOCK, spare)
         self.max_context = min(shape.max_context, blocks * BLOCK)
         self._rope = _RopeTable(shape)
         self._fed: dict[str, _Fed] = {}
@@ -67,7 +70,9 @@ class NativeTarget:
         self._decoder = self._lib.paceline_open(ctypes.byref(model), self.threads)
         if not self._decoder:
             raise ModelError("the native engine could not start its threads: give fewer of them")
-        weakref.finalize(self, self._lib.paceline_close, self._decoder)
+        weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
+        self._process = os.getpid()
+        self._one_at_a_time = threading.Lock()
 
     @property
     def cache_stats(self) -> CacheStats:
@@ -109,7 +114,7 @@ class NativeTarget:
             starts.append(scored)
             scored += (1 + len(feed.draft)) * feed.scored
             for piece, offset in _pieces(feed):
-                if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > MOST_ROWS:
+                if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > PASS_ROWS:
                     parts.append(self._run(batch, taps))
                     batch = NativeBatch()
                 self._add(batch, piece, feed, offset)
@@ -171,11 +176,25 @@ class NativeTarget:
             copies=len(batch.copies),
             **{name: array.ctypes.data for name, array in held.items()},
         )
-        if self._lib.paceline_forward(self._decoder, ctypes.byref(run)):
+        self._check(batch, layers)
+        with self._one_at_a_time:
+            failed = self._lib.paceline_forward(self._decoder, ctypes.byref(run))
+        if failed:
             raise ModelError(
                 f"no memory for a pass of {rows} rows: give a smaller prefill_chunk or max_batch"
             )
         return logits, hidden
+
+    def _check(self, batch: NativeBatch, layers: Sequence[int]) -> None:
+        """What the C++ side takes for granted."""
+        if os.getpid() != self._process:
+            raise ModelError(
+                "this model was loaded before the process was forked: load it in the new process"
+            )
+        if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
+            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+        if layers and not 0 <= layers[0] <= layers[-1] < self.shape.layers:
+            raise ValueError(f"taps={layers!r}: the model has layers 0 to {self.shape.layers - 1}")
 
 
 def _ints(values: Sequence[Any]) -> NDArray[np.int32]:
@@ -184,9 +203,9 @@ def _ints(values: Sequence[Any]) -> NDArray[np.int32]:
 
 def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
     """A feed of many tokens as several of which only the last is scored, with their offsets."""
-    cuts = list(range(0, len(feed.tokens), MOST_ROWS))
+    cuts = list(range(0, len(feed.tokens), PASS_ROWS))
     *inner, last = cuts
-    pieces = [(Feed(feed.seq_id, feed.tokens[i : i + MOST_ROWS], NO_DRAFT, scored=False), i) for i in inner]
+    pieces = [(Feed(feed.seq_id, feed.tokens[i : i + PASS_ROWS], NO_DRAFT, scored=False), i) for i in inner]
     return [*pieces, (Feed(feed.seq_id, feed.tokens[last:], feed.draft, feed.scored), last)]
 
 

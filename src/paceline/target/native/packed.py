@@ -67,7 +67,7 @@ def packed(
 
 
 def _head(layout: Layout, fingerprint: str, sources: set[Path]) -> bytes:
-    """Of one model in one version: a fingerprint covers only parts of a file, so its size and age count too."""
+    """Of one model in one version. A fingerprint covers parts of a file only: its size and age count too."""
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sources)
     said = json.dumps([VERSION, fingerprint, files, layout.as_json()], sort_keys=True).encode()
     return MAGIC + hashlib.sha256(said).hexdigest().encode()
@@ -88,7 +88,7 @@ def _mapped(path: Path, head: bytes, nbytes: int) -> Bytes | None:
 def _in_huge_pages(data: Bytes) -> Bytes:
     """A copy, read up to a tenth faster than pages of a file, which the system may then take back."""
     try:
-        memory = mmap.mmap(-1, len(data) + _HUGE)
+        memory = mmap.mmap(-1, len(data) + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):  # no memory to spare, or no such pages
         return data
@@ -115,7 +115,7 @@ def _made(
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".packing-", delete=False) as file:
             temporary = Path(file.name)
             try:
-                os.posix_fallocate(file.fileno(), 0, _HEAD + layout.nbytes)
+                _reserve(file.fileno(), _HEAD + layout.nbytes)
                 mapped = mmap.mmap(file.fileno(), 0)
                 _fill(np.frombuffer(mapped, np.uint8)[_HEAD:], layout, checkpoint, tensors, lib)
                 mapped[: len(head)] = head
@@ -132,6 +132,13 @@ def _made(
     data = data[-data.ctypes.data % 4096 :][: layout.nbytes]
     _fill(data, layout, checkpoint, tensors, lib)
     return data
+
+
+def _reserve(file: int, nbytes: int) -> None:
+    """Now, since a full disk that is noticed while a mapping is written to kills the process."""
+    os.ftruncate(file, nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, nbytes)
 
 
 def _fill(

@@ -373,12 +373,12 @@ void* paceline_open(const Model* model, int threads) {
 
 void paceline_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// 0, or 1 where memory ran out.
+// 0, or 1 where there was no memory for it.
 int paceline_forward(void* decoder, const Pass* pass) {
     try {
         static_cast<Decoder*>(decoder)->forward(*pass);
         return 0;
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
         return 1;
     }
 }

@@ -52,7 +52,7 @@ class NativeRows:
 
 def _zeros(*shape: int) -> Halves:
     """In small pages: a sequence's rows are spread over every layer, and would fill a huge page in each."""
-    memory = mmap.mmap(-1, 2 * prod(shape))
+    memory = mmap.mmap(-1, 2 * prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.float16).reshape(shape)

@@ -62,13 +62,14 @@ public:
     using Job = void (*)(void* context, Team& team, int member);
 
     explicit Team(int size) : size_(size) {
-        for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
+        } catch (...) {
+            stop();
+            throw;
+        }
     }
-    ~Team() {
-        stopping_ = true;
-        start_.advance();
-        for (std::thread& t : threads_) t.join();
-    }
+    ~Team() { stop(); }
 
     int size() const { return size_; }
 
@@ -107,6 +108,12 @@ public:
     }
 
 private:
+    void stop() {
+        stopping_ = true;
+        start_.advance();
+        for (std::thread& t : threads_) t.join();
+    }
+
     void serve(int member) {
         uint32_t seen = 0;
         for (;;) {
