@@ -71,11 +71,9 @@ class TorchTarget:
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
-        on = (
-            torch.cuda.get_device_name(device)
-            if device.type == "cuda"
-            else f"{torch.get_num_threads()} threads"
-        )
+        on = f"{torch.get_num_threads()} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
         self.where = f"torch on {device}, {on}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 

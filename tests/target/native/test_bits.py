@@ -19,7 +19,7 @@ from torch_cases import CONFIG, open_with, random_tree, rows_in_one_pass, some_t
 
 from paceline.target.choose import load_target
 from paceline.target.native import library
-from paceline.target.native.native_target import MOST_ROWS, NativeTarget
+from paceline.target.native.native_target import PASS_ROWS, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads
@@ -98,8 +98,8 @@ def test_prompts_in_any_chunking(model: Path, path: str) -> None:
 
 def test_more_rows_than_one_pass_takes(tiny: NativeTarget) -> None:
     """A feed that is cut, with a tree at its end, beside others that share the first or the last piece."""
-    long, tree = some_tokens(2 * MOST_ROWS + 77, seed=3), random_tree(30, 3, seed=3)
-    others = {"before": some_tokens(100, 5), "behind": some_tokens(MOST_ROWS, 6)}
+    long, tree = some_tokens(2 * PASS_ROWS + 77, seed=3), random_tree(30, 3, seed=3)
+    others = {"before": some_tokens(100, 5), "behind": some_tokens(PASS_ROWS, 6)}
     alone = {}
     for name, tokens in {"long": long, **others}.items():
         open_with(tiny, name, tokens[:-1], 64, tenant="alone")

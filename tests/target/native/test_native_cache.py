@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from native_cases import SIZES, native_target, tiny_model
 from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
+from paceline.config import EngineConfig
 from paceline.errors import CacheFull
 from paceline.target.kv import BLOCK
 from paceline.target.native.native_target import SPARE, NativeTarget
@@ -151,7 +152,7 @@ def test_a_tree_with_too_many_branches_leaves_all_as_it_was(model: Path, fresh: 
     for name in tokens:
         open_with(target, name, tokens[name])
         open_with(fresh, name, tokens[name], tenant="too many")
-    broad, deep = star(SPARE + 2), random_tree(20, 3, seed=1)
+    broad, deep = star(SPARE * EngineConfig().max_batch + 2), random_tree(20, 3, seed=1)
     with pytest.raises(CacheFull, match="draft less"):
         target.forward([Feed("a", [1], deep), Feed("b", [2], broad), Feed("c", [3])])
     for name in tokens:

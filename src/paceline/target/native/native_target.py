@@ -189,7 +189,7 @@ class NativeTarget:
         """What the C++ side takes for granted."""
         if os.getpid() != self._process:
             raise ModelError(
-                "this model was loaded before the process was forked: load it in the new process"
+                "the process was forked after this model was loaded: load it again in the new one"
             )
         if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
             raise ValueError(f"a token is not one of the model's {self.vocab_size}")
