@@ -183,8 +183,14 @@ def doctor(
         print(json.dumps(facts))
         return
     for name, value in facts.items():
-        shown = ", ".join(f"{n}: {ms}" for n, ms in value.items()) if isinstance(value, dict) else value
-        out.print(f"{name:<16} {shown}")
+        if name == "cost_curve":  # shown for every context instead
+            continue
+        if isinstance(value, dict):
+            for context, row in value.items():
+                shown = ", ".join(f"{rows} rows {ms} ms" for rows, ms in row.items())
+                out.print(f"{'cost of a pass':<16} after {context} tokens: {shown}")
+        else:
+            out.print(f"{name:<16} {value}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from native_cases import SIZES, native_target, tiny_model
 from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.config import EngineConfig
-from paceline.errors import CacheFull
+from paceline.errors import CacheFull, ModelError
 from paceline.target.kv import BLOCK
 from paceline.target.native.native_target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
@@ -193,3 +193,19 @@ def test_a_full_cache_leaves_all_as_it_was(model: Path, fresh: NativeTarget) -> 
         target.keep(name, len(tokens[name]))
         fresh.keep(name, len(tokens[name]))
         fresh.close(name)
+
+
+def test_what_the_pass_takes_for_granted_is_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = native_target(model)
+    open_with(target, "s", [1, 2, 3])
+    for token in (-1, target.vocab_size):
+        with pytest.raises(ValueError, match="not one of the model's"):
+            target.forward([Feed("s", [token])])
+        target.keep("s", 3)
+    for tap in (-1, target.shape.layers):
+        with pytest.raises(ValueError, match="layers 0 to"):
+            target.forward([Feed("s", [1])], [tap])
+        target.keep("s", 3)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(ModelError, match="forked"):
+        target.forward([Feed("s", [1])])

@@ -98,6 +98,16 @@ class Pass(c.Structure):
     )
 
 
+def _check_layout(library: c.CDLL) -> None:
+    """Both sides must mean the same by a structure: a slip would be silent."""
+    tables = (CODE_BYTES, SCALE_BYTES, SCALE_GROUPS)
+    ours = [c.sizeof(kind) for kind in (Linear, Layer, Model, Pass)]
+    ours += [table[name] for table in tables for name in FORMATS]
+    theirs = (c.c_int32 * len(ours))()
+    library.paceline_layout(theirs)
+    assert list(theirs) == ours, "library.py does not describe formats.h and model.h"
+
+
 def chosen() -> str:
     """What the user wants: $PACELINE_CPU."""
     choice = os.environ.get(SETTING) or "auto"
@@ -122,6 +132,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
         compiled.Unit(FOLDER / "pack.cpp"),
     ]
     library = compiled.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
+    _check_layout(library)
     library.paceline_open.restype = c.c_void_p
     library.paceline_open.argtypes = (c.POINTER(Model), c.c_int)
     library.paceline_close.restype = None

@@ -398,6 +398,12 @@ void paceline_multiply(const Linear* weight, const float* x, int rows, float* y)
     restore_denormals(mode);
 }
 
+// What library.py repeats of formats.h and model.h, in its order.
+void paceline_layout(int32_t* out) {
+    for (size_t size : {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Pass)}) *out++ = (int32_t)size;
+    for (const int* table : {kCodeBytes, kScaleBytes, kScaleGroups}) out = std::copy_n(table, kFormats, out);
+}
+
 void paceline_unpack(const Linear* weight, int row, float* out) { unpack_row(*weight, row, out); }
 
 }
