@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.errors import PromptTooLong, SettingError
+from paceline.errors import SettingError
 from paceline.target import cpu
 from paceline.target.attention import KEY_TILE, Span
 from paceline.target.decoder import Batch, Decoder, Outcome
-from paceline.target.kv import BLOCK, CacheStats, PagedCache, TorchRows, blocks_in
+from paceline.target.kv import BLOCK, PagedCache, TorchRows, blocks_in
 from paceline.target.linear import CUDA_TILE, MOST_ROWS
 from paceline.target.load import load
+from paceline.target.paged_target import Fed, PagedTarget
+from paceline.target.prefix import common
 from paceline.target.shape import ModelShape, Weights
-from paceline.types import Draft, Feed, Scores, Seq
+from paceline.types import Draft, Feed, Scores
 
 
 def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
@@ -43,17 +45,12 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed:
-    """What one sequence put into the last pass."""
-
-    base: int  # rows that were valid before
-    tokens: Sequence[int]
-    draft: Draft
+class _Fed(Fed):
     first_node: int  # row of the pass
     outcome: Outcome
 
 
-class TorchTarget:
+class TorchTarget(PagedTarget[_Fed]):
     """Takes the tensors out of `weights`, which are of no use to anyone else afterwards."""
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
@@ -63,11 +60,10 @@ class TorchTarget:
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._decoder = Decoder(weights.shape, tensors, device)
         cpu.give_back_memory()
-        self._cache, self._rows = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        cache, self._rows = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        super().__init__(cache, weights.shape.max_context)
         self._keys, self._values = self._rows.k.unbind(0), self._rows.v.unbind(0)
-        self._fed: dict[str, _Fed] = {}
         self.vocab_size = weights.shape.vocab_size
-        self.max_context = min(weights.shape.max_context, self._cache.blocks * self._cache.block)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
@@ -82,33 +78,6 @@ class TorchTarget:
         """From a GGUF file or a folder."""
         _, dtype = placement(config)
         return cls(load(path, dtype), config)
-
-    @property
-    def cache_stats(self) -> CacheStats:
-        return self._cache.stats
-
-    def open(self, seq: Seq) -> int:
-        if len(seq.tokens) > self.max_context:
-            raise PromptTooLong(
-                f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
-                "shorten it or raise cache_mb"
-            )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens)
-
-    def open_untold(self, seq: Seq) -> None:
-        """Opens it as if all but the last token were computed, with zeros for their rows: to measure with."""
-        length = len(seq.tokens) - 1
-        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
-        self._cache.extend(seq.id, length)
-        self._cache.append(seq.id, seq.tokens[:length])
-
-    def forget(self, tenant: str) -> None:
-        """Drops what is cached for a tenant and held by no open sequence."""
-        self._cache.clear(tenant)
-
-    def close(self, seq_id: str) -> None:
-        self._fed.pop(seq_id, None)
-        self._cache.close(seq_id)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -132,19 +101,6 @@ class TorchTarget:
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
         return Scores(outcome.logits, tuple(starts), outcome.hidden)
 
-    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
-        fed = self._fed.pop(seq_id, None)
-        if fed is None or length < fed.base:
-            self._cache.truncate(seq_id, length)
-            return
-        end = fed.base + len(fed.tokens)
-        if length > end or (path and length < end):
-            raise ValueError(f"{seq_id!r} has {end} rows before its draft, cannot keep {length} of them")
-        if path and _branches(fed.draft):
-            self._move_up(seq_id, end, path, fed)
-        nodes = [fed.draft.tokens[node] for node in path]
-        self._cache.append(seq_id, [*fed.tokens[: length - fed.base], *nodes])
-
     def _spans(self, feed: Feed, first_row: int) -> Iterator[Span]:
         """The feed's rows are its tokens, then its nodes in their order."""
         start, nodes = self._cache.length(feed.seq_id), first_row + len(feed.tokens)
@@ -152,7 +108,7 @@ class TorchTarget:
         rows = [*range(first_row, nodes), *(nodes + node for node in before)]
         yield from self._cut(feed.seq_id, rows, start)
         for path in others:
-            shared = _common(before, path)
+            shared = common(before, path)
             rows = [nodes + node for node in path[shared:]]
             yield from self._cut(feed.seq_id, rows, start + len(feed.tokens) + shared)
             before = path
@@ -175,8 +131,10 @@ class TorchTarget:
         slots = self._cache.slots(seq_id, 0, stop)
         return slots + slots[:1] * (length - stop)
 
-    def _move_up(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
-        """Writes the rows of a tree's path to where they belong: another path was there last."""
+    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+        """A tree's paths are written over one another, and the last one stays."""
+        if not _branches(fed.draft):
+            return
         device = self._decoder.device
         slots = torch.tensor(self._cache.slots(seq_id, start, start + len(path)), device=device)
         rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
@@ -193,10 +151,6 @@ def _depth(draft: Draft) -> int:
 
 def _branches(draft: Draft) -> bool:
     return len(draft.paths()) > 1
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
 from paceline.target.native.library import SUB_BLOCK
+from paceline.target.prefix import common
 from paceline.types import Draft, Feed
 
 
@@ -56,7 +57,7 @@ class NativeBatch:
         before, *others = sorted(draft.paths()) or [()]
         self._span([*range(first, root), *(root + node for node in before)], start, table)
         for path in others:
-            shared = _common(before, path)
+            shared = common(before, path)
             own = self._path_table(path, feed, start, root, table, spares)
             self._span([root + node for node in path[shared:]], drafted + shared, own, write=False)
             before = path
@@ -95,7 +96,3 @@ def _depths(draft: Draft) -> list[int]:
         parent = draft.parent(node)
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
     return depths
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -13,17 +13,18 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.config import EngineConfig
-from paceline.errors import ModelError, PromptTooLong
+from paceline.errors import ModelError
 from paceline.target import cpu
-from paceline.target.kv import BLOCK, CacheStats, PagedCache, blocks_in
+from paceline.target.kv import BLOCK, PagedCache, blocks_in
 from paceline.target.native import library
 from paceline.target.native.batch import NativeBatch, Spares
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packed import PackedWeights
 from paceline.target.native.rows import NativeRows
+from paceline.target.paged_target import Fed, PagedTarget
 from paceline.target.rope import frequencies
 from paceline.target.shape import ModelShape
-from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
+from paceline.types import NO_DRAFT, Feed, Scores
 
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
 SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
@@ -31,16 +32,11 @@ _HALF: Final = 2  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed:
-    """What one sequence put into the last pass."""
-
-    base: int  # rows that were valid before
-    tokens: Sequence[int]
-    draft: Draft
+class _Fed(Fed):
     slots: list[int]  # where each node of the draft is
 
 
-class NativeTarget:
+class NativeTarget(PagedTarget[_Fed]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
 
     invariant_rows = 2**31
@@ -58,11 +54,9 @@ class NativeTarget:
         blocks = blocks_in(config.cache_mb, shape, _HALF)
         spare = SPARE * config.max_batch
         self._rows = NativeRows(shape, blocks * BLOCK + spare * SUB_BLOCK)
-        self._cache = PagedCache(self._rows, blocks)
+        super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spares = Spares(blocks * BLOCK // SUB_BLOCK, spare)
-        self.max_context = min(shape.max_context, blocks * BLOCK)
         self._rope = _RopeTable(shape)
-        self._fed: dict[str, _Fed] = {}
         self._lib = library.load(path)
         layers = _layers(shape, weights)
         self._held = (weights, layers)  # what the C++ side points at
@@ -73,34 +67,6 @@ class NativeTarget:
         weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
-
-    @property
-    def cache_stats(self) -> CacheStats:
-        return self._cache.stats
-
-    def open(self, seq: Seq) -> int:
-        if len(seq.tokens) > self.max_context:
-            raise PromptTooLong(
-                f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
-                "shorten it or raise cache_mb"
-            )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens)
-
-    def open_untold(self, seq: Seq) -> None:
-        """Opens it as if all but the last token were computed, with noise for their rows: to measure with."""
-        length = len(seq.tokens) - 1
-        self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
-        self._cache.extend(seq.id, length)
-        self._rows.scribble(self._cache.slots(seq.id, 0, length))
-        self._cache.append(seq.id, seq.tokens[:length])
-
-    def forget(self, tenant: str) -> None:
-        """Drops what is cached for a tenant and held by no open sequence."""
-        self._cache.clear(tenant)
-
-    def close(self, seq_id: str) -> None:
-        self._fed.pop(seq_id, None)
-        self._cache.close(seq_id)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -124,20 +90,14 @@ class NativeTarget:
         tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
         return Scores(torch.from_numpy(logits), tuple(starts), tapped)
 
-    def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
-        fed = self._fed.pop(seq_id, None)
-        if fed is None or length < fed.base:
-            self._cache.truncate(seq_id, length)
-            return
-        end = fed.base + len(fed.tokens)
-        if length > end or (path and length < end):
-            raise ValueError(f"{seq_id!r} has {end} rows before its draft, cannot keep {length} of them")
+    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         found = [fed.slots[node] for node in path]
-        wanted = self._cache.slots(seq_id, end, end + len(path))
+        wanted = self._cache.slots(seq_id, start, start + len(path))
         if found != wanted:
             self._rows.move(found, wanted)
-        nodes = [fed.draft.tokens[node] for node in path]
-        self._cache.append(seq_id, [*fed.tokens[: length - fed.base], *nodes])
+
+    def _scribble(self, slots: list[int]) -> None:
+        self._rows.scribble(slots)
 
     def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
         base = self._cache.length(feed.seq_id)

@@ -60,7 +60,7 @@ def packed(
     layout = plan(tensors)
     path = home() / "packed" / f"{fingerprint[:32]}.bin"
     head = _head(layout, fingerprint, {stored.file for stored in tensors.values()})
-    data = _mapped(path, head, layout.nbytes)
+    data = _found(path, head, layout.nbytes)
     if data is None:
         data = _made(path, head, layout, checkpoint, tensors, lib)
     return PackedWeights(layout, data)
@@ -73,32 +73,40 @@ def _head(layout: Layout, fingerprint: str, sources: set[Path]) -> bytes:
     return MAGIC + hashlib.sha256(said).hexdigest().encode()
 
 
-def _mapped(path: Path, head: bytes, nbytes: int) -> Bytes | None:
+def _found(path: Path, head: bytes, nbytes: int) -> Bytes | None:
+    """What the file holds, if it is the one that is wanted."""
     try:
         with path.open("rb") as file:
             if file.read(len(head)) != head or os.fstat(file.fileno()).st_size != _HEAD + nbytes:
                 return None
+            if cpu.free_memory() > _SPARE_MEMORY * nbytes:
+                return _in_huge_pages(file.fileno(), nbytes)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError:
         return None
-    data = np.frombuffer(mapped, np.uint8)[_HEAD:]
-    return _in_huge_pages(data) if cpu.free_memory() > _SPARE_MEMORY * nbytes else data
+    return np.frombuffer(mapped, np.uint8)[_HEAD:]
 
 
-def _in_huge_pages(data: Bytes) -> Bytes:
-    """A copy, read up to a tenth faster than pages of a file, which the system may then take back."""
-    try:
-        memory = mmap.mmap(-1, len(data) + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _in_huge_pages(file: int, nbytes: int) -> Bytes:
+    """Read faster than pages of a file, a tenth at most."""
+    memory = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except (OSError, AttributeError):  # no memory to spare, or no such pages
-        return data
-    copy = np.frombuffer(memory, np.uint8)
-    copy = copy[-copy.ctypes.data % _HUGE :][: len(data)]
-    step = max(_HUGE, len(data) // 64)
+    data = np.frombuffer(memory, np.uint8)
+    data = data[-data.ctypes.data % _HUGE :][:nbytes]
+    step = max(_HUGE, nbytes // 64)
+
+    def read_from(start: int) -> None:
+        rest = memoryview(data)[start : start + step]
+        while rest:
+            count = os.preadv(file, [rest], _HEAD + start)
+            if not count:
+                raise OSError("the file ended early")
+            rest, start = rest[count:], start + count
+
     with ThreadPoolExecutor(cpu.cores()) as pool:
-        pieces = (slice(i, i + step) for i in range(0, len(data), step))
-        list(pool.map(lambda piece: np.copyto(copy[piece], data[piece]), pieces))
-    return copy
+        list(pool.map(read_from, range(0, nbytes, step)))
+    return data
 
 
 def _made(
@@ -123,7 +131,7 @@ def _made(
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
-        found = _mapped(path, head, layout.nbytes)
+        found = _found(path, head, layout.nbytes)
         if found is not None:
             return found
     except OSError as error:
