@@ -97,7 +97,7 @@ def _in_huge_pages(file: int, nbytes: int) -> Bytes:
     step = max(_HUGE, nbytes // 64)
 
     def read_from(start: int) -> None:
-        rest = memoryview(data)[start : start + step]
+        rest = data[start : start + step].data
         while rest:
             count = os.preadv(file, [rest], _HEAD + start)
             if not count:
