@@ -23,6 +23,11 @@ class PeerFailed(Exception):
     """A system crashed, hung, or said that it cannot."""
 
 
+def _with_root(paths: str | None) -> str:
+    """So that a driver finds this package from any environment."""
+    return os.pathsep.join(filter(None, [str(ROOT), paths]))
+
+
 class Child:
     """One system, from start to end."""
 
@@ -35,7 +40,7 @@ class Child:
             stderr=self._log,
             text=True,
             cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PYTHONPATH": _with_root(os.environ.get("PYTHONPATH")), **(environment or {})},
             start_new_session=True,
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
