@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from paceline.errors import CacheFull
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.prefix import common
-from paceline.types import Draft, Feed
+from paceline.types import Feed
 
 
 class Spares:
@@ -46,10 +46,12 @@ class NativeBatch:
         """A feed whose first row is at position `start`; gives the row of its first node."""
         first, draft = len(self.tokens), feed.draft
         root = first + len(feed.tokens)
-        depth = _depths(draft)
         self.tokens += [*feed.tokens, *draft.tokens]
         drafted = start + len(feed.tokens)  # the position of the first guess
-        self.positions += [*range(start, drafted), *(drafted + d for d in depth)]
+        self.positions += [
+            *range(start, drafted),
+            *(drafted + draft.depth(node) - 1 for node in range(len(draft))),
+        ]
         self.writes += [[] for _ in range(len(feed.tokens) + len(draft))]
         if feed.scored:
             self.scored += range(root - 1, len(self.tokens))
@@ -88,11 +90,3 @@ class NativeBatch:
         whole = [*table[:kept], *own]
         self._write(rows, again, whole)
         return whole
-
-
-def _depths(draft: Draft) -> list[int]:
-    depths: list[int] = []
-    for node in range(len(draft)):
-        parent = draft.parent(node)
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
