@@ -8,6 +8,7 @@ PacelineError                 one line for the user; the command line exits with
  │   ├─ CorruptModel          a model file is damaged, truncated or not what it claims to be
  │   └─ PullError             a download failed; what was there before is untouched
  ├─ TextError                 a chat template or tokenizer cannot do what was asked
+ ├─ ConstraintError           a schema, grammar or tool list cannot be enforced, or an output cannot follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ DrafterMismatch           a drafter cannot draft for this target
@@ -44,6 +45,10 @@ class PullError(ModelError):
 
 
 class TextError(PacelineError):
+    pass
+
+
+class ConstraintError(PacelineError):
     pass
 
 

@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.config import SamplingParams, SpecConfig
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:  # a command that needs no model starts without torch
     from torch import Tensor
+
+Bits = NDArray[np.uint32]  # [words] token t is allowed if bit t % 32 of word t // 32 is set
 
 ROOT: Final = -1  # the last committed token: parent of a draft's first nodes
 TARGET: Final = "target"  # the source of a token nobody guessed
@@ -20,14 +25,17 @@ Finish = Literal["stop", "length", "cancelled", "error"]
 
 
 class Cursor(Protocol):
-    """Where one output stands in its grammar."""
+    """Where one output stands in its grammar. A fork is cheap, and walking it moves nothing else."""
 
-    finished: bool
+    @property
+    def finished(self) -> bool: ...  # nothing can follow any more
 
-    def fill(self, mask: "Tensor", row: int) -> None: ...  # which tokens may come next
-    def advance(self, token: int) -> bool: ...  # False: illegal, and nothing moved
-    def rewind(self, n: int) -> None: ...
-    def forced(self) -> list[int]: ...  # what the grammar leaves no choice about
+    def fill(self, row: Bits) -> bool:
+        """Sets the bits of the tokens that may come next. False: any may, and the row was not written."""
+
+    def advance(self, token: int) -> bool: ...  # False: the grammar cannot take it, and nothing moved
+    def forced(self) -> list[int]: ...  # the tokens to come as far as each has no alternative
+    def spelled(self) -> list[int]: ...  # one way to write the text to come, where other tokens may write it
     def fork(self) -> "Cursor": ...
 
 
@@ -68,7 +76,7 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None  # None: a chain, node i follows node i - 1
     sources: tuple[str, ...] = ()  # who guessed each node
-    scores: tuple[float, ...] = ()  # how sure of each node, given its parent; () if unknown
+    scores: tuple[float, ...] = ()  # how sure of each node, given its parent; 1: it is certain; () if unknown
     q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
 
     def __len__(self) -> int:
@@ -126,9 +134,10 @@ class Ask:
     """A request for guesses after `seq.tokens` and `after`, which other drafters guessed already."""
 
     seq: Seq
-    budget: int  # most nodes wanted
+    budget: int  # most nodes wanted, those apart that are certain
     after: tuple[int, ...] = ()
-    cursor: Cursor | None = None  # a fork, standing after `after`
+    cursor: Cursor | None = None  # standing after `after`; to be forked, not moved
+    certain: int = 0  # most nodes wanted that are certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +213,7 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to see in observe()
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # at most ask.budget nodes each; asks untouched
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
 
     def begin(self, seq: Seq) -> None:
         """A sequence arrived; its prompt is known."""
