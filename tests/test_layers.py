@@ -23,6 +23,7 @@ LEVEL = {
     "models": 3,
     "target": 4,
     "drafters": 4,
+    "constraints": 4,
     "trace": 4,
     "testing": 4,
     "engine": 5,

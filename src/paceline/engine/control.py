@@ -103,10 +103,11 @@ class Acceptance:
 
 
 class Trust:
-    """How often guesses come true, against how sure their drafters were of them."""
+    """How often a drafter's guesses come true, against how sure it was of them."""
 
     def __init__(self) -> None:
-        self._true = self._claimed = PRIOR[1]
+        self._true: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
+        self._claimed: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
 
     def learn(self, r: Round) -> None:
         """Judged were the nodes that follow the last committed token or a node that was kept."""
@@ -115,16 +116,19 @@ class Trust:
             parent = r.draft.parent(node)
             if parent not in kept or (r.finish and parent == (r.path[-1] if r.path else ROOT)):
                 continue
-            self._true = FORGET * self._true + (node in kept)
-            self._claimed = FORGET * self._claimed + score
+            source = r.draft.sources[node]
+            if score < 1:
+                self._true[source] = FORGET * self._true[source] + (node in kept)
+                self._claimed[source] = FORGET * self._claimed[source] + score
 
     def reach(self, draft: Draft) -> list[float]:
         """For each node the chance that it is kept."""
-        trust = min(self._true / self._claimed, MOST_TRUST)
+        trust = {s: min(self._true[s] / self._claimed[s], MOST_TRUST) for s in set(draft.sources)}
         reach: list[float] = []
-        for node, score in enumerate(draft.scores):
+        for node, (score, source) in enumerate(zip(draft.scores, draft.sources, strict=True)):
             parent = draft.parent(node)
-            reach.append(min(1.0, trust * score) * (1.0 if parent == ROOT else reach[parent]))
+            chance = min(1.0, trust[source] * score) if score < 1 else 1.0
+            reach.append(chance * (1.0 if parent == ROOT else reach[parent]))
         return reach
 
 
@@ -203,9 +207,10 @@ class Rate(Controller):
             self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
 
     def _learn_acceptance(self, r: Round) -> None:
-        depth = max(len(path) for path in r.draft.paths())
-        judged = len(r.path) if r.finish else depth  # what lies beyond an end was not refused
-        self._acceptance[r.drafters].learn(judged, len(r.path))
+        accepted = _risky(r.draft, r.path)
+        depth = max(_risky(r.draft, path) for path in r.draft.paths())
+        judged = accepted if r.finish else depth  # what lies beyond an end was not refused
+        self._acceptance[r.drafters].learn(judged, accepted)
         if r.draft.scores:
             self._sure.add(r.drafters)
             self._trust[r.drafters].learn(r)
@@ -217,6 +222,11 @@ class Rate(Controller):
         old = self._draft_us.get(drafters, per_node)
         new = old + 0.1 * (min(per_node, 3 * old) - old)
         self._draft_us[drafters] = per_node if per_node < old / 2 else new
+
+
+def _risky(draft: Draft, path: Sequence[int]) -> int:
+    """The guesses on a path that could have been wrong."""
+    return sum(draft.scores[node] < 1 for node in path) if draft.scores else len(path)
 
 
 def _may_trim(seq: Seq, draft: Draft) -> bool:

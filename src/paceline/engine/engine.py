@@ -11,11 +11,12 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
+from paceline.constraints.walk import masks
 from paceline.drafters.first_of import FirstOf
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.turn import Pass, Turn, a_round, by_drafters
-from paceline.errors import CacheFull, PacelineError, PromptTooLong, SettingError
+from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError
 from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
@@ -34,6 +35,7 @@ from paceline.types import (
 )
 
 _NOTHING: Final = Scores(torch.empty(0, 0), ())
+MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
 
 
 class Engine:
@@ -72,6 +74,8 @@ class Engine:
         strange += [t for t, _ in seq.params.logit_bias if not 0 <= t < self.target.vocab_size]
         if strange:
             raise SettingError(f"token {strange[0]} is not one of the model's {self.target.vocab_size}")
+        if seq.cursor is not None and seq.cursor.finished:
+            raise ConstraintError("the constraint allows nothing but an empty answer")
         self._drafter(seq)  # an unknown name is refused here, not in the middle of a pass
         chooser(seq.params)  # likewise what must be built for it is built now
         self._scheduler.add(seq)
@@ -106,6 +110,7 @@ class Engine:
         self._draft(turns)
         drafted = perf_counter_ns()
         turns, scores, refused = self._forward(turns)
+        self._constrain(turns)
         logits = scores.logits.numpy(force=True)
         cost = Pass(
             len(turns),
@@ -181,22 +186,36 @@ class Engine:
         for turn, budget in zip(turns, self.controller.plan([t.seq for t in turns], rows), strict=True):
             seq = turn.seq
             room = min(seq.prompt_len + seq.params.max_tokens, self.target.max_context) - len(seq.tokens) - 1
-            rows_left = self.target.invariant_rows - len(turn.fed)
-            turn.budget = max(0, min(budget, seq.spec.max_draft, room, rows_left)) if turn.scored else 0
+            room = min(room, self.target.invariant_rows - len(turn.fed)) if turn.scored else 0
+            turn.budget = max(0, min(budget, seq.spec.max_draft, room))
+            if seq.cursor is not None and seq.spec.max_draft:
+                turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
 
     def _draft(self, turns: Sequence[Turn]) -> None:
-        asking = [t for t in turns if t.budget]
+        asking = [t for t in turns if t.budget or t.certain]
         for group in by_drafters(asking):
-            asks = [Ask(t.seq, t.budget) for t in group]
+            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
             drafter = self._drafter(group[0].seq)
             for turn, draft in zip(group, drafter.draft(asks), strict=True):
-                turn.draft = self._usable(draft.first(turn.budget), drafter.name)
+                turn.draft = self._usable(draft.first(turn.budget + turn.certain), drafter.name)
         rows = sum(len(t.fed) for t in turns)
         kept = self.controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
         for turn, nodes in zip(asking, kept, strict=True):
             turn.draft = turn.draft.first(nodes)
 
+    def _constrain(self, turns: Sequence[Turn]) -> None:
+        words = (self.target.vocab_size + 31) // 32
+        for turn in turns:
+            if turn.seq.cursor is not None and turn.scored:
+                turn.masks = masks(turn.seq.cursor, turn.draft, words)
+
     def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
+        try:
+            return self._commit(turn, rows, cost)
+        except ConstraintError as error:  # ends this output and no other
+            return a_round(turn, cost, finish="error", error=error)
+
+    def _commit(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
         """Judges a draft and commits what is kept."""
         seq, start = turn.seq, len(turn.seq.tokens)
         held = seq.computed + len(turn.fed)
@@ -204,7 +223,7 @@ class Engine:
             self.target.keep(seq.id, held)
             seq.computed = held
             return a_round(turn, cost)
-        verdict = judge(seq, turn.draft, rows)
+        verdict = judge(seq, turn.draft, rows, turn.masks)
         scored = logprobs(seq, verdict, turn.draft, rows)
         new = (*(turn.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
@@ -219,12 +238,15 @@ class Engine:
         """Commits tokens up to the first one that ends the output."""
         for token in new:
             seq.tokens.append(token)
+            if seq.cursor is not None and not seq.cursor.advance(token):
+                raise ConstraintError(f"the grammar allowed token {token} and then could not take it")
             if (reason := self._ends(seq, token)) is not None:
                 return reason
         return None
 
     def _ends(self, seq: Seq, token: int) -> Finish | None:
         ends = token in seq.params.stop_tokens or (token in self._eos and not seq.params.ignore_eos)
+        ends = ends or (seq.cursor is not None and seq.cursor.finished)
         if (seq.stopped_by is not None and seq.stopped_by(token)) or ends:
             return "stop"
         full = len(seq.tokens) >= self.target.max_context

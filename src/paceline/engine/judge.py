@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 
+from paceline.constraints.walk import FREE, Masks
 from paceline.engine.accept import KeyedCoins, block, match, residual, typical
 from paceline.sampling import (
     CHOICE,
@@ -20,7 +21,7 @@ from paceline.sampling import (
 from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
 
 
-def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
+def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
     """rows[0] follows the committed text, rows[i + 1] follows node i: [1 + len(draft), vocab].
 
     Rows are only looked at where the walk through the draft comes by.
@@ -36,11 +37,11 @@ def judge(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
         return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
 
     def law_at(node: int) -> Doubles:
-        return law(rows[node + 1], params, history_at(node)).probabilities()
+        return law(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
 
     def choice_at(node: int) -> int:
         key = noise_key(params.seed, params.choice, CHOICE, index + draft.depth(node))
-        return pick(rows[node + 1], key, history_at(node))
+        return pick(rows[node + 1], key, history_at(node), masks.after(node))
 
     rules: dict[str, Callable[[], Verdict]] = {
         "match": lambda: match(draft, choice_at),

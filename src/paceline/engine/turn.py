@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from paceline.constraints.walk import FREE, Masks
 from paceline.errors import PacelineError
 from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Verdict
 
@@ -15,8 +16,10 @@ class Turn:
     seq: Seq
     fed: list[int]  # pending tokens that go in
     scored: bool  # False: more of the prompt is still to come
-    budget: int = 0
+    budget: int = 0  # guesses wanted
+    certain: int = 0  # guesses wanted besides that cannot be wrong
     draft: Draft = NO_DRAFT
+    masks: Masks = FREE
     verdict: Verdict | None = None
 
     @property

@@ -3,6 +3,7 @@
 from paceline.text.stream import Detokenizer, StopStrings, TextStream
 from paceline.text.template import Message, Tool
 from paceline.text.tokenizer import Tokenizer
+from paceline.text.tool_formats import ToolFormat
 from paceline.text.tools import ToolCall, parse_tool_calls
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "Tokenizer",
     "Tool",
     "ToolCall",
+    "ToolFormat",
     "parse_tool_calls",
 ]

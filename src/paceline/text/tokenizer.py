@@ -27,6 +27,7 @@ class Tokenizer:
         self.bos_id = vocabulary.bos_id
         self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
         self.eos_ids = vocabulary.eos_ids
+        self.added = vocabulary.added  # tokens that are matched whole, marks of the model's own among them
         self.strips_first_space = vocabulary.strips_first_space
 
     @classmethod
@@ -78,6 +79,10 @@ class Tokenizer:
         ids = sorted((i, token) for token, i in self._backend.get_vocab().items())
         rules = model.get("merges") or model.get("vocab")
         return hashlib.sha256(json.dumps([ids, rules]).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The tokenizer as the library of that name describes it."""
+        return self._backend.to_str()
 
     @cached_property
     def template(self) -> ChatTemplate:

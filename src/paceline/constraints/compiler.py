@@ -1,0 +1,167 @@
+"""From a constraint to a cursor, for one model's tokenizer. What was compiled is kept."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from paceline.constraints.cursor import GrammarCursor, Walker
+from paceline.constraints.explain import explain
+from paceline.constraints.grammars import Constraint, Json, Switched, quoted
+from paceline.constraints.switch import SwitchCursor, Trigger
+from paceline.errors import ConstraintError
+from paceline.text import Tokenizer
+from paceline.types import Cursor
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+KEPT: Final = 256  # compiled grammars
+KEPT_BYTES: Final = 16 << 20  # of their texts
+# Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
+LIMITS: Final = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 20_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+}
+
+
+class _Kept(Generic[K, V]):
+    """What was made last, up to a number of things and of bytes."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._things: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: K, size: int, make: Callable[[], V]) -> V:
+        with self._lock:
+            if key in self._things:
+                self._things.move_to_end(key)
+                return self._things[key][0]
+        made = make()
+        with self._lock:
+            if key not in self._things:
+                self._things[key] = made, size
+                self._bytes += size
+            while len(self._things) > 1 and (
+                len(self._things) > self._most or self._bytes > self._most_bytes
+            ):
+                self._bytes -= self._things.popitem(last=False)[1][1]
+        return made
+
+
+class Compiler:
+    """Makes cursors. The tokenizer's tables are built when the first constraint comes."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab = vocab_size  # rows of the model's output, which may be more than the tokenizer has
+        self._grammars: _Kept[str, LLMatcher] = _Kept(KEPT, KEPT_BYTES)
+        self._triggers: _Kept[tuple[str, Switched], Trigger] = _Kept(KEPT, KEPT_BYTES)
+
+    def cursor(self, constraint: Constraint | Switched) -> Cursor:
+        """At the start of an output."""
+        if isinstance(constraint, Switched):
+            return SwitchCursor(self._trigger(constraint))
+        return GrammarCursor(Walker(self._matcher(constraint), self._tables))
+
+    def _matcher(self, constraint: Constraint) -> "LLMatcher":
+        grammar = constraint.rules("start", self.spell)
+        return self._grammars.get(grammar, len(grammar), lambda: compiled(constraint, grammar, self._tables))
+
+    def _trigger(self, switched: Switched) -> Trigger:
+        grammar = "" if switched.then is None else switched.then.rules("start", self.spell)
+        return self._triggers.get((grammar, switched), len(grammar), lambda: self._new_trigger(switched))
+
+    def _new_trigger(self, switched: Switched) -> Trigger:
+        matcher = None if switched.then is None else self._matcher(switched.then)
+
+        def start(written: bytes) -> Cursor | None:
+            if matcher is None:
+                return None
+            cursor = GrammarCursor(Walker(matcher, self._tables))
+            fed = self._tables.tokenize_bytes(written) if written else []
+            return cursor if all(cursor.advance(token) for token in fed) else None
+
+        return Trigger(
+            switched.trigger.encode(),
+            self._pieces,
+            start,
+            switched.again,
+            switched.anywhere,
+            self._tokenizer.eos_ids,
+        )
+
+    def spell(self, text: str) -> str:
+        """Fixed text as items of a rule: the model's own marks as single tokens, the rest as strings."""
+        items, plain = [], b""
+        for token in self._tokenizer.encode(text, special=True, bos=False):
+            if token in self._tokenizer.added:
+                items += [quoted(plain.decode())] if plain else []
+                items.append(f"<[{token}]>")
+                plain = b""
+            else:
+                plain += self._tokenizer.piece(token)
+        items += [quoted(plain.decode())] if plain else []
+        return " ".join(items) or '""'
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
+        return pieces + [b""] * (self._vocab - len(pieces))
+
+    @cached_property
+    def _tables(self) -> "LLTokenizer":
+        tables: LLTokenizer = _library().LLTokenizer(
+            _without_normal_form(self._tokenizer.to_json()),
+            n_vocab=self._vocab,
+            eos_token=sorted(self._tokenizer.eos_ids),
+        )
+        return tables
+
+
+def check(constraint: Constraint) -> None:
+    """Raises if the constraint cannot be enforced, whatever the model."""
+    compiled(constraint, constraint.rules("start", quoted), _library().LLTokenizer("byte"))
+
+
+def compiled(constraint: Constraint, grammar: str, tables: "LLTokenizer") -> "LLMatcher":
+    """A matcher at the start of the grammar, to be copied for each output."""
+    library = _library()
+    limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
+    matcher: LLMatcher = library.LLMatcher(tables, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():  # a grammar that nothing fits shows it only when asked what may come first
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        matcher = first if first.is_error() else matcher
+    if matcher.is_error():
+        schema = json.loads(constraint.schema) if isinstance(constraint, Json) else None
+        raise ConstraintError(f"cannot be enforced: {explain(matcher.get_error(), schema)}")
+    return matcher
+
+
+def _library() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError:
+        raise ConstraintError("constraints need the package llguidance: pip install llguidance") from None
+    return llguidance
+
+
+def _without_normal_form(tokenizer: str) -> str:
+    """A grammar's text is taken as it is: where Unicode's normal form changes it, it could not be spelled."""
+    described: dict[str, Any] = json.loads(tokenizer)
+    if (described.get("normalizer") or {}).get("type") in ("NFC", "NFKC"):
+        described["normalizer"] = None
+    return json.dumps(described, ensure_ascii=False)

@@ -1,0 +1,182 @@
+"""What a user can ask for, each written as rules of one Lark grammar, in llguidance's dialect."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, get_args
+
+from paceline.errors import ConstraintError
+
+Spell = Callable[[str], str]  # fixed text, as items of a rule: a model's own marks are single tokens
+
+# White space in JSON is part of what is enforced. fixed: what json.dumps writes, which models have seen most
+# of; compact: none; flexible: up to eight characters of it wherever JSON allows it.
+Whitespace = Literal["fixed", "compact", "flexible"]
+WHITESPACE: Final[tuple[Whitespace, ...]] = get_args(Whitespace)
+_OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
+    "fixed": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
+}
+MAX_BYTES: Final = 1 << 20  # of one schema or grammar
+
+
+class Constraint(Protocol):
+    """What an output, or a part of it, must look like."""
+
+    def rules(self, name: str, spell: Spell) -> str:
+        """Lark text that defines the rule `name`; any others it needs have names that begin with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """JSON that a JSON Schema describes; {} describes any JSON."""
+
+    schema: str  # as JSON
+    whitespace: Whitespace = "fixed"
+
+    @classmethod
+    def of(cls, schema: Any, whitespace: Whitespace = "fixed") -> "Json":
+        """From the schema as data."""
+        if isinstance(schema, str):
+            schema = parsed(schema)
+        try:
+            return cls(json.dumps(schema, ensure_ascii=False), whitespace)
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise ConstraintError(f"the schema is not JSON data ({problem})") from None
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in WHITESPACE:
+            raise ConstraintError(
+                f"whitespace={self.whitespace!r} is not usable: expected one of {', '.join(WHITESPACE)}"
+            )
+
+    def rules(self, name: str, spell: Spell) -> str:
+        _limited(self.schema, "schema")
+        schema = parsed(self.schema)
+        if not isinstance(schema, dict | bool):
+            raise ConstraintError(f"a schema is an object or true or false, not {_short(self.schema)}")
+        if schema is not False:
+            schema = {**({} if schema is True else schema), "x-guidance": _OPTIONS[self.whitespace]}
+        return f"{name}: %json {json.dumps(schema, ensure_ascii=False)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that a regular expression matches from end to end. No look-around, no back-references."""
+
+    pattern: str
+
+    def rules(self, name: str, spell: Spell) -> str:
+        _limited(self.pattern, "pattern")
+        if not self.pattern:
+            raise ConstraintError("the pattern is empty: nothing could be written")
+        return f"{name}: /{_slashed(_unanchored(self.pattern))}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text of a context-free language: Lark's syntax, with a rule `start`."""
+
+    text: str
+
+    def rules(self, name: str, spell: Spell) -> str:
+        _limited(self.text, "grammar")
+        return self.text if name == "start" else f"{name}: %lark {{\n{self.text}\n}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several texts."""
+
+    options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        given = self.options
+        if isinstance(given, str) or not given or not all(isinstance(o, str) and o for o in given):
+            raise ConstraintError(f"{given!r} is not a choice: expected one or more texts, none empty")
+        object.__setattr__(self, "options", tuple(given))
+
+    def rules(self, name: str, spell: Spell) -> str:
+        return f"{name}: " + " | ".join(quoted(option) for option in self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """Free text until `trigger` appears; from there on `then`, whose text begins with the trigger."""
+
+    trigger: str
+    then: Constraint | None  # None: the trigger must not appear
+    again: bool = False  # free text may follow, and another trigger
+    anywhere: bool = True  # False: the trigger counts only at the very start
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """Fixed text, then a constraint."""
+
+    text: str
+    constraint: Constraint
+
+    def rules(self, name: str, spell: Spell) -> str:
+        inner = f"{name}_then"
+        return f"{name}: {spell(self.text)} /\\s{{0,4}}/ {inner}\n{self.constraint.rules(inner, spell)}"
+
+
+def after(mark: str, constraint: Constraint) -> Switched:
+    """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
+    return Switched(mark, _After(mark, constraint))
+
+
+def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:
+    """From OpenAI's parameter of that name; None: plain text."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Json('{"type": "object"}', whitespace)
+    if kind == "json_schema":
+        inner = given.get("json_schema")
+        if not isinstance(inner, Mapping) or "schema" not in inner:
+            raise ConstraintError('response_format needs "json_schema": {"name": ..., "schema": {...}}')
+        return Json.of(inner["schema"], whitespace)
+    raise ConstraintError(f"response_format={given!r} has no type: expected text, json_object or json_schema")
+
+
+def parsed(text: str) -> Any:
+    """A schema's text as data."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ConstraintError("the schema is nested too deeply") from None
+    except ValueError as problem:
+        raise ConstraintError(f"the schema is not JSON ({problem}): {_short(text)}") from None
+
+
+def quoted(text: str) -> str:
+    """As a string of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _slashed(pattern: str) -> str:
+    """Between the slashes of a Lark grammar, which no slash and no line break may end."""
+    escaped = re.sub(r"\\.|/", lambda m: "\\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
+    return escaped.replace("\n", "\\n")
+
+
+def _unanchored(pattern: str) -> str:
+    """The whole text is matched in any case; anchors at the ends say so, and are not known inside."""
+    body = pattern.removeprefix("^").removeprefix("\\A")
+    if body.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", body):
+        body = body[:-1]
+    return body.removesuffix("\\Z").removesuffix("\\z") or pattern
+
+
+def _limited(text: str, what: str) -> None:
+    if (size := len(text.encode("utf-8", "replace"))) > MAX_BYTES:
+        raise ConstraintError(f"the {what} has {size:,} bytes: at most {MAX_BYTES:,} are taken")
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + " ..."

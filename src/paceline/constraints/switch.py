@@ -1,0 +1,139 @@
+"""Free text until a trigger appears, then a grammar.
+
+The trigger is looked for in the bytes of the text, wherever its tokens' edges fall. While it is half written,
+the tokens that would complete it are those the grammar takes; all others stay free. The grammar's own text
+begins with the trigger, so that it is told of the part already written, and then of what completes it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from paceline.types import Bits, Cursor
+
+NEVER: Final = -1  # the trigger counts only at the start, and the text began otherwise
+
+Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes; None: it cannot read them
+
+
+@dataclass(slots=True)
+class Trigger:
+    """A trigger, and what the vocabulary has to do with it."""
+
+    text: bytes
+    pieces: Sequence[bytes]  # [vocab]
+    start: Start
+    again: bool
+    anywhere: bool
+    eos: frozenset[int]
+    _gates: dict[int, Bits | None] = field(default_factory=dict)
+    _last: list[int] = field(default_factory=list)  # tokens with the trigger's last byte
+
+    def __post_init__(self) -> None:
+        end = self.text[-1:]
+        self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
+
+    def completes(self, written: int, token: int) -> bool:
+        """Whether the trigger is there once this token is, `written` bytes of it being there before."""
+        text = self.text[:written] + self.pieces[token]
+        return self.text in text if self.anywhere else text.startswith(self.text)
+
+    def after(self, written: int, token: int) -> int:
+        """How much of the trigger the text ends with after a token that does not complete it."""
+        text = self.text[:written] + self.pieces[token]
+        if not self.anywhere:
+            return len(text) if self.text.startswith(text) else NEVER
+        most = min(len(text), len(self.text) - 1)
+        return next((n for n in range(most, 0, -1) if text.endswith(self.text[:n])), 0)
+
+    def entered(self, written: int, token: int) -> Cursor | None:
+        """The grammar's cursor after a token that completes the trigger, if the grammar takes it."""
+        begun, piece = self.text[:written], self.pieces[token]
+        for n in range(written, -1, -1):  # a trigger half written may be given up for a new one
+            if begun.endswith(self.text[:n]) and piece.startswith(self.text[n:]):
+                cursor = self.start(self.text[:n])
+                return cursor if cursor is not None and cursor.advance(token) else None
+        return None  # the token begins with other text
+
+    def gate(self, written: int) -> Bits | None:
+        """What may come while free: None if any token may."""
+        if written == NEVER:
+            return None
+        if written not in self._gates:
+            self._gates[written] = self._closed(written)
+        return self._gates[written]
+
+    def _closed(self, written: int) -> Bits | None:
+        completing = [t for t in self._last if self.completes(written, t)]
+        if not completing:
+            return None
+        words = (len(self.pieces) + 31) // 32
+        row = np.full(words, 0xFFFFFFFF, np.uint32)
+        shut = [t for t in completing if self.entered(written, t) is None]
+        for token in shut:
+            row[token // 32] &= ~np.uint32(1 << token % 32)
+        return row if shut else None
+
+
+class SwitchCursor:
+    def __init__(
+        self, trigger: Trigger, written: int = 0, inner: Cursor | None = None, ended: bool = False
+    ) -> None:
+        self._trigger = trigger
+        self._written = written  # bytes of the trigger that the text ends with
+        self._inner = inner  # the grammar's cursor, once the trigger is there
+        self._ended = ended
+
+    @property
+    def finished(self) -> bool:
+        return self._ended or (self._inner is not None and self._inner.finished)
+
+    def fill(self, row: Bits) -> bool:
+        assert not self.finished, "nothing can follow"
+        if self._inner is not None:
+            return self._inner.fill(row)
+        gate = self._trigger.gate(self._written)
+        if gate is not None:
+            row[:] = gate
+        return gate is not None
+
+    def advance(self, token: int) -> bool:
+        if self.finished or not 0 <= token < len(self._trigger.pieces):
+            return False
+        if self._inner is None:
+            return self._advance_free(token)
+        if not self._inner.advance(token):
+            return False
+        if self._inner.finished:
+            self._leave(token)
+        return True
+
+    def _advance_free(self, token: int) -> bool:
+        trigger = self._trigger
+        if token in trigger.eos:
+            self._ended = True
+        elif self._written != NEVER and trigger.completes(self._written, token):
+            self._inner = trigger.entered(self._written, token)
+            return self._inner is not None
+        elif self._written != NEVER:
+            self._written = trigger.after(self._written, token)
+        return True
+
+    def _leave(self, token: int) -> None:
+        """The grammar is complete. Free text follows, unless the model itself has ended the output."""
+        if self._trigger.again and token not in self._trigger.eos:
+            self._inner, self._written = None, 0
+        else:
+            self._ended = True
+
+    def forced(self) -> list[int]:
+        return [] if self._inner is None else self._inner.forced()
+
+    def spelled(self) -> list[int]:
+        return [] if self._inner is None else self._inner.spelled()
+
+    def fork(self) -> "SwitchCursor":
+        inner = None if self._inner is None else self._inner.fork()
+        return SwitchCursor(self._trigger, self._written, inner, self._ended)

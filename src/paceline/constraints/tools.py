@@ -1,0 +1,127 @@
+"""Tool calls in a model family's own format: which may be made, and with which arguments."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace
+from paceline.errors import ConstraintError
+from paceline.text import ToolFormat
+
+# Keywords beside which an object may have properties that it does not list itself.
+_COMPOSED: Final = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not", "patternProperties")
+NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one tool."""
+
+    name: str
+    arguments: Json
+    format: ToolFormat
+
+    def rules(self, name: str, spell: Spell) -> str:
+        before, between, end = self.format.call
+        written = json.dumps(self.name, ensure_ascii=False)[1:-1]
+        inner = f"{name}_arguments"
+        return f"{name}: {spell(before + written + between)} {inner} {spell(end)}\n" + self.arguments.rules(
+            inner, spell
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """One or more calls, from the text that announces them to the text that ends them."""
+
+    calls: tuple[Call, ...]
+    format: ToolFormat
+    several: bool
+
+    def rules(self, name: str, spell: Spell) -> str:
+        form = self.format
+        call = f"{name}_call"
+        begin, end = spell(form.begin), spell(form.end)
+        one = f"{begin} {call} {end}" if form.wraps_each else call
+        all_of_them = f"{one} ({spell(form.between)} {one})*" if self.several else one
+        whole = all_of_them if form.wraps_each else f"{begin} {all_of_them} {end}"
+        names = [f"{call}_{i}" for i in range(len(self.calls))]
+        rules = [c.rules(n, spell) for c, n in zip(self.calls, names, strict=True)]
+        return "\n".join([f"{name}: {whole}", f"{call}: {' | '.join(names)}", *rules])
+
+
+def tool_calls(
+    tools: Sequence[Mapping[str, Any]],
+    choice: str | Mapping[str, Any],
+    form: ToolFormat,
+    parallel: bool = True,
+    whitespace: Whitespace = "fixed",
+) -> Constraint | Switched:
+    """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
+
+    auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
+    A tool's name: nothing but calls of it. none: free text without calls.
+    """
+    known = dict(_read(tool, whitespace) for tool in tools)
+    if choice == "none":
+        return Switched(form.trigger, None, anywhere=form.anywhere)
+    if not known:
+        raise ConstraintError(f"tool_choice={choice!r} needs tools: give at least one")
+    named = _named(choice, known)
+    calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
+    if choice == "auto":
+        several = parallel and not form.wraps_each
+        return Switched(form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere)
+    return Calls(calls, form, several=parallel and named is None)
+
+
+def _named(choice: str | Mapping[str, Any], known: Mapping[str, Json]) -> str | None:
+    """The one tool that may be called; None: any."""
+    inner = choice.get("function", choice) if isinstance(choice, Mapping) else {"name": choice}
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if choice in ("auto", "required"):
+        return None
+    if not isinstance(name, str) or name not in known:
+        raise ConstraintError(
+            f"tool_choice={choice!r} is unknown: expected auto, required, none or one of {', '.join(known)}"
+        )
+    return name
+
+
+def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise ConstraintError(
+            'a tool needs {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+        )
+    parameters = function.get("parameters") or NO_ARGUMENTS
+    if not isinstance(parameters, Mapping):
+        raise ConstraintError(f"the parameters of tool {name} are no schema: expected an object")
+    return name, Json.of(closed({"type": "object", **parameters}), whitespace)
+
+
+def closed(schema: Any) -> Any:
+    """The schema without properties that it does not list, wherever it does not speak of them.
+
+    Arguments that a tool does not know are refused by most tools, and a model should not spend time on them.
+    What this allows, the schema as given allows too.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    inner = {key: _closed_below(key, value) for key, value in schema.items()}
+    listed = "properties" in schema and "additionalProperties" not in schema
+    if listed and not any(key in schema for key in _COMPOSED):
+        inner["additionalProperties"] = False
+    return inner
+
+
+def _closed_below(key: str, value: Any) -> Any:
+    if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, Mapping):
+        return {name: closed(inner) for name, inner in value.items()}
+    if key in ("items", "additionalProperties", "additionalItems", "contains"):
+        return closed(value)
+    if key in ("anyOf", "oneOf", "prefixItems") and isinstance(value, list):
+        return [closed(inner) for inner in value]
+    return value
