@@ -2,6 +2,7 @@
 
 grammars.py   what a user can ask for, each as rules of one grammar
 tools.py      tool calls in a model family's own format
+request.py    which of these a request means
 compiler.py   from a constraint to a cursor, for one tokenizer; keeps what it compiled
 cursor.py     a place in a grammar
 switch.py     free text until a trigger, then a grammar
@@ -9,7 +10,7 @@ walk.py       what may follow each guess of a draft
 explain.py    why a grammar cannot be enforced, in the user's terms
 """
 
-from paceline.constraints.compiler import Compiler
+from paceline.constraints.compiler import Compiler, check
 from paceline.constraints.grammars import (
     Choice,
     Constraint,
@@ -20,6 +21,7 @@ from paceline.constraints.grammars import (
     Whitespace,
     response_format,
 )
+from paceline.constraints.request import Wanted
 from paceline.constraints.tools import tool_calls
 
 __all__ = [
@@ -30,7 +32,9 @@ __all__ = [
     "Lark",
     "Regex",
     "Switched",
+    "Wanted",
     "Whitespace",
+    "check",
     "response_format",
     "tool_calls",
 ]
