@@ -5,13 +5,14 @@ is the argmax of the law's logits plus Gumbel noise. The noise is random access:
 seed, the place in the output and the token id, never on how many tokens were drawn before.
 
 noise.py     keys, coins and the noise of a token
+allowed.py   masks: which tokens may come
 law.py       from logits to a law
 choice.py    from a law to tokens
 native.py    from logits to a token in one go (choose.cpp), the same token; law and choice where it cannot be
 """
 
 from paceline.sampling.choice import choose, greedy, logprob, ranked
-from paceline.sampling.law import NO_HISTORY, Floats, History, Law, Mask, law
+from paceline.sampling.law import NO_HISTORY, Floats, History, Law, law
 from paceline.sampling.native import Chooser, chooser
 from paceline.sampling.noise import (
     ACCEPT,
@@ -39,7 +40,6 @@ __all__ = [
     "Ids",
     "Key",
     "Law",
-    "Mask",
     "choose",
     "chooser",
     "coin",

@@ -6,17 +6,17 @@ import numpy as np
 
 from paceline.config import SamplingParams
 from paceline.sampling.law import Floats, History, Law, processed
-from paceline.sampling.noise import Key, gumbel, gumbel_of, scramble, spread_ids
-from paceline.types import TokenLogprob
+from paceline.sampling.noise import Ids, Key, Words, gumbel, gumbel_of, scramble, spread, spread_ids
+from paceline.types import Bits, TokenLogprob
 
 
 def choose(of: Law, key: Key) -> int:
     """The one token this law and this noise give."""
     if len(of.logits) == 1:
         return 0 if of.ids is None else int(of.ids[0])
-    if of.ids is not None:
-        return int(of.ids[(of.logits + gumbel(key, of.ids)).argmax()])
-    return _choose_of_all(of.logits, key)
+    if of.ids is None:
+        return _winner(of.logits, scramble(spread_ids(of.vocab), key))
+    return int(of.ids[_winner(of.logits, scramble(spread(of.ids), key))])
 
 
 def ranked(of: Law, key: Key, width: int) -> list[int]:
@@ -27,13 +27,24 @@ def ranked(of: Law, key: Key, width: int) -> list[int]:
     return [int(i) for i in ids[order]]
 
 
-def greedy(logits: Floats, params: SamplingParams, history: History, width: int) -> list[int]:
-    """The tokens greedy decoding would take, best first, if those before were not there."""
-    x = processed(logits, params, history)
+def greedy(
+    logits: Floats, params: SamplingParams, history: History, width: int, mask: Bits | None = None
+) -> list[int]:
+    """The tokens greedy decoding would take, best first, if those before were not there.
+
+    Fewer than `width` where the mask allows no more.
+    """
+    ids, x = processed(logits, params, history, mask)
+    best = _largest(x, min(width, len(x)))
+    return [int(i) for i in (best if ids is None else ids[best])]
+
+
+def _largest(x: Floats, width: int) -> Ids:
+    """Where the largest are, largest first."""
     if width == 1:
-        return [int(x.argmax())]
+        return np.array([x.argmax()])
     best = np.flatnonzero(x >= np.partition(x, -width)[-width])
-    return [int(i) for i in best[np.argsort(-x[best], kind="stable")][:width]]
+    return best[np.argsort(-x[best], kind="stable")][:width]
 
 
 def logprob(logits: Floats, token: int, alternatives: int) -> TokenLogprob:
@@ -49,12 +60,11 @@ _REACH: Final = np.float32(12.0)  # nats below the best logit
 _RARE: Final = np.uint32(int(2**32 * np.exp(-np.exp(-8.0))))  # bits below this give noise below 8
 
 
-def _choose_of_all(logits: Floats, key: Key) -> int:
-    """As choose, over the whole vocabulary, with logarithms taken only where they can matter.
+def _winner(logits: Floats, bits: Words) -> int:
+    """Where logit and noise together are largest, with logarithms taken only where they can matter.
 
     What is left out scores below 8 - 12 = -4; the best token alone scores less only once in 10^23 draws.
     """
-    bits = scramble(spread_ids(len(logits)), key)
     some = np.flatnonzero((logits >= -_REACH) | (bits >= _RARE))
     score = logits[some] + gumbel_of(bits[some])
     best = int(score.argmax())

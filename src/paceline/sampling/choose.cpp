@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "edge.h"
+#include "mask.h"
 
 namespace {
 
@@ -29,6 +30,19 @@ struct Key {
     uint32_t high, low;
 };
 
+struct Row {  // what is chosen from: every token, or some
+    const float* x;      // [n]
+    const int64_t* ids;  // [n] ascending; null: the token at i is i
+    int64_t n;
+
+    int64_t id(int64_t at) const { return ids == nullptr ? at : ids[at]; }
+    int64_t at(int64_t id) const {  // -1: nowhere
+        if (ids == nullptr) return id >= 0 && id < n ? id : -1;
+        const int64_t* found = std::lower_bound(ids, ids + n, id);
+        return found != ids + n && *found == id ? found - ids : -1;
+    }
+};
+
 // ---- the best token
 
 FOR_EACH_MACHINE float largest(const float* x, int64_t n, bool& has_nan) {
@@ -43,16 +57,16 @@ FOR_EACH_MACHINE float largest(const float* x, int64_t n, bool& has_nan) {
 }
 
 // The first of the largest; the first NaN if there is one.
-int64_t best_of(const float* x, int64_t vocab) {
+int64_t best_of(const float* x, int64_t n) {
     float best = -INF;
     int64_t chunk = 0;
-    for (int64_t i = 0; i < vocab; i += CHUNK) {
+    for (int64_t i = 0; i < n; i += CHUNK) {
         bool has_nan;
-        const float here = largest(x + i, std::min(CHUNK, vocab - i), has_nan);
-        if (has_nan) return std::find_if(x + i, x + vocab, [](float v) { return v != v; }) - x;
+        const float here = largest(x + i, std::min(CHUNK, n - i), has_nan);
+        if (has_nan) return std::find_if(x + i, x + n, [](float v) { return v != v; }) - x;
         if (here > best) best = here, chunk = i;
     }
-    return std::find(x + chunk, x + vocab, best) - x;
+    return std::find(x + chunk, x + n, best) - x;
 }
 
 // ---- bias, mask, penalties
@@ -63,11 +77,11 @@ struct Text {  // what stands before the row
     int64_t spoken;  // where the output begins
 };
 
-void penalise(float* x, int64_t vocab, const Settings& s, const Text& text, std::vector<int32_t>& said) {
-    if (static_cast<int64_t>(said.size()) < vocab) said.resize(vocab);
+void penalise(float* x, const Row& row, const Settings& s, const Text& text, std::vector<int32_t>& said) {
+    hold(said, row.n);
     const auto each = [&](int64_t first, auto&& visit) {
         for (int64_t i = first; i < text.length; i++)
-            if (text.tokens[i] >= 0 && text.tokens[i] < vocab) visit(text.tokens[i]);
+            if (const int64_t at = row.at(text.tokens[i]); at >= 0) visit(at);
     };
     if (s.repetition != 1) {
         each(0, [&](int64_t t) {
@@ -84,19 +98,23 @@ void penalise(float* x, int64_t vocab, const Settings& s, const Text& text, std:
     }
 }
 
+// The row of the few allowed tokens.
+Row gathered(const float* logits, int64_t n, Scratch& own) {
+    hold(own.row, n);
+    for (int64_t i = 0; i < n; i++) own.row[i] = logits[own.ids[i]];
+    return {own.row.data(), own.ids.data(), n};
+}
+
 // The row itself where nothing changes it.
-const float* processed(const float* logits, int64_t vocab, const Settings& s, const uint8_t* mask,
-                       const Text& text, Scratch& own) {
+Row processed(const Row& row, const Settings& s, const Text& text, Scratch& own) {
     const bool penalised = text.length > 0 && (s.repetition != 1 || s.presence != 0 || s.frequency != 0);
-    if (s.biased == 0 && mask == nullptr && !penalised) return logits;
-    own.row.assign(logits, logits + vocab);
+    if (s.biased == 0 && !penalised) return row;
+    if (row.x != own.row.data()) own.row.assign(row.x, row.x + row.n);
     float* x = own.row.data();
     for (int64_t i = 0; i < s.biased; i++)
-        if (s.bias_ids[i] >= 0 && s.bias_ids[i] < vocab) x[s.bias_ids[i]] += s.biases[i];
-    if (mask != nullptr)
-        for (int64_t i = 0; i < vocab; i++) x[i] = mask[i] ? x[i] : -INF;
-    if (penalised) penalise(x, vocab, s, text, own.said);
-    return x;
+        if (const int64_t at = row.at(s.bias_ids[i]); at >= 0) x[at] += s.biases[i];
+    if (penalised) penalise(x, row, s, text, own.said);
+    return {x, row.ids, row.n};
 }
 
 // ---- depths
@@ -112,15 +130,15 @@ inline void depths_of_block(const float* x, float top, float per_temperature, fl
     least = static_cast<uint32_t>(lowest);
 }
 
-FOR_EACH_MACHINE void depths_of(const float* x, int64_t vocab, float top, float per_temperature, float* depth,
+FOR_EACH_MACHINE void depths_of(const float* x, int64_t n, float top, float per_temperature, float* depth,
                                 uint32_t* least) {
-    const int64_t whole = vocab / BLOCK;
+    const int64_t whole = n / BLOCK;
     for (int64_t b = 0; b < whole; b++)
         depths_of_block(x + b * BLOCK, top, per_temperature, depth + b * BLOCK, least[b]);
-    if (vocab % BLOCK) {
+    if (n % BLOCK) {
         float rest[BLOCK];
         std::fill(rest, rest + BLOCK, -INF);
-        std::copy(x + whole * BLOCK, x + vocab, rest);
+        std::copy(x + whole * BLOCK, x + n, rest);
         depths_of_block(rest, top, per_temperature, depth + whole * BLOCK, least[whole]);
     }
 }
@@ -178,44 +196,79 @@ FOR_EACH_MACHINE int64_t next_block(const float* depth, const uint32_t* least, i
     return b;
 }
 
-int64_t race(const Scratch& own, int64_t vocab, int64_t top, Edge edge, Key key) {
-    const int64_t blocks = static_cast<int64_t>(own.least.size());
-    const auto score_of = [&](int64_t id, uint32_t bits) { return noise_of(bits) - own.depth[id]; };
-    int64_t winner = top;
-    double best = score_of(top, noise_bits(static_cast<uint32_t>(top), key));
-    for (int64_t b = 0;; b++) {
-        const float reach = std::min(edge.depth, static_cast<float>(MOST_NOISE - best));
-        float bar = bar_of(best);
-        b = next_block(own.depth.data(), own.least.data(), b, blocks, bits_of(reach), key, bar);
-        if (b == blocks) return winner;
-        for (int64_t id = b * BLOCK; id < std::min((b + 1) * BLOCK, vocab); id++) {
-            const float depth = own.depth[id];
-            const bool kept = depth < edge.depth || (depth == edge.depth && id <= edge.last);
-            const uint32_t bits = noise_bits(static_cast<uint32_t>(id), key);
-            if (!kept || !may_reach(depth, bits, bar)) continue;
-            const double score = score_of(id, bits);
-            if (score < best || (score == best && id > winner)) continue;
-            winner = id, best = score, bar = bar_of(best);
-        }
+struct Leader {
+    int64_t at;
+    double score;
+};
+
+void race_of(const Scratch& own, const Row& row, int64_t first, int64_t end, Edge edge, Key key,
+             Leader& leader) {
+    float bar = bar_of(leader.score);
+    for (int64_t at = first; at < end; at++) {
+        const float depth = own.depth[at];
+        const bool kept = depth < edge.depth || (depth == edge.depth && at <= edge.last);
+        const uint32_t bits = noise_bits(static_cast<uint32_t>(row.id(at)), key);
+        if (!kept || !may_reach(depth, bits, bar)) continue;
+        const double score = noise_of(bits) - depth;
+        if (score < leader.score || (score == leader.score && at > leader.at)) continue;
+        leader = {at, score};
+        bar = bar_of(score);
     }
+}
+
+int64_t race(const Scratch& own, const Row& row, int64_t top, Edge edge, Key key) {
+    const uint32_t bits = noise_bits(static_cast<uint32_t>(row.id(top)), key);
+    Leader leader{top, noise_of(bits) - own.depth[top]};
+    if (row.ids != nullptr) {  // few
+        race_of(own, row, 0, row.n, edge, key, leader);
+        return leader.at;
+    }
+    const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
+    for (int64_t b = 0;; b++) {
+        const float reach = std::min(edge.depth, static_cast<float>(MOST_NOISE - leader.score));
+        b = next_block(own.depth.data(), own.least.data(), b, blocks, bits_of(reach), key,
+                       bar_of(leader.score));
+        if (b == blocks) return leader.at;
+        race_of(own, row, b * BLOCK, std::min((b + 1) * BLOCK, row.n), edge, key, leader);
+    }
+}
+
+int64_t drawn(const Row& row, int64_t top, const Settings& s, Key key, Scratch& own) {
+    const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
+    hold(own.depth, blocks * BLOCK);
+    hold(own.least, blocks);
+    hold(own.near, blocks * BLOCK);
+    hold(own.level, blocks * BLOCK);
+    hold(own.weight, blocks * BLOCK);
+    depths_of(row.x, row.n, row.x[top], s.per_temperature, own.depth.data(), own.least.data());
+    return race(own, row, top, edge_of(own, row.n, s), key);
 }
 
 }  // namespace
 
-// mask: [vocab] not 0 where a token is allowed, or null. text: read only where there are penalties.
+// mask: [(vocab + 31) / 32] the bits of the allowed tokens, or null; -1 is returned if it allows none.
+// text: read only where there are penalties.
 extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Settings* settings,
-                                   const uint8_t* mask, const int64_t* text, int64_t length, int64_t spoken,
+                                   const uint32_t* mask, const int64_t* text, int64_t length, int64_t spoken,
                                    uint32_t key_high, uint32_t key_low) {
     thread_local Scratch own;
-    const float* x = processed(logits, vocab, *settings, mask, {text, length, spoken}, own);
-    const int64_t top = best_of(x, vocab);
-    if (settings->per_temperature == 0 || !std::isfinite(x[top])) return top;
-    const int64_t blocks = (vocab + BLOCK - 1) / BLOCK;
-    own.depth.resize(blocks * BLOCK);
-    own.least.resize(blocks);
-    own.near.resize(blocks * BLOCK);
-    own.level.resize(blocks * BLOCK);
-    own.weight.resize(blocks * BLOCK);
-    depths_of(x, vocab, x[top], settings->per_temperature, own.depth.data(), own.least.data());
-    return race(own, vocab, top, edge_of(own, vocab, *settings), {key_high, key_low});
+    hold(own.ids, FEW + 1);
+    const int64_t allowed = mask == nullptr ? 0 : first_allowed(mask, vocab, own.ids.data(), FEW + 1);
+    if (mask != nullptr && allowed == 0) return -1;
+    if (allowed == 1) return own.ids[0];
+    const bool few = mask != nullptr && allowed <= FEW;
+    const bool greedy = settings->per_temperature == 0;
+    Row row = few ? gathered(logits, allowed, own) : Row{logits, nullptr, vocab};
+    row = processed(row, *settings, {text, length, spoken}, own);
+    int64_t top = best_of(row.x, row.n);
+    if (mask != nullptr && !few) {
+        if (greedy && allows(mask, top)) return top;
+        hold(own.row, vocab);
+        forbid(row.x, mask, vocab, own.row.data());
+        row.x = own.row.data();
+        if (!allows(mask, top)) top = best_of(row.x, row.n);
+        if (!allows(mask, top)) top = own.ids[0];  // all that are allowed are -INF
+    }
+    if (!greedy && std::isfinite(row.x[top])) top = drawn(row, top, *settings, {key_high, key_low}, own);
+    return row.id(top);
 }

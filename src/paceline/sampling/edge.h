@@ -18,9 +18,10 @@ struct Edge {  // tokens less deep are kept, and those as deep up to this id
     int64_t last;
 };
 
-struct Scratch {  // of one thread; grows to the largest vocabulary it has seen
-    std::vector<float> row;        // [vocab] the logits, where something changed them
-    std::vector<int32_t> said;     // [vocab] all zero between calls
+struct Scratch {  // of one thread; grows to the longest row it has seen
+    std::vector<int64_t> ids;      // [FEW + 1] the first allowed ones, where there is a mask
+    std::vector<float> row;        // [n] the logits, where something changed them
+    std::vector<int32_t> said;     // [n] all zero between calls
     std::vector<float> depth;      // [blocks * BLOCK] at most FAR, which is what lies beyond the vocabulary
     std::vector<uint32_t> least;   // [blocks] the bits of the least depth in each
     int64_t gathered;              // how many tokens the rest is about
@@ -28,6 +29,11 @@ struct Scratch {  // of one thread; grows to the largest vocabulary it has seen
     std::vector<uint32_t> level;   // likewise, the bits of their depths
     std::vector<int64_t> weight;   // likewise, what they weigh
 };
+
+template <class T>
+void hold(std::vector<T>& v, int64_t n) {  // never shrinks: growing again would write to all of it
+    if (static_cast<int64_t>(v.size()) < n) v.resize(n);
+}
 
 FOR_EACH_MACHINE int64_t total_weight(const float* depth, int64_t n) {
     int64_t sum = 0;

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config import SamplingParams
+from paceline.sampling.allowed import allowed_ids
 from paceline.sampling.noise import Doubles, Ids
+from paceline.types import Bits
 
 Floats = NDArray[np.float32]
-Mask = NDArray[np.bool_]  # [vocab] True where a token is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,20 @@ class Law:
 
 
 def law(
-    logits: Floats, params: SamplingParams, history: History = NO_HISTORY, mask: Mask | None = None
+    logits: Floats, params: SamplingParams, history: History = NO_HISTORY, mask: Bits | None = None
 ) -> Law:
-    """What the row's token is drawn from."""
-    x = processed(logits, params, history, mask)
+    """What the row's token is drawn from.
+
+    A mask makes the allowed tokens the whole vocabulary: with their logits all broken or all -inf, the token
+    is still one of them.
+    """
+    ids, x = processed(logits, params, history, mask)
     top = int(x.argmax())  # ties: the lowest id; a NaN is taken for the largest
     if params.temperature == 0 or not np.isfinite(x[top]):  # an infinite or broken logit leaves no choice
-        return Law(np.array([top]), np.zeros(1, np.float32), len(x))
+        return Law(np.array([top if ids is None else ids[top]]), np.zeros(1, np.float32), len(logits))
     x = (x - x[top]) * np.float32(1 / params.temperature)
-    ids: Ids | None = None
     if 0 < params.top_k < len(x):
-        ids, x = _top_k(x, params.top_k)
+        ids, x = _select(ids, x, _top_k(x, params.top_k))
     if params.top_p < 1:
         ids, x = _top_p(ids, x, params.top_p)
     if params.min_p > 0:
@@ -75,9 +79,19 @@ def law(
     return Law(ids, x, len(logits))
 
 
-def processed(logits: Floats, params: SamplingParams, history: History, mask: Mask | None = None) -> Floats:
-    """Bias, mask, penalties: the logits that greedy decoding takes the largest of."""
-    return _penalised(_biased(logits, params, mask), params, history)
+def processed(
+    logits: Floats, params: SamplingParams, history: History, mask: Bits | None = None
+) -> tuple[Ids | None, Floats]:
+    """Bias, mask, penalties: the logits that greedy decoding takes the largest of.
+
+    Of the allowed tokens, whose ids stand beside them, ascending; None: of every token. (The mask is applied
+    last, which is the same: the two others change each logit by itself.)
+    """
+    x = _penalised(_biased(logits, params), params, history)
+    if mask is None:
+        return None, x
+    ids = allowed_ids(mask, len(x))
+    return ids, x[ids]
 
 
 def penalises(params: SamplingParams) -> bool:
@@ -90,15 +104,13 @@ def lowest(min_p: float) -> np.float32:
     return np.float32(np.log(min_p))
 
 
-def _biased(logits: Floats, params: SamplingParams, mask: Mask | None) -> Floats:
-    if not params.logit_bias and mask is None:
+def _biased(logits: Floats, params: SamplingParams) -> Floats:
+    if not params.logit_bias:
         return logits
     x = logits.copy()
     for token, bias in params.logit_bias:
         if 0 <= token < len(x):
             x[token] += np.float32(bias)
-    if mask is not None:
-        x[~mask] = -np.inf
     return x
 
 
@@ -126,13 +138,12 @@ def _select(ids: Ids | None, x: Floats, keep: Ids) -> tuple[Ids, Floats]:
 _DEPTHS: Final = tuple(np.float32(d) for d in (-3, -6, -10, -np.inf))
 
 
-def _top_k(x: Floats, k: int) -> tuple[Ids, Floats]:
-    """The k largest; of equals at the edge, the lowest ids."""
+def _top_k(x: Floats, k: int) -> Ids:
+    """Where the k largest are; of equals at the edge, the lowest ids."""
     near = np.flatnonzero(x >= _DEPTHS[1])
     if len(near) < k:
         near = np.flatnonzero(x >= np.partition(x, -k)[-k])
-    keep = np.sort(near[np.argsort(-x[near], kind="stable")[:k]])
-    return keep, x[keep]
+    return np.sort(near[np.argsort(-x[near], kind="stable")[:k]])
 
 
 def _top_p(ids: Ids | None, x: Floats, top_p: float) -> tuple[Ids, Floats]:

@@ -12,12 +12,14 @@ import numpy as np
 from paceline.compiled import Unit, library, load
 from paceline.config import SamplingParams
 from paceline.errors import NotCompiled
+from paceline.sampling.allowed import check_length, nothing_allowed
 from paceline.sampling.choice import choose
-from paceline.sampling.law import NO_HISTORY, Floats, History, Mask, law, lowest, penalises
+from paceline.sampling.law import NO_HISTORY, Floats, History, law, lowest, penalises
 from paceline.sampling.noise import Key
+from paceline.types import Bits
 
 SOURCE: Final = Path(__file__).with_name("choose.cpp")
-HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "numbers.h"))
+HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "mask.h", "numbers.h"))
 
 Function = Callable[..., int]
 
@@ -47,7 +49,7 @@ class Chooser:
         self._params = params
 
     def __call__(
-        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Mask | None = None
+        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Bits | None = None
     ) -> int:
         """The token of one row, [vocab]."""
         return choose(law(logits, self._params, history, mask), key)
@@ -74,23 +76,26 @@ class NativeChooser(Chooser):
         self._where = ctypes.addressof(self._settings)
 
     def __call__(
-        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Mask | None = None
+        self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Bits | None = None
     ) -> int:
         row = np.ascontiguousarray(logits, np.float32)
-        allowed = None if mask is None else np.ascontiguousarray(mask, np.bool_)
-        if allowed is not None and len(allowed) != len(row):
-            raise ValueError(f"the mask is of {len(allowed)} tokens, the row of {len(row)}")
+        bits = None if mask is None else np.ascontiguousarray(mask, np.uint32)
+        if bits is not None:
+            check_length(bits, len(row))
         text = history.text() if self.needs_history else None
-        return self._function(
+        token = self._function(
             row.ctypes.data,
             len(row),
             self._where,
-            None if allowed is None else allowed.ctypes.data,
+            None if bits is None else bits.ctypes.data,
             None if text is None else text.ctypes.data,
             0 if text is None else len(text),
             history.prompt_len,
             *key,
         )
+        if token < 0:
+            raise nothing_allowed()
+        return token
 
 
 @lru_cache(maxsize=64)

@@ -47,7 +47,11 @@ def coin(seed: int, choice: int, stream: int, index: int, slot: int) -> float:
 @lru_cache(maxsize=4)
 def spread_ids(vocab: int) -> Words:
     """Token ids scattered over 32 bits, so that neighbouring ids share no pattern."""
-    x = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    return spread(np.arange(vocab))
+
+
+def spread(ids: Ids) -> Words:
+    x = ids.astype(np.uint32) * np.uint32(0x9E3779B1)
     x ^= x >> np.uint32(15)
     return x
 
@@ -70,6 +74,4 @@ def gumbel_of(bits: Words) -> Doubles:
 
 def gumbel(key: Key, ids: Ids) -> Doubles:
     """Standard Gumbel noise of these token ids."""
-    x = ids.astype(np.uint32) * np.uint32(0x9E3779B1)
-    x ^= x >> np.uint32(15)
-    return gumbel_of(scramble(x, key))
+    return gumbel_of(scramble(spread(ids), key))
