@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.drafters.first_of import FirstOf
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.relay import Relay
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Scores, Seq, Verdict
 
 
@@ -35,19 +35,19 @@ def asks(*names: str) -> list[Ask]:
 
 def test_the_first_answer_counts() -> None:
     one, two, three = Knows("one", "a"), Knows("two", "a", "b"), Knows("three", "b")
-    drafts = FirstOf([one, two, three]).draft(asks("a", "b"))
+    drafts = Relay([one, two, three]).draft(asks("a", "b"))
     assert [draft.sources for draft in drafts] == [("one",), ("two",)]
     assert (one.asked, two.asked, three.asked) == (["a", "b"], ["b"], [])
 
 
 def test_nobody_knows() -> None:
-    assert FirstOf([Knows("one"), NoDrafter()]).draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
-    assert FirstOf([]).draft(asks("a")) == [NO_DRAFT]
+    assert Relay([Knows("one"), NoDrafter()]).draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
+    assert Relay([]).draft(asks("a")) == [NO_DRAFT]
 
 
 def test_all_of_them_hear_everything() -> None:
     members = [Knows("one", "a"), Knows("two")]
-    drafter, seq = FirstOf(members), Seq("a", [1], 1)
+    drafter, seq = Relay(members), Seq("a", [1], 1)
     drafter.begin(seq)
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
@@ -55,7 +55,7 @@ def test_all_of_them_hear_everything() -> None:
 
 
 def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
-    drafter = FirstOf([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
+    drafter = Relay([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
     assert drafter.name == "suffix+ngram+head"
     assert drafter.taps == (1, 3, 7)
 
