@@ -66,6 +66,20 @@ def test_forbidden_tokens_are_as_if_impossible(
         assert make(p)(x, key, history, bits(vocab, ids, beyond=True)) == make(p)(only, key, history)
 
 
+@pytest.mark.parametrize("vocab", [33, 64, 65, 1000, 9000, 9024, 9025, 9055])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_the_last_tokens_are_allowed_or_not_like_any_other(vocab: int, temperature: float) -> None:
+    """Those of the last word, which may be a part of one; the three highest stand out by far."""
+    x = np.zeros(vocab, np.float32)
+    for last in range(vocab - 1, (vocab - 1) // 32 * 32 - 1, -1):
+        x[[3, last, 20]] = 300, 200, 100
+        for forbidden, want in (([3], last), ([3, last], 20), ([3, 20], last)):
+            mask = ~bits(vocab, forbidden)
+            for make in MAKERS:
+                assert make(SamplingParams(temperature=temperature))(x, KEY, mask=mask) == want
+        x[last] = 0
+
+
 @pytest.mark.parametrize("p", PARAMS)
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_a_mask_of_everything_changes_nothing(vocab: int, p: SamplingParams) -> None:
