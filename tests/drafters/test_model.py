@@ -22,13 +22,14 @@ ANY = set(range(VOCAB))
 
 
 class Counting(ToyTarget):
-    """Notes how many tokens each pass was fed."""
+    """Notes how many tokens each pass was fed, and reads only those it has."""
 
     def __init__(self, vocab: int = VOCAB) -> None:
         super().__init__(vocab)
         self.fed: list[int] = []
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        assert all(token < self.vocab_size for feed in feeds for token in feed.tokens)
         self.fed += [len(feed.tokens) for feed in feeds]
         return super().forward(feeds, taps)
 
@@ -103,11 +104,18 @@ def test_masks_are_made_only_where_a_token_is_guessed() -> None:
 def test_a_vocabulary_of_odd_size_and_another_than_the_targets() -> None:
     seq = a_seq()
     for own in (33, 70):
-        drafter = ModelDrafter(ToyTarget(own), 65)
+        drafter = ModelDrafter(Counting(own), 65)
         drafter.begin(seq)
         (draft,) = drafter.draft([Ask(seq, 4, (), sentence({2, 31, 32}, {32}, {64, 3}, {5}))])
         assert draft.tokens[1] == 32
         drafter.end(seq)
+
+
+def test_a_token_the_model_lacks_is_its_last() -> None:
+    drafter, seq = ModelDrafter(Counting(33), 65), a_seq()
+    drafter.begin(seq)
+    (draft,) = drafter.draft([Ask(seq, 4, (), sentence({2}, {64}, {3}))])
+    assert draft.tokens == (2, 64)
 
 
 def test_what_is_forced_is_left_to_the_grammar_and_read_in_one_go() -> None:
