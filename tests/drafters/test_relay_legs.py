@@ -68,6 +68,13 @@ def test_the_order_of_the_list_says_who_answers_first() -> None:
     assert guess([Grammar(), free], form()).sources[:2] == ("grammar", "grammar")
 
 
+def test_after_a_guess_nobody_else_guesses() -> None:
+    other = always(2, scores=(0.5,), name="other")
+    drafters = [Grammar(), always(1, scores=(0.5,)), other]
+    assert guess(drafters, sentence({7}, FREE, FREE, FREE)).sources == ("grammar", "free")
+    assert other.calls == []
+
+
 def test_each_leg_is_told_where_it_stands() -> None:
     seen: list[tuple[tuple[int, ...], int, int, list[int]]] = []
 
