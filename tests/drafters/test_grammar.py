@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 from toy_grammar import permits, random_rules, sentence
 
 from paceline.drafters import model_free
-from paceline.drafters.grammar import CERTAIN, SPELLED, Grammar, unsure
+from paceline.drafters.grammar import SPELLED, Grammar
+from paceline.drafters.legal import CERTAIN, unsure
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Seq
 

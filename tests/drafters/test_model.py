@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.config import Accept, SamplingParams, SpecConfig
-from paceline.drafters.grammar import CERTAIN, Grammar
+from paceline.drafters.grammar import Grammar
+from paceline.drafters.legal import CERTAIN
 from paceline.drafters.model import ModelDrafter
 from paceline.drafters.relay import Relay
 from paceline.sampling import History, law

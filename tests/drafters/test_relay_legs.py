@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_grammar import VOCAB, permits, random_rules, sentence
 
-from paceline.drafters.grammar import CERTAIN, Grammar
+from paceline.drafters.grammar import Grammar
+from paceline.drafters.legal import CERTAIN
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.prediction import Prediction
 from paceline.drafters.relay import Relay
