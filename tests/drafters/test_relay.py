@@ -1,10 +1,13 @@
 from collections.abc import Sequence
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from paceline.drafters.grammar import Grammar
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.relay import Relay
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Scores, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Scores, Seq, Verdict
 
 
 class Knows(Drafter):
@@ -63,3 +66,49 @@ def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
 def test_none_guesses_nothing() -> None:
     assert NoDrafter().draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
     assert NoDrafter().name == "none"
+
+
+class Random(Drafter):
+    """Any draft or none, the same for the same sequence."""
+
+    def __init__(self, name: str, drafts: dict[str, Draft]) -> None:
+        self.name, self.drafts = name, drafts
+        self.calls: list[list[str]] = []
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls.append([ask.seq.id for ask in asks])
+        return [self.drafts[ask.seq.id] for ask in asks]
+
+
+def first_of(drafters: Sequence[Drafter], asks: Sequence[Ask]) -> list[Draft]:
+    """What a list of drafters is without a grammar."""
+    drafts = [NO_DRAFT] * len(asks)
+    for drafter in drafters:
+        open_asks = [i for i, draft in enumerate(drafts) if not draft]
+        if not open_asks:
+            break
+        for i, draft in zip(open_asks, drafter.draft([asks[i] for i in open_asks]), strict=True):
+            drafts[i] = draft
+    return drafts
+
+
+@st.composite
+def any_draft(draw: st.DrawFn) -> Draft:
+    n = draw(st.integers(0, 5))
+    tokens = tuple(draw(st.integers(0, 9)) for _ in range(n))
+    if not n:
+        return NO_DRAFT
+    parents = tuple(draw(st.integers(ROOT, i - 1)) for i in range(n)) if draw(st.booleans()) else None
+    scores = tuple(draw(st.sampled_from([0.2, 1.0])) for _ in range(n)) if draw(st.booleans()) else ()
+    return Draft(tokens, parents, ("x",) * n if draw(st.booleans()) else (), scores)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.data())
+def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObject) -> None:
+    names = [f"s{i}" for i in range(data.draw(st.integers(0, 3)))]
+    made = [{name: data.draw(any_draft()) for name in names} for _ in range(data.draw(st.integers(0, 3)))]
+    lists = [[Random(str(i), drafts) for i, drafts in enumerate(made)] + [Grammar()] for _ in range(2)]
+    questions = [Ask(Seq(name, [1], 1), 4, (), None, 3) for name in names]
+    assert Relay(lists[0]).draft(questions) == first_of(lists[1], questions)
+    assert [vars(a) for a in lists[0]] == [vars(b) for b in lists[1]]  # and the same were asked the same

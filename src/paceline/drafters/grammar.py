@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.drafters.legal import walk
+from paceline.drafters.legal import CERTAIN, walk
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter
 
-CERTAIN: Final = 1.0
-NEARLY: Final = 0.999999
 SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
 
 
@@ -33,8 +31,3 @@ class Grammar(Drafter):
             if not run or taken < len(run):
                 break
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))
-
-
-def unsure(score: float) -> float:
-    """The score of a guess, however likely: only a grammar can be certain."""
-    return min(score, NEARLY)

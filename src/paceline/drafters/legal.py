@@ -1,8 +1,17 @@
-"""What of a guess the grammar of the output can take."""
+"""What drafters share: which guesses the grammar of the output can take, and which are certain."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from paceline.types import ROOT, Cursor, Draft
+
+CERTAIN: Final = 1.0
+NEARLY: Final = 0.999999
+
+
+def unsure(score: float) -> float:
+    """The score of a guess, however likely: only a grammar can be certain."""
+    return min(score, NEARLY)
 
 
 def walk(cursor: Cursor, tokens: Iterable[int], until_forced: bool = False) -> tuple[int, Cursor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.drafters.grammar import unsure
+from paceline.drafters.legal import unsure
 from paceline.errors import CacheFull
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
 from paceline.types import NO_DRAFT, Ask, Bits, Cursor, Draft, Drafter, Feed, Seq, Target
@@ -37,7 +37,7 @@ class _Growing:
         return self.ended or len(self.tokens) >= self.ask.budget
 
     def follow(self, token: int) -> None:
-        """Moves behind the new tip. Whether the chain ends there depends on no later draw, so q stays right."""
+        """Moves behind the new tip. Whether the chain ends there hangs on no later draw, so q stays right."""
         if self.at is not None:
             self.ended = not self.at.advance(token) or self.at.finished
             self.ended = self.ended or (self.ask.certain > 0 and bool(self.at.forced()))
@@ -133,6 +133,7 @@ class ModelDrafter(Drafter):
         g.q.extend(laws)
         g.depth += 1
         g.follow(found[0])
+        g.ended = g.ended or found[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
         if not g.full:
             g.mirror.tokens.append(found[0])
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.drafters.grammar import CERTAIN, unsure
-from paceline.drafters.legal import legal, walk
+from paceline.drafters.legal import CERTAIN, legal, unsure, walk
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
 
 if TYPE_CHECKING:
