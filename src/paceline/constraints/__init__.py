@@ -1,6 +1,11 @@
 """What an output may be: schemas, tools, patterns and grammars, enforced token by token.
 
 grammars.py   what a user can ask for, each as rules of one grammar
+outputs.py    Python types as constraints, and the values that texts stand for
+typed.py      schemas of Python types
+template.py   fixed text with constrained gaps
+matching.py   whether a text fits a constraint
+schema.py     JSON Schemas, changed where a change is safe
 tools.py      tool calls in a model family's own format
 compiler.py   from a constraint to a cursor, for one tokenizer; keeps what it compiled
 cursor.py     a place in a grammar
@@ -20,6 +25,8 @@ from paceline.constraints.grammars import (
     Whitespace,
     response_format,
 )
+from paceline.constraints.outputs import Output, output
+from paceline.constraints.template import Template
 from paceline.constraints.tools import tool_calls
 
 __all__ = [
@@ -28,9 +35,12 @@ __all__ = [
     "Constraint",
     "Json",
     "Lark",
+    "Output",
     "Regex",
     "Switched",
+    "Template",
     "Whitespace",
+    "output",
     "response_format",
     "tool_calls",
 ]
