@@ -1,7 +1,7 @@
-"""Random texts that a constraint allows, and where its fixed text is certain."""
+"""Random texts that a constraint allows."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import llguidance
 import numpy as np
@@ -12,42 +12,54 @@ from paceline.constraints.cursor import GrammarCursor, Walker
 from paceline.types import Bits, Cursor
 
 BYTES = llguidance.LLTokenizer("byte")  # each byte of a text is a token
+CLOSING = ('"', "]", "}")
 
 
 def byte_cursor(constraint: Constraint) -> GrammarCursor:
     return GrammarCursor(Walker(bytewise(constraint), BYTES))
 
 
-def walked(cursor: Cursor, vocab: int, eos: frozenset[int], seed: int, most: int) -> list[int] | None:
-    """A random output without its end; None if it was not complete after `most` tokens."""
+def walked(
+    cursor: Cursor, eos: frozenset[int], seed: int, most: int, phrases: Sequence[list[int]], vocab: int
+) -> list[int] | None:
+    """A random output without its end; None if it was not complete after `most` steps.
+
+    Phrases are taken as often as other tokens wherever they may come, so that most walks come to an end.
+    """
     chance = random.Random(seed)
     tokens: list[int] = []
-    while not cursor.finished:
-        row: Bits = np.zeros((vocab + 31) // 32, np.uint32)
-        cursor.fill(row)
-        allowed = np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()
-        ending = [token for token in allowed if token in eos]
-        if ending and (len(allowed) == len(ending) or chance.random() < 0.3):
+    for _ in range(most):
+        if cursor.finished:
             return tokens
-        if len(tokens) == most:
-            return None
-        token = _likely(chance, [token for token in allowed if token not in eos])
-        assert cursor.advance(token)
-        tokens.append(token)
-    return tokens
+        allowed = _allowed(cursor, vocab)
+        free = [token for token in allowed if token not in eos]
+        if not free or (len(free) < len(allowed) and chance.random() < 0.3):
+            return tokens
+        phrase = chance.choice(phrases) if chance.random() < 0.5 else []
+        fork = cursor.fork()
+        if not phrase or not all(fork.advance(token) for token in phrase):
+            fork, phrase = cursor.fork(), [chance.choice(free)]
+            assert fork.advance(phrase[0])
+        tokens += phrase
+        cursor = fork
+    return None
 
 
-def _likely(chance: random.Random, allowed: list[int]) -> int:
-    """Marks that end strings and lists are taken more often, so that most walks come to an end."""
-    closing = [token for token in allowed if token in b'"]}']
-    return chance.choice(closing if closing and chance.random() < 0.4 else allowed)
+def _allowed(cursor: Cursor, vocab: int) -> list[int]:
+    row: Bits = np.zeros((vocab + 31) // 32, np.uint32)
+    cursor.fill(row)
+    found: list[int] = np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+    return found
 
 
-def legal_texts(constraint: Constraint, seeds: int, most: int = 120) -> Iterator[str]:
+def legal_texts(
+    constraint: Constraint, seeds: int, most: int = 120, phrases: Sequence[str] = CLOSING
+) -> Iterator[str]:
     """Those of so many walks that are complete, byte by byte; not all of them are."""
     eos = frozenset(BYTES.eos_tokens)
+    spelled = [list(phrase.encode()) for phrase in phrases]
     for seed in range(seeds):
-        tokens = walked(byte_cursor(constraint), BYTES.vocab_size, eos, seed, most)
+        tokens = walked(byte_cursor(constraint), eos, seed, most, spelled, BYTES.vocab_size)
         if tokens is not None:
             yield bytes(tokens).decode()
 
