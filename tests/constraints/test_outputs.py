@@ -301,6 +301,8 @@ def test_equal_types_give_the_same_output() -> None:
     assert output(list[int]) is output(list[int])
     assert output({"type": "null"}) == output({"type": "null"})
     assert output(True) != output(False)
+    with pytest.raises(ConstraintError):
+        output(1)  # equal to True, but no schema
     assert output(list[int], "compact") != output(list[int])
     unhashable = Annotated[int, Field(ge=1), ["a note"]]
     assert output(unhashable).parse("3") == 3
