@@ -8,13 +8,16 @@
 int main() {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    for (const int64_t vocab : {1, 2, 63, 64, 65, 127, 128, 1000, 4096, 4097, 9000})
+    for (const int64_t vocab : {1, 2, 33, 63, 64, 65, 127, 128, 1000, 4096, 4097, 9000})
         for (int round = 0; round < 48; round++) {
             const float scale = round % 3 == 0 ? 0.01f : round % 3 == 1 ? 3.0f : 1e38f;
             std::vector<float> logits(vocab);  // exactly as long as the row, so that a step beyond is seen
-            std::vector<uint8_t> mask(vocab);
+            std::vector<uint32_t> mask((vocab + 31) / 32);
             for (auto& x : logits) x = round % 4 ? normal(random) * scale : std::round(normal(random));
-            for (auto& m : mask) m = random() % 2;
+            for (auto& m : mask) m = random() & random() & random();
+            if (round % 8 == 1) std::fill(mask.begin(), mask.end(), 0);
+            if (round % 8 == 3) std::fill(mask.begin(), mask.end(), ~0u);
+            if (round % 16 == 1) mask[random() % mask.size()] = random();
             if (round % 11 == 0) logits[random() % vocab] = round % 2 ? NAN : INF;
             if (round % 13 == 0) std::fill(logits.begin(), logits.end(), -INF);
             const std::vector<int64_t> text = {0, vocab - 1, 0, vocab, -1, vocab / 2};
@@ -31,10 +34,13 @@ int main() {
             settings.biased = round % 5 == 4 ? 3 : 0;
             settings.bias_ids = bias_ids.data();
             settings.biases = biases.data();
-            const uint8_t* allowed = round % 2 ? mask.data() : nullptr;
+            const uint32_t* allowed = round % 2 ? mask.data() : nullptr;
             const int64_t token = paceline_choose(logits.data(), vocab, &settings, allowed, text.data(), 6, 2,
                                                   static_cast<uint32_t>(random()), 7);
-            if (token < 0 || token >= vocab) return std::puts("no such token"), 1;
+            int64_t first;
+            const bool none = allowed != nullptr && first_allowed(allowed, vocab, &first, 1) == 0;
+            if (none ? token != -1 : token < 0 || token >= vocab) return std::puts("no such token"), 1;
+            if (allowed != nullptr && !none && !allows(allowed, token)) return std::puts("forbidden"), 1;
         }
     std::puts("fine");
 }

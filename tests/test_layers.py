@@ -75,7 +75,7 @@ def test_no_drafter_imports_another(path: Path) -> None:
     for name in imported(path):
         parts = name.split(".")
         if parts[:2] == ["paceline", "drafters"] and here != "__init__":
-            assert parts[2] == here, f"{here} imports {name}"
+            assert parts[2] in (here, "legal"), f"{here} imports {name}"  # which is what they share
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(ROOT)))

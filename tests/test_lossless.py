@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
+from paceline.constraints.walk import Masks
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine import accept, judge
@@ -26,6 +27,7 @@ from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Round, Seq, Ve
 
 VOCAB = 24
 LENGTH = 40
+Judge = Callable[[Seq, Draft, Floats, Masks], Verdict]
 PLAIN = SpecConfig(drafters=("none",), max_draft=0)
 
 
@@ -301,29 +303,29 @@ def test_a_wrong_accept_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(SpecConfig(("model",), adaptive=False), params)[0] != plain
 
 
-def counting_rounds() -> Callable[[Seq, Draft, Floats], Verdict]:
+def counting_rounds() -> Judge:
     """Wrong: keys the noise by how many rounds there were, not by the place in the output."""
     rounds = count()
 
-    def mutant(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
-        return judge.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows)
+    def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
+        return judge.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
 
     return mutant
 
 
-def one_row_late() -> Callable[[Seq, Draft, Floats], Verdict]:
+def one_row_late() -> Judge:
     """Wrong: takes each node's logits from the row before."""
 
-    def mutant(seq: Seq, draft: Draft, rows: Floats) -> Verdict:
+    def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
         late = np.concatenate([rows[:1], rows[: len(draft)]])
-        return judge.judge(seq, draft, late)
+        return judge.judge(seq, draft, late, masks)
 
     return mutant
 
 
 @pytest.mark.parametrize("make", [counting_rounds, one_row_late])
 def test_a_wrong_position_is_caught(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Callable[[Seq, Draft, Floats], Verdict]]
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Judge]
 ) -> None:
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
 

@@ -21,7 +21,6 @@ from paceline.sampling import (
     Chooser,
     Floats,
     History,
-    Mask,
     choose,
     chooser,
     law,
@@ -30,9 +29,11 @@ from paceline.sampling import (
 )
 from paceline.sampling.law import _weights
 from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
+from paceline.types import Bits
 
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
-SIZES = (1, 2, 63, 64, 65, 1000, 4096, 4097, 9000)
+SIZES = (1, 2, 33, 63, 64, 65, 1000, 4096, 4097, 9000, 49_152)
+SHARES = (1.0, 0.5, 0.01, 0.0)  # of the tokens that a mask allows; one is always allowed
 KINDS = (
     "peaked",
     "usual",
@@ -76,7 +77,7 @@ def a_row(kind: str, vocab: int, seed: int) -> Floats:
             x = 5e37 * x
         case "forbidden":
             x[some] = -np.inf
-        case "nothing":
+        case "all forbidden":
             x[:] = -np.inf
     return x.astype(np.float32)
 
@@ -101,17 +102,26 @@ def a_history(vocab: int, seed: int) -> History:
     return History(text[:20], 12, text[20:])
 
 
-def a_mask(vocab: int, share: float | None, seed: int) -> Mask | None:
-    return None if share is None else np.random.default_rng(seed).random(vocab) < share
+def a_mask(vocab: int, share: float | None, seed: int) -> Bits | None:
+    """Beyond the vocabulary, bits are set at random."""
+    if share is None:
+        return None
+    rng = np.random.default_rng(seed)
+    allowed = rng.random((vocab + 31) // 32 * 32) < share
+    allowed[vocab:] = rng.random(len(allowed) - vocab) < 0.5
+    allowed[rng.integers(vocab)] = True
+    places = allowed.reshape(-1, 32) * np.uint64(2) ** np.arange(32, dtype=np.uint64)
+    mask: Bits = places.sum(1).astype(np.uint32)
+    return mask
 
 
-def by_numpy(x: Floats, p: SamplingParams, seed: int, history: History, mask: Mask | None) -> int:
+def by_numpy(x: Floats, p: SamplingParams, seed: int, history: History, mask: Bits | None) -> int:
     with np.errstate(over="ignore", invalid="ignore"):
         return choose(law(x, p, history, mask), noise_key(seed, 0, CHOICE, 1))
 
 
 @settings(max_examples=600, deadline=None)
-@given(x=rows, p=params, share=st.sampled_from([None, None, 1.0, 0.5, 0.01, 0.0]), seed=st.integers(0, 2**32))
+@given(x=rows, p=params, share=st.sampled_from([None, None, *SHARES]), seed=st.integers(0, 2**32))
 def test_native_is_numpy(x: Floats, p: SamplingParams, share: float | None, seed: int) -> None:
     history, mask = a_history(len(x), seed), a_mask(len(x), share, seed)
     pick = chooser(p)
@@ -160,14 +170,14 @@ def test_a_row_gives_its_token_wherever_it_lies(kind: str) -> None:
 
 
 def test_calls_leave_nothing_behind() -> None:
-    """A large row, then a small one, with and without penalties: as if each were the first."""
+    """A large row, then a small one, masked or not: as if each were the first."""
     p = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, frequency_penalty=0.5)
     for vocab in (9000, 65, 1000, 64, 9000):
         x, history = a_row("usual", vocab, vocab), a_history(vocab, vocab)
-        for _ in range(2):
-            assert chooser(p)(x, noise_key(vocab, 0, CHOICE, 1), history) == by_numpy(
-                x, p, vocab, history, None
-            )
+        for share in (None, *SHARES, None):
+            mask = a_mask(vocab, share, vocab)
+            token = chooser(p)(x, noise_key(vocab, 0, CHOICE, 1), history, mask)
+            assert token == by_numpy(x, p, vocab, history, mask)
 
 
 def machine_flags() -> Iterator[tuple[str, ...]]:
@@ -193,9 +203,11 @@ def test_no_instruction_set_changes_a_token(
     ):
         pick, usual = NativeChooser(p, function), chooser(p)
         for seed in range(60):
-            x = a_row(KINDS[seed % 7], SIZES[seed % 9], seed)
+            x = a_row(KINDS[seed % 7], SIZES[seed % 10], seed)
             key = noise_key(seed, 0, CHOICE, 1)
-            assert pick(x, key) == usual(x, key)
+            for share in (None, *SHARES):
+                mask = a_mask(len(x), share, seed)
+                assert pick(x, key, mask=mask) == usual(x, key, mask=mask)
 
 
 def test_memory_is_used_as_it_should_be(tmp_path: Path) -> None:
@@ -231,11 +243,6 @@ def test_without_a_compiler_numpy_chooses(
 def forget() -> None:
     native._function.cache_clear()
     native.chooser.cache_clear()
-
-
-def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="mask"):
-        chooser(SamplingParams())(a_row("usual", 65, 1), (1, 2), mask=np.ones(64, np.bool_))
 
 
 def test_settings_are_laid_out_as_in_c() -> None:

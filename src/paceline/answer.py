@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from paceline.text import TextStream
+from paceline.text import TextStream, ToolCall, ToolFormat, parse_tool_calls
 from paceline.trace.tally import Tally
 from paceline.types import Finish, Round, Seq, TokenLogprob
 
@@ -43,19 +43,37 @@ class Result:
     seconds: float
     first_token_seconds: float
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    content: str = ""  # the text beside the tool calls
+    value: Any = None  # the answer as the `output` that was asked for; None while incomplete
 
     @property
     def tokens_per_pass(self) -> float:
         return len(self.token_ids) / self.passes if self.passes else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What is read from an answer's text once it is complete."""
+
+    parse: Callable[[str], Any] | None = None
+    tools: ToolFormat | None = None
+
+    def read(self, text: str, complete: bool) -> tuple[tuple[ToolCall, ...], str, Any]:
+        """The tool calls, the text beside them, the value."""
+        content, calls, _ = parse_tool_calls(text, self.tools) if self.tools else (text, [], [])
+        value = self.parse(content) if self.parse is not None and complete and not calls else None
+        return tuple(calls), content, value
+
+
 class Stream(Iterator[Piece]):
     """Pieces as they come; `result` sums up what has come so far. Closing it cancels the request."""
 
-    def __init__(self, rounds: Rounds, seq: Seq, text: TextStream) -> None:
+    def __init__(self, rounds: Rounds, seq: Seq, text: TextStream, reader: Reader | None = None) -> None:
         self._rounds = rounds
         self._seq = seq
         self._text = text
+        self._reader = reader or Reader()
         self._tally = Tally()
         self._ready: deque[Piece] = deque()
         self._said: list[str] = []
@@ -106,9 +124,10 @@ class Stream(Iterator[Piece]):
 
     @property
     def result(self) -> Result:
-        tally = self._tally
+        tally, text = self._tally, "".join(self._said)
+        calls, content, value = self._reader.read(text, self._finish == "stop")
         return Result(
-            text="".join(self._said),
+            text=text,
             token_ids=tuple(tally.tokens),
             sources=tuple(tally.sources),
             finish=self._finish,
@@ -122,6 +141,9 @@ class Stream(Iterator[Piece]):
             seconds=self._last,
             first_token_seconds=self._first,
             logprobs=tuple(tally.logprobs),
+            tool_calls=calls,
+            content=content,
+            value=value,
         )
 
 

@@ -5,11 +5,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from paceline import models
-from paceline.answer import Result, Stream
+from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
+from paceline.constraints import Compiler, Wanted, Whitespace
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Rate
@@ -18,8 +19,9 @@ from paceline.errors import DrafterMismatch, SettingError
 from paceline.target.choose import load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.types import Drafter, Round, Seq, Sink
+from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
+PROMPT_END: Final = 16  # tokens at its end, in which a prompt may open the model's reasoning
 Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
 
 
@@ -54,6 +56,7 @@ class LLM:
         self.target = load_target(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, config)
+        self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
         self.cost = cost_table(self.target)
         self._ids = count()
         self._inbox: dict[str, deque[Round]] = {}
@@ -76,6 +79,11 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        response_format: Mapping[str, Any] | None = None,
+        output: Any = None,
+        whitespace: Whitespace = "fixed",
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
@@ -86,9 +94,15 @@ class LLM:
         Without `params` and a seed, a seed is drawn; `params` are taken as they are.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
+
+        With tools, every call the model makes is one that its tool's schema allows; tool_choice is auto,
+        required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
+        model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
         params = _params(params, sampling)
+        wanted = Wanted(tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace)
         tokens = self._encode(prompt, tools)
+        reader = Reader(wanted.parser(), self.tokenizer.tool_format if tools else None)
         guess = prediction and self._choosing
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
@@ -101,10 +115,17 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop) if params.stop else None,
+            cursor=self._cursor(wanted, tokens),
         )
         self.engine.submit(seq)
         self._inbox[seq.id] = deque()
-        return Stream(self, seq, TextStream(self.tokenizer, params.stop))
+        marks = self.tokenizer.tool_marks if tools else frozenset()
+        return Stream(self, seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+
+    def _cursor(self, wanted: Wanted, prompt: Sequence[int]) -> Cursor | None:
+        end = self.tokenizer.decode(prompt[-PROMPT_END:])
+        constraint = wanted.constraint(self.tokenizer.tool_format, end)
+        return None if constraint is None else self.constraints.cursor(constraint)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
         """The whole answer at once; options as for `stream`."""

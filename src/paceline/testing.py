@@ -1,13 +1,14 @@
-"""Doubles for tests: a target that distrusts its caller, and coins that fall every way."""
+"""Doubles for tests: a target and a cursor that distrust their callers, and coins that fall every way."""
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from paceline.sampling import Doubles, gumbel, noise_key
-from paceline.types import Draft, Feed, Scores, Seq
+from paceline.types import Bits, Draft, Feed, Scores, Seq
 
 T = TypeVar("T")
 
@@ -89,6 +90,65 @@ class ToyTarget:
         fed = list(feed.tokens)
         assert seq.tokens[len(rows) : len(rows) + len(fed)] == fed, f"{feed.seq_id}: fed out of place"
         return rows
+
+
+class ToyCursor:
+    """A grammar told by a function of the output so far: what may follow; the empty set: nothing, None: all.
+
+    It checks that nobody asks what follows its end. `filled` has every place a mask was made for, by this
+    cursor and all its forks.
+    """
+
+    def __init__(
+        self,
+        allowed: Callable[[tuple[int, ...]], set[int] | None],
+        eos: int | None = None,
+        spelled: Callable[[tuple[int, ...]], Sequence[int]] = lambda _: (),
+    ) -> None:
+        self.tokens: tuple[int, ...] = ()
+        self.filled: list[tuple[int, ...]] = []
+        self._allowed = allowed
+        self._eos = eos
+        self._spelled = spelled
+
+    @property
+    def finished(self) -> bool:
+        return self._next() == set()
+
+    def fill(self, row: Bits) -> bool:
+        assert not self.finished, f"a mask was asked for after the end, {self.tokens}"
+        self.filled.append(self.tokens)
+        allowed = self._next()
+        if allowed is None:
+            return False
+        row[:] = 0
+        for token in allowed:
+            row[token // 32] |= np.uint32(1 << token % 32)
+        return True
+
+    def advance(self, token: int) -> bool:
+        assert not self.finished, f"{token} was given after the end, {self.tokens}"
+        allowed = self._next()
+        if allowed is not None and token not in allowed:
+            return False
+        self.tokens = (*self.tokens, token)
+        return True
+
+    def forced(self) -> list[int]:
+        ahead = self.fork()
+        while (allowed := ahead._next()) is not None and len(allowed) == 1:
+            ahead.tokens = (*ahead.tokens, *allowed)
+        return list(ahead.tokens[len(self.tokens) :])
+
+    def spelled(self) -> list[int]:
+        return list(self._spelled(self.tokens))
+
+    def fork(self) -> "ToyCursor":
+        return copy(self)
+
+    def _next(self) -> set[int] | None:
+        ended = self._eos is not None and self.tokens[-1:] == (self._eos,)
+        return set() if ended else self._allowed(self.tokens)
 
 
 class BranchCoins:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from agent_text import Turn, conversation, edited_code, encode, shuffled
 
-from paceline.drafters.first_of import FirstOf
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
+from paceline.drafters.relay import Relay
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.trace.replay import ReplayStats, follow, replay
 from paceline.types import Ask, Draft, Drafter, Seq
@@ -50,7 +50,7 @@ def from_the_prediction(known: Knowledge) -> float:
         ("suffix", 3.5, lambda known: from_the_prompt(Suffix(SuffixSettings(learn=False)), known)),
         ("suffix memory", 2.3, from_the_past),
         ("prediction", 3.5, from_the_prediction),
-        ("first_of", 3.5, lambda known: from_the_prompt(FirstOf([NoDrafter(), Ngram()]), known)),
+        ("relay", 3.5, lambda known: from_the_prompt(Relay([NoDrafter(), Ngram()]), known)),
     ],
 )
 def test_floor_on_home_ground(name: str, floor: float, play: Callable[[Knowledge], float]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_grammar import sentence
 
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
@@ -179,6 +180,16 @@ def test_a_tree_holds_both_continuations() -> None:
     draft = guess(Suffix(SuffixSettings(min_chance=0.01)), tokens, 12, width=2)
     assert {draft.tokens[node] for node in draft.children(-1)} == {50, 60}
     assert draft.tokens[0] == 60
+
+
+def test_under_a_grammar_the_legal_precedent_is_followed() -> None:
+    tokens = [1, 2, 3, 50, 51, 9, 1, 2, 3, 60, 61, 8, 1, 2, 3]
+    seq, drafter = Seq("a", tokens, len(tokens)), Suffix(SuffixSettings(min_chance=0.01))
+    assert drafter.draft([Ask(seq, 2)])[0].tokens == (60, 61)
+    assert drafter.draft([Ask(seq, 2, (), sentence({50, 52}, {51, 52}))])[0].tokens == (50, 51)
+    assert drafter.draft([Ask(seq, 2, (), sentence({50, 52}, {52, 53}))])[0].tokens == (50,)
+    assert not drafter.draft([Ask(seq, 2, (), sentence({52}))])[0]
+    assert not drafter.draft([Ask(seq, 2, (), sentence())])[0]
 
 
 def test_it_remembers_across_runs(tmp_path: Path) -> None:

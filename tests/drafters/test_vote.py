@@ -3,9 +3,11 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.suffix import vote
 from paceline.drafters.suffix.context_index import SEPARATOR, Match
+from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
 
 steady = settings(derandomize=True, deadline=None)
@@ -106,3 +108,57 @@ def path_chances(parents: list[int], chances: list[float]) -> list[float]:
     for parent, chance in zip(parents, chances, strict=True):
         paths.append(chance * (1.0 if parent == ROOT else paths[parent]))
     return paths
+
+
+def paths(
+    past: list[Match], cursor: ToyCursor | None, budget: int = 8, width: int = 1
+) -> set[tuple[int, ...]]:
+    nodes = vote.elect(past, budget, width, 0.0, cursor)
+    draft = Draft(tuple(node[0] for node in nodes), tuple(node[1] for node in nodes))
+    return {tuple(draft.tokens[i] for i in path) for path in draft.paths()}
+
+
+def test_the_heaviest_legal_opinion_wins() -> None:
+    past = matches([5, 6], [5, 7], [4, 3])
+    assert paths(past, None) == {(5, 6)}
+    assert paths(past, sentence({4, 5}, {3, 7})) == {(5, 7)}
+    assert paths(past, sentence({3, 4}, {3, 7})) == {(4, 3)}
+    assert paths(past, sentence({1}, {2})) == set()
+
+
+def test_what_all_say_is_cut_where_it_becomes_illegal() -> None:
+    past = matches([1, 2, 3, 4], [1, 2, 3, 4])
+    assert paths(past, sentence({1, 9}, {2, 9}, {4, 9}, {4, 9})) == {(1, 2)}
+    assert paths(past, sentence({1}, {2})) == {(1, 2)}
+    assert paths(past, sentence({1}, {2}, {3}, {4}, eos=3)) == {(1, 2, 3)}
+
+
+def test_a_tree_of_legal_opinions() -> None:
+    past = matches([5, 6, 6], [7, 8, 8], [4, 1, 1])
+    assert paths(past, sentence({5, 4}, {6, 1}, {1}), width=2) == {(5, 6), (4, 1, 1)}
+
+
+def test_an_illegal_opinion_takes_no_weight_from_the_others() -> None:
+    past = matches([5], [6], [7])
+    alone = vote.elect(matches([5]), 1, 1, 0.0)
+    assert vote.elect(past, 1, 1, 0.0, sentence({5}))[0][2] == alone[0][2]
+
+
+@steady
+@given(
+    st.integers(0, 100),
+    st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=6), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.integers(1, 3),
+)
+def test_only_legal_paths_and_all_of_what_was_legal_anyway(
+    seed: int, past: list[list[int]], budget: int, width: int
+) -> None:
+    rules, cursor = random_rules(seed), ToyCursor(random_rules(seed))
+    found = paths(matches(*past), cursor, budget, width)
+    assert all(permits(rules, path) for path in found)
+    assert cursor.tokens == ()
+    anything = ToyCursor(lambda _: None)
+    assert paths(matches(*past), anything, budget, width) == paths(matches(*past), None, budget, width)
+    if any(text and text[0] in rules(()) for text in past):
+        assert found

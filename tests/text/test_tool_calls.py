@@ -34,7 +34,7 @@ def test_one_call_in_each_form(text: str) -> None:
 
 def test_several_calls_with_text_around() -> None:
     text = f"First.\n<tool_call>{WRITTEN}</tool_call>\n<tool_call>[{WRITTEN}, {WRITTEN}]</tool_call>\nDone."
-    assert parse_tool_calls(text) == ("First.\n\n\nDone.", [ADD, ADD, ADD], [])
+    assert parse_tool_calls(text) == ("First.\nDone.", [ADD, ADD, ADD], [])
 
 
 def test_an_empty_list_is_no_call() -> None:
@@ -68,11 +68,11 @@ def test_line_breaks_inside_a_string_are_read() -> None:
     ],
 )
 def test_a_call_that_cannot_be_read_is_explained_in_one_line(body: str, says: str) -> None:
-    text, calls, errors = parse_tool_calls(
-        f"Hm.<tool_call>{body}</tool_call><tool_call>{WRITTEN}</tool_call>"
-    )
-    assert (text, calls) == ("Hm.", [ADD])
+    unreadable = f"Hm.<tool_call>{body}</tool_call>"
+    text, calls, errors = parse_tool_calls(f"{unreadable}<tool_call>{WRITTEN}</tool_call>")
+    assert (text, calls) == (unreadable, [ADD])
     assert len(errors) == 1
+    assert "at character 3 " in errors[0]
     assert says in errors[0]
     assert "\n" not in errors[0]
     assert len(errors[0]) < 300

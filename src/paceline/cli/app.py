@@ -1,4 +1,4 @@
-"""paceline generate, chat, pull, models, doctor."""
+"""paceline generate, chat, schema, pull, models, doctor."""
 
 import json
 import secrets
@@ -12,18 +12,21 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import __version__, models
+from paceline.cli.constrain import answer_options
 from paceline.cli.doctor import model_report, report
+from paceline.cli.schema import schema_app
 from paceline.cli.show import bar, write
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(schema_app, name="schema")
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
 Drafters = Annotated[
-    str, typer.Option(help="suffix, ngram, prediction, model: asked in this order; none: plain decoding.")
+    str, typer.Option(help="grammar, suffix, ngram, prediction, model: asked in this order; none: plain decoding.")
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
 TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]
@@ -81,6 +84,13 @@ def generate(
         bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
     ] = False,
     prediction: Annotated[str, typer.Option(help="Text the answer may resemble; drafters: prediction.")] = "",
+    tools: Annotated[str | None, typer.Option(help="A file with OpenAI tools; the prompt is a message.")] = None,
+    tool_choice: Annotated[str, typer.Option(help="auto, required, none, or a tool's name.")] = "auto",
+    schema: Annotated[str | None, typer.Option(help="A file: answer with JSON of this schema.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Answer with what this pattern matches.")] = None,
+    lark: Annotated[str | None, typer.Option(help="A file: answer with a text of this grammar.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="Answer with one of these; give several.")] = None,
+    whitespace: Annotated[str, typer.Option(help="In JSON: fixed, compact or flexible.")] = "fixed",
     show: Show = False,
     to_json: Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")] = False,
     device: Device = "auto",
@@ -105,12 +115,14 @@ def generate(
     spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
     text = sys.stdin.read() if prompt == "-" else prompt
+    wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)
     from paceline.answer import as_json
     from paceline.llm import LLM
 
     llm = LLM(model, draft_model=draft_model, spec=spec, config=config)
     messages = [{"role": "user", "content": text}]
-    stream = llm.stream(messages if chat else text, params, prediction=prediction)
+    chatting = chat or tools is not None
+    stream = llm.stream(messages if chatting else text, params, prediction=prediction, **wanted)
     if to_json:
         print(json.dumps(as_json(stream.read()), ensure_ascii=False))
     else:

@@ -7,6 +7,7 @@ template.py   fixed text with constrained gaps
 matching.py   whether a text fits a constraint
 schema.py     JSON Schemas, changed where a change is safe
 tools.py      tool calls in a model family's own format
+request.py    which of these a request means
 compiler.py   from a constraint to a cursor, for one tokenizer; keeps what it compiled
 cursor.py     a place in a grammar
 switch.py     free text until a trigger, then a grammar
@@ -14,7 +15,7 @@ walk.py       what may follow each guess of a draft
 explain.py    why a grammar cannot be enforced, in the user's terms
 """
 
-from paceline.constraints.compiler import Compiler
+from paceline.constraints.compiler import Compiler, check
 from paceline.constraints.grammars import (
     Choice,
     Constraint,
@@ -26,6 +27,7 @@ from paceline.constraints.grammars import (
     response_format,
 )
 from paceline.constraints.outputs import Output, output
+from paceline.constraints.request import Wanted
 from paceline.constraints.template import Template
 from paceline.constraints.tools import tool_calls
 
@@ -39,7 +41,9 @@ __all__ = [
     "Regex",
     "Switched",
     "Template",
+    "Wanted",
     "Whitespace",
+    "check",
     "output",
     "response_format",
     "tool_calls",

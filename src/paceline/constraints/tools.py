@@ -41,10 +41,13 @@ class Calls:
     def rules(self, name: str, spell: Spell) -> str:
         form = self.format
         call = f"{name}_call"
-        begin, end = spell(form.begin), spell(form.end)
+        begin, end, between = spell(form.begin), spell(form.end), spell(form.between)
         one = f"{begin} {call} {end}" if form.wraps_each else call
-        all_of_them = f"{one} ({spell(form.between)} {one})*" if self.several else one
-        whole = all_of_them if form.wraps_each else f"{begin} {all_of_them} {end}"
+        whole = f"{one} ({between} {one})*" if self.several else one
+        if not form.wraps_each:
+            whole = f"{begin} {whole} {end}"
+        elif self.several:  # whether another call follows is decided after the separator, as models are wont to
+            whole += f" ({between})?"
         names = [f"{call}_{i}" for i in range(len(self.calls))]
         rules = [c.rules(n, spell) for c, n in zip(self.calls, names, strict=True)]
         return "\n".join([f"{name}: {whole}", f"{call}: {' | '.join(names)}", *rules])

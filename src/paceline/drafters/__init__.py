@@ -1,5 +1,6 @@
 """Drafters: one file each, behind the one protocol."""
 
+from paceline.drafters.grammar import Grammar
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
@@ -9,5 +10,5 @@ from paceline.types import Drafter
 
 def model_free() -> dict[str, Drafter]:
     """Every drafter that needs no model, by name."""
-    made: list[Drafter] = [NoDrafter(), Ngram(), Suffix(), Prediction()]
+    made: list[Drafter] = [NoDrafter(), Ngram(), Suffix(), Prediction(), Grammar()]
     return {drafter.name: drafter for drafter in made}

@@ -2,6 +2,7 @@
 
 Under `match` it uses the very noise the target will use for the same token ids, so the two agree far more
 often than two independent draws would. Under the residual rules it draws with coins of its own and reports q.
+Where the output has a grammar, it guesses and draws only among the tokens that may come.
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from paceline.drafters.legal import unsure
 from paceline.errors import CacheFull
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, Seq, Target
+from paceline.types import NO_DRAFT, Ask, Bits, Cursor, Draft, Drafter, Feed, Seq, Target
 
 
 @dataclass(slots=True)
@@ -27,10 +29,18 @@ class _Growing:
     q: list[Doubles] = field(default_factory=list)
     tip: int = -1  # the chain's last node
     depth: int = 0
+    at: Cursor | None = None  # stands after the chain so far
+    ended: bool = False  # nothing follows, or others are certain of what does
 
     @property
     def full(self) -> bool:
-        return len(self.tokens) >= self.ask.budget
+        return self.ended or len(self.tokens) >= self.ask.budget
+
+    def follow(self, token: int) -> None:
+        """Moves behind the new tip. Whether the chain ends there hangs on no later draw, so q stays right."""
+        if self.at is not None:
+            self.ended = not self.at.advance(token) or self.at.finished
+            self.ended = self.ended or (self.ask.certain > 0 and bool(self.at.forced()))
 
 
 class ModelDrafter(Drafter):
@@ -40,6 +50,7 @@ class ModelDrafter(Drafter):
         self._model = model
         self._vocab = target_vocab
         self._chunk = prefill_chunk
+        self._allowed: Bits = np.zeros((target_vocab + 31) // 32, np.uint32)
         self._mirrors: dict[str, Seq] = {}
 
     def begin(self, seq: Seq) -> None:
@@ -80,7 +91,10 @@ class ModelDrafter(Drafter):
         too_long = len(text) + ask.budget >= self._model.max_context
         if too_long or max(mirror.pending) >= self._model.vocab_size:
             return None
-        return _Growing(ask, mirror, depth=len(ask.after))
+        if ask.cursor is None:
+            return _Growing(ask, mirror, depth=len(ask.after))
+        at = ask.cursor.fork()
+        return _Growing(ask, mirror, depth=len(ask.after), at=at, ended=at.finished)
 
     def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
         """Feeds all that is pending; the row after each sequence's last token."""
@@ -104,9 +118,10 @@ class ModelDrafter(Drafter):
         width = min(seq.spec.tree_width, g.ask.budget - len(g.tokens))
         written = g.mirror.tokens[len(seq.tokens) :]
         row, history = self._padded(row), History(seq.tokens, seq.prompt_len, written)
-        of = law(row, seq.params, history)
+        mask = self._mask(g.at)
+        of = law(row, seq.params, history, mask)
         if seq.params.temperature == 0 and not _needs_q(seq):
-            found = greedy(row, seq.params, history, width)
+            found = greedy(row, seq.params, history, width, mask)
         else:
             found = ranked(of, _key(seq, g.depth), width)
         laws = _without_replacement(of.probabilities(), found) if _needs_q(seq) else []
@@ -114,11 +129,20 @@ class ModelDrafter(Drafter):
         parent, g.tip = g.tip, len(g.tokens)
         g.tokens.extend(found)
         g.parents.extend([parent] * len(found))
-        g.scores.extend(of.probability(token) for token in found)
+        g.scores.extend(unsure(of.probability(token)) for token in found)
         g.q.extend(laws)
         g.depth += 1
+        g.follow(found[0])
+        g.ended = g.ended or found[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
         if not g.full:
             g.mirror.tokens.append(found[0])
+
+    def _mask(self, at: Cursor | None) -> Bits | None:
+        """The tokens that may come; good until the next call."""
+        if at is None:
+            return None
+        self._allowed[:] = 0
+        return self._allowed if at.fill(self._allowed) else None
 
     def _padded(self, row: Floats) -> Floats:
         """In the target's vocabulary: ids it lacks are cut off, ids we lack are impossible."""

@@ -85,9 +85,13 @@ def block(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     k = len(draft)
     reach = [1.0]
     for i, x in enumerate(draft.tokens):
+        if reach[i] == 0:  # the target cannot say this token, and has no law for what follows it
+            break
         reach.append(min(1.0, reach[i] * float(law(i - 1)[x]) / float(q[i][x])))
     kept = 0
-    for i in range(1, k + 1):
+    for i in range(1, len(reach)):
+        if reach[i] == 0:
+            break
         left = 0.0 if i == k else float(np.maximum(reach[i] * law(i - 1) - q[i], 0).sum())
         chance = reach[k] if i == k else _ratio(left, left + 1 - reach[i])
         if coins.flip(chance):

@@ -12,7 +12,7 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.constraints.walk import masks
-from paceline.drafters.first_of import FirstOf
+from paceline.drafters.relay import Relay
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.turn import Pass, Turn, a_round, by_drafters
@@ -282,7 +282,7 @@ class Engine:
             if unknown:
                 known = ", ".join(sorted(self._drafters))
                 raise SettingError(f"no drafter is called {unknown[0]!r}. Known here: {known}")
-            self._lists[names] = FirstOf([self._drafters[n] for n in names])
+            self._lists[names] = Relay([self._drafters[n] for n in names])
         return self._lists[names]
 
     def _taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:

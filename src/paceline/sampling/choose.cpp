@@ -117,6 +117,16 @@ Row processed(const Row& row, const Settings& s, const Text& text, Scratch& own)
     return {x, row.ids, row.n};
 }
 
+// Forbids tokens of the row, whose best is `top`; returns the best that is left.
+int64_t best_allowed(Row& row, const uint32_t* mask, int64_t top, Scratch& own) {
+    hold(own.row, row.n);
+    forbid(row.x, mask, row.n, own.row.data());
+    row.x = own.row.data();
+    if (allows(mask, top)) return top;
+    top = best_of(row.x, row.n);
+    return allows(mask, top) ? top : own.ids[0];  // no: all that are allowed are -INF
+}
+
 // ---- depths
 
 inline void depths_of_block(const float* x, float top, float per_temperature, float* depth, uint32_t& least) {
@@ -145,16 +155,16 @@ FOR_EACH_MACHINE void depths_of(const float* x, int64_t n, float top, float per_
 
 // ---- what is kept of a row
 
-Edge edge_of(Scratch& own, int64_t vocab, const Settings& s) {
-    Edge edge{FAR, vocab};
-    const bool some = s.top_k > 0 && s.top_k < vocab;
-    if (some) edge = nearest(own, vocab, s.top_k, edge, true);
+Edge edge_of(Scratch& own, int64_t length, const Settings& s) {
+    Edge edge{FAR, length};
+    const bool some = s.top_k > 0 && s.top_k < length;
+    if (some) edge = nearest(own, length, s.top_k, edge, true);
     if (s.top_p < 1) {
         const int64_t total =
-            some ? gather(own, vocab, FAR, edge, false) : total_weight(own.depth.data(), vocab);
-        edge = nearest(own, vocab, s.top_p * static_cast<double>(total), edge, false);
+            some ? gather(own, length, FAR, edge, false) : total_weight(own.depth.data(), length);
+        edge = nearest(own, length, s.top_p * static_cast<double>(total), edge, false);
     }
-    if (s.min_p_depth < edge.depth) edge = {s.min_p_depth, vocab};
+    if (s.min_p_depth < edge.depth) edge = {s.min_p_depth, length};
     return edge;
 }
 
@@ -261,14 +271,7 @@ extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Set
     Row row = few ? gathered(logits, allowed, own) : Row{logits, nullptr, vocab};
     row = processed(row, *settings, {text, length, spoken}, own);
     int64_t top = best_of(row.x, row.n);
-    if (mask != nullptr && !few) {
-        if (greedy && allows(mask, top)) return top;
-        hold(own.row, vocab);
-        forbid(row.x, mask, vocab, own.row.data());
-        row.x = own.row.data();
-        if (!allows(mask, top)) top = best_of(row.x, row.n);
-        if (!allows(mask, top)) top = own.ids[0];  // all that are allowed are -INF
-    }
+    if (mask != nullptr && !few && !(greedy && allows(mask, top))) top = best_allowed(row, mask, top, own);
     if (!greedy && std::isfinite(row.x[top])) top = drawn(row, top, *settings, {key_high, key_low}, own);
     return row.id(top);
 }

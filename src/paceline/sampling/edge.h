@@ -1,5 +1,6 @@
 // Which tokens of a row are kept. Top-k, top-p and min-p each keep the least deep tokens, of equally deep
-// ones the lowest ids, so that an `Edge` says it all.
+// ones the lowest ids, so that an `Edge` says it all. A row may be of some tokens only; its places are in the
+// order of their ids.
 
 #pragma once
 
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t BLOCK = 64;                           // tokens looked at together
 constexpr float DEPTHS[] = {3, 6, 9, 12, 16, 20, FAR};  // tried in turn: the edge mostly lies near the top
 
-struct Edge {  // tokens less deep are kept, and those as deep up to this id
+struct Edge {  // tokens less deep are kept, and those as deep up to this place
     float depth;
     int64_t last;
 };
@@ -22,10 +23,10 @@ struct Scratch {  // of one thread; grows to the longest row it has seen
     std::vector<int64_t> ids;      // [FEW + 1] the first allowed ones, where there is a mask
     std::vector<float> row;        // [n] the logits, where something changed them
     std::vector<int32_t> said;     // [n] all zero between calls
-    std::vector<float> depth;      // [blocks * BLOCK] at most FAR, which is what lies beyond the vocabulary
+    std::vector<float> depth;      // [blocks * BLOCK] at most FAR, which is what lies beyond the row
     std::vector<uint32_t> least;   // [blocks] the bits of the least depth in each
     int64_t gathered;              // how many tokens the rest is about
-    std::vector<int64_t> near;     // [blocks * BLOCK] their ids, ascending
+    std::vector<int64_t> near;     // [blocks * BLOCK] their places, ascending
     std::vector<uint32_t> level;   // likewise, the bits of their depths
     std::vector<int64_t> weight;   // likewise, what they weigh
 };
@@ -58,12 +59,12 @@ FOR_EACH_MACHINE int64_t weight_up_to(uint32_t edge, const uint32_t* level, cons
 }
 
 // Gathers the tokens down to a depth that the edge keeps; returns what they weigh together.
-int64_t gather(Scratch& own, int64_t vocab, float deepest, Edge edge, bool counted) {
+int64_t gather(Scratch& own, int64_t length, float deepest, Edge edge, bool counted) {
     int64_t n = 0;
     const uint32_t limit = bits_of(std::min(deepest, edge.depth));
-    for (int64_t first = 0; first < vocab; first += BLOCK) {
+    for (int64_t first = 0; first < length; first += BLOCK) {
         if (own.least[first / BLOCK] > limit) continue;
-        for (int64_t i = first; i < std::min(first + BLOCK, vocab); i++) {
+        for (int64_t i = first; i < std::min(first + BLOCK, length); i++) {
             const float depth = own.depth[i];
             own.near[n] = i;
             own.level[n] = bits_of(depth);
@@ -109,13 +110,13 @@ Edge edge_of_gathered(Scratch& own, double wanted) {
     const int64_t each = own.weight[0];  // the n tokens left are equally deep
     int64_t spare = 0;                   // of them, those before the last that is wanted
     while (spare < n - 1 && static_cast<double>(above + each * (spare + 1)) < wanted) spare++;
-    const auto is_last = [&](int64_t id) { return bits_of(own.depth[id]) == low && spare-- == 0; };
+    const auto is_last = [&](int64_t at) { return bits_of(own.depth[at]) == low && spare-- == 0; };
     return {float_of(low), *std::find_if(own.near.begin(), own.near.begin() + own.gathered, is_last)};
 }
 
-Edge nearest(Scratch& own, int64_t vocab, double wanted, Edge edge, bool counted) {
+Edge nearest(Scratch& own, int64_t length, double wanted, Edge edge, bool counted) {
     for (const float depth : DEPTHS)
-        if (static_cast<double>(gather(own, vocab, depth, edge, counted)) >= wanted) break;
+        if (static_cast<double>(gather(own, length, depth, edge, counted)) >= wanted) break;
     return edge_of_gathered(own, wanted);
 }
 

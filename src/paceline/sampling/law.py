@@ -91,7 +91,7 @@ def processed(
     if mask is None:
         return None, x
     ids = allowed_ids(mask, len(x))
-    return ids, x[ids]
+    return ids, x.take(ids)  # for many ids quicker than x[ids]
 
 
 def penalises(params: SamplingParams) -> bool:

@@ -8,16 +8,29 @@
 namespace {
 
 constexpr int64_t WORD = 32;   // bits
-constexpr int64_t FEW = 1024;  // up to so many allowed tokens, only they are looked at
+constexpr int64_t FEW = 2048;  // up to so many allowed tokens, only they are looked at
 
 inline bool allows(const uint32_t* mask, int64_t id) { return mask[id / WORD] >> (id % WORD) & 1; }
 
+// The next word, from w on, that allows a token. Most allow none where few tokens are allowed.
+int64_t next_word(const uint32_t* mask, int64_t w, int64_t words) {
+    const auto none_of_8 = [&] {
+        uint32_t any = 0;
+        for (int64_t i = w; i < w + 8; i++) any |= mask[i];
+        return any == 0;
+    };
+    while (w + 8 <= words && none_of_8()) w += 8;
+    while (w < words && mask[w] == 0) w++;
+    return w;
+}
+
 // Writes the first allowed ids, at most `most`; returns how many.
 int64_t first_allowed(const uint32_t* mask, int64_t vocab, int64_t* ids, int64_t most) {
+    const int64_t words = (vocab + WORD - 1) / WORD;
     int64_t n = 0;
-    for (int64_t first = 0; first < vocab; first += WORD)
-        for (uint32_t word = mask[first / WORD]; word != 0; word &= word - 1) {
-            const int64_t id = first + __builtin_ctz(word);
+    for (int64_t w = next_word(mask, 0, words); w < words; w = next_word(mask, w + 1, words))
+        for (uint32_t word = mask[w]; word != 0; word &= word - 1) {
+            const int64_t id = w * WORD + __builtin_ctz(word);
             if (n == most || id >= vocab) return n;
             ids[n++] = id;
         }

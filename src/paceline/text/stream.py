@@ -14,16 +14,23 @@ class Speller(Protocol):
 
 
 class Detokenizer:
-    """All pieces joined, with flush() last, are exactly tokenizer.decode of all tokens."""
+    """All pieces joined, with flush() last, are exactly tokenizer.decode of all tokens.
 
-    def __init__(self, tokenizer: Speller, skip_special: bool = False) -> None:
+    With skip_special, control tokens are left out, but for those in `keep`.
+    """
+
+    def __init__(
+        self, tokenizer: Speller, skip_special: bool = False, keep: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._keep = keep  # control tokens shown all the same
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back half a character
         self._at_start = tokenizer.strips_first_space
 
     def push(self, token: int) -> str:
-        return self._strip(self._decoder.decode(self._tokenizer.shown(token, self._skip_special)))
+        skip = self._skip_special and token not in self._keep
+        return self._strip(self._decoder.decode(self._tokenizer.shown(token, skip)))
 
     def flush(self) -> str:
         """What was held back; half a character becomes U+FFFD."""
@@ -42,8 +49,14 @@ class TextStream:
     The first stop string is the one that is complete first; of two that end together, the longer.
     """
 
-    def __init__(self, tokenizer: Speller, stop: Sequence[str] = (), skip_special: bool = True) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special)
+    def __init__(
+        self,
+        tokenizer: Speller,
+        stop: Sequence[str] = (),
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special, keep)
         self._stop = tuple(stop)
         self._held = ""  # may be the beginning of a stop string
         self.stopped = False
@@ -67,24 +80,32 @@ class TextStream:
         if found:
             self.stopped = True
             return text[: min(found)[1]]
-        keep = self._beginning(text)
+        keep = held_back(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-    def _beginning(self, text: str) -> int:
-        """How many characters at the end of the text could begin a stop string."""
-        longest = min(max(map(len, self._stop), default=1) - 1, len(text))
-        return next((n for n in range(longest, 0, -1) if text.endswith(self._starts(n))), 0)
 
-    def _starts(self, length: int) -> tuple[str, ...]:
-        return tuple(s[:length] for s in self._stop if len(s) > length)
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of the text could begin one of the marks."""
+    longest = min(max(map(len, marks), default=1) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(_starts(marks, n))), 0)
+
+
+def _starts(marks: Sequence[str], length: int) -> tuple[str, ...]:
+    return tuple(mark[:length] for mark in marks if len(mark) > length)
 
 
 class StopStrings:
     """Told each new token; True once the output holds a stop string. Fits `Seq.stopped_by`."""
 
-    def __init__(self, tokenizer: Speller, stop: Sequence[str], skip_special: bool = True) -> None:
-        self._stream = TextStream(tokenizer, stop, skip_special)
+    def __init__(
+        self,
+        tokenizer: Speller,
+        stop: Sequence[str],
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        self._stream = TextStream(tokenizer, stop, skip_special, keep)
 
     def __call__(self, token: int) -> bool:
         self._stream.push(token)

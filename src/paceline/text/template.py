@@ -1,6 +1,7 @@
 """Chat templates: the model's own jinja2 text, run in a sandbox."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
+_ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
 
 
@@ -36,7 +38,7 @@ class ChatTemplate:
 
         source = self._choose(tools)
         template = compiled(source)
-        chat = [_message(m) for m in _plain(list(messages))]
+        chat = [_with_calls_as_data(_message(m), source) for m in _plain(list(messages))]
         offered = None if tools is None else _plain(list(tools))
         if (offered or _used_tools(chat)) and not mentions_tools(source):
             chat = without_tool_roles(chat, tool_prompt(offered) if offered else "")
@@ -136,6 +138,35 @@ def _message(message: Any) -> dict[str, Any]:
         raise TextError(f"{message!r} is not a message: expected a mapping with role and content")
     content = message.get("content")
     return {**message, "content": text_of(content)} if isinstance(content, list) else message
+
+
+def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
+    """A message with calls as templates expect it, not as clients send it.
+
+    Arguments are objects: a template would encode JSON text a second time. Missing content is empty text, for
+    a template would write None, but for a template that knows messages with calls by it.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    message = {**message, "tool_calls": [_with_arguments_as_object(call) for call in calls]}
+    if message.get("content") is None:
+        message["content"] = None if _ASKS_FOR_NONE.search(source) else ""
+    return message
+
+
+def _with_arguments_as_object(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_arguments_as_object(call["function"])}
+    if not isinstance(call.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(call["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 from paceline.errors import TextError, UnknownModel
 from paceline.text.folder_vocab import vocabulary_from_folder
 from paceline.text.gguf_vocab import vocabulary_from_gguf
-from paceline.text.template import ChatTemplate, Message, Tool
+from paceline.text.template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
+from paceline.text.tool_formats import ToolFormat, tool_format
 from paceline.text.vocabulary import Vocabulary
 
 
@@ -87,6 +88,20 @@ class Tokenizer:
     @cached_property
     def template(self) -> ChatTemplate:
         return ChatTemplate(self._vocabulary.templates, self._vocabulary.names)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+        templates = self._vocabulary.templates
+        return tool_format(templates.get(TOOL_TEMPLATE, templates.get("default")))
+
+    @cached_property
+    def tool_marks(self) -> frozenset[int]:
+        """Control tokens that are part of tool calls: a text without them cannot be read for calls."""
+        form = self.tool_format
+        syntax = (form.trigger, form.begin, form.end, *form.other_triggers, *form.name_marks)
+        spelled = ((token, self.piece(token).decode(errors="replace")) for token in self._vocabulary.control)
+        return frozenset(token for token, mark in spelled if mark and any(mark in s for s in syntax))
 
     def render(
         self,

@@ -1,15 +1,96 @@
 """How each family of models writes tool calls."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: dict[str, Any]
+    text: str = field(default="", compare=False)  # the arguments' JSON as the model wrote it
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            object.__setattr__(self, "text", json.dumps(self.arguments, ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
+    """How one family of models writes tool calls."""
+
     name: str
-    trigger: str
-    begin: str
-    end: str
-    between: str
-    wraps_each: bool
-    call: tuple[str, str, str]
-    anywhere: bool = True
+    trigger: str  # from this text on a message is tool calls
+    begin: str  # stands before the first call, or before each; starts with the trigger
+    end: str  # stands after the last call, or after each
+    between: str  # between two calls, outside `end` and `begin` where these stand around each
+    wraps_each: bool  # begin and end stand around each call, not around all of them
+    call: tuple[str, str, str]  # around the name and the arguments' JSON
+    anywhere: bool = True  # False: the trigger counts only at the very start of a message
+    other_triggers: tuple[str, ...] = ()  # read, never written
+    name_marks: tuple[str, ...] = ()  # may follow a name that stands bare before its arguments
+
+
+_CALL: Final = ('{"name": "', '", "arguments": ', "}")
+
+HERMES: Final = ToolFormat(  # Hermes 2 Pro, Qwen 2.5, Qwen 3
+    "hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>", "\n", wraps_each=True, call=_CALL
+)
+SMOLLM2: Final = ToolFormat(
+    "smollm2", "<tool_call>", "<tool_call>[", "]</tool_call>", ", ", wraps_each=False, call=_CALL
+)
+LLAMA3: Final = ToolFormat(  # Llama 3.1 and later
+    "llama3",
+    '{"name": "',
+    "",
+    "",
+    "; ",
+    wraps_each=False,
+    call=('{"name": "', '", "parameters": ', "}"),
+    anywhere=False,
+    other_triggers=("<|python_tag|>", '{"type": "function", "name": "'),
+)
+MISTRAL: Final = ToolFormat(
+    "mistral",
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS][",
+    "]",
+    ", ",
+    wraps_each=False,
+    call=_CALL,
+    name_marks=("[CALL_ID]", "[ARGS]"),  # newer models: [TOOL_CALLS]name[ARGS]{...}
+)
+FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
+    {f.name: f for f in (HERMES, SMOLLM2, LLAMA3, MISTRAL)}
+)
+
+
+def tool_format(template: str | None) -> ToolFormat:
+    """The family a chat template belongs to; SmolLM2's, whose tool prompt is added, if it knows no tools."""
+    source = template or ""
+    if MISTRAL.trigger in source:
+        return MISTRAL
+    if "<|python_tag|>" in source:
+        return LLAMA3
+    if SMOLLM2.begin in source:
+        return SMOLLM2
+    if HERMES.trigger in source:
+        return HERMES
+    # Hermes' own template also says "parameters", where it describes the tools.
+    return LLAMA3 if '"parameters": ' in source and "tools" in source else SMOLLM2
+
+
+def render_calls(calls: Sequence[ToolCall], format: ToolFormat) -> str:
+    written = [_render_call(call, format) for call in calls]
+    if format.wraps_each:
+        return format.between.join(f"{format.begin}{call}{format.end}" for call in written)
+    return f"{format.begin}{format.between.join(written)}{format.end}"
+
+
+def _render_call(call: ToolCall, format: ToolFormat) -> str:
+    before, middle, after = format.call
+    name = json.dumps(call.name, ensure_ascii=False)[1:-1]
+    return f"{before}{name}{middle}{json.dumps(call.arguments, ensure_ascii=False)}{after}"

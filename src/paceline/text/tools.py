@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.errors import TextError
+from paceline.text.tool_events import Arguments, Begun, Broken, Ended, Text
+from paceline.text.tool_formats import HERMES, LLAMA3, MISTRAL, SMOLLM2, ToolCall, ToolFormat, render_calls
+from paceline.text.tool_reader import ToolReader
 
-_CALL: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)  # a last call may lack its end
 _FENCE: Final = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 
 # The SmolLM2 family's own tool prompt, shortened: the template of its smaller models has no place for tools.
@@ -25,12 +26,6 @@ Please make sure the parameter type is correct. If no function call is needed, u
 <tool_call>[
 {"name": "func_name1", "arguments": {"argument1": "value1", "argument2": "value2"}}
 ]</tool_call>"""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    name: str
-    arguments: dict[str, Any]
 
 
 def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:
@@ -67,65 +62,61 @@ def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
     calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
     if not calls:
         return {**message, "content": content}
-    written = json.dumps(
-        [{"name": c.get("name"), "arguments": _loaded(c.get("arguments"))} for c in calls], ensure_ascii=False
+    written = render_calls(
+        [ToolCall(c.get("name") or "", _loaded(c.get("arguments"))) for c in calls], SMOLLM2
     )
-    return {"role": message.get("role"), "content": f"{content}\n<tool_call>{written}</tool_call>".lstrip()}
+    return {"role": message.get("role"), "content": f"{content}\n{written}".lstrip()}
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall], list[str]]:
+def parse_tool_calls(text: str, format: ToolFormat | None = None) -> tuple[str, list[ToolCall], list[str]]:
     """The text around the calls, the calls, and an error for each one that cannot be read.
 
-    Reads <tool_call>{...}</tool_call>, <tool_call>[{...}, ...]</tool_call>, and a message that is nothing
-    but such an object or list.
+    What cannot be read stays where it is in the text around; the error names its place. Without a format,
+    calls are read as the first trigger in the text says; without any trigger, a message that is nothing
+    but calls, as an object or a list, in a fence or not, is read too.
     """
-    calls: list[ToolCall] = []
-    errors: list[str] = []
-    bodies = _CALL.findall(text)
-    if not bodies:
-        bare = _bare_calls(text)
-        return ("", bare, []) if bare else (text, [], [])
-    for body in bodies:
-        _read_body(body.strip(), calls, errors)
-    return _CALL.sub("", text).strip(), calls, errors
+    if format is not None:
+        return _read(text, format)
+    triggered = [(at, f) for f in (HERMES, MISTRAL) if (at := text.find(f.trigger)) >= 0]
+    if triggered:
+        return _read(text, min(triggered, key=lambda found: found[0])[1])
+    bare = _bare_calls(text)
+    return ("", bare, []) if bare else (text, [], [])
 
 
 def _bare_calls(text: str) -> list[ToolCall]:
     """The calls of a message that is wholly calls; none if any part of it is something else."""
-    stripped = text.strip()
-    fenced = _FENCE.fullmatch(stripped)
+    fenced = _FENCE.fullmatch(text.strip())
+    body = fenced.group(1) if fenced else text.strip()
+    for written, format in ((body, LLAMA3), (f"{HERMES.begin}{body}{HERMES.end}", HERMES)):
+        content, calls, errors = _read(written, format)
+        if calls and not content and not errors:
+            return calls
+    return []
+
+
+def _read(text: str, format: ToolFormat) -> tuple[str, list[ToolCall], list[str]]:
+    reader = ToolReader(format)
+    content: list[str] = []
     calls: list[ToolCall] = []
     errors: list[str] = []
-    _read_body(fenced.group(1).strip() if fenced else stripped, calls, errors)
-    return [] if errors else calls
-
-
-def _read_body(body: str, calls: list[ToolCall], errors: list[str]) -> None:
-    if body.startswith("{{") and body.endswith("}}"):  # Qwen2.5-Coder's own template shows calls this way
-        body = body[1:-1]
-    try:
-        found = json.loads(body, strict=False)
-    except (ValueError, RecursionError) as problem:
-        errors.append(f"the tool call is not valid JSON ({problem}): {_short(body)}")
-        return
-    for item in found if isinstance(found, list) else [found]:
-        call = _read_call(item)
-        if call is None:
-            errors.append(
-                f'a tool call needs "name" (text) and "arguments" (an object): {_short(json.dumps(item))}'
-            )
-        else:
-            calls.append(call)
-
-
-def _read_call(item: Any) -> ToolCall | None:
-    if not isinstance(item, dict):
-        return None
-    name = item.get("name")
-    arguments = _loaded(item.get("arguments", item.get("parameters")))
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, arguments)
+    name = arguments = ""
+    for event in [*reader.push(text), *reader.flush()]:
+        match event:
+            case Text():
+                content.append(event.text)
+            case Begun():
+                name, arguments = event.name, ""
+            case Arguments():
+                arguments += event.text
+            case Ended():
+                calls.append(ToolCall(name, json.loads(arguments), arguments))
+            case Broken():
+                errors.append(
+                    f"the tool call at character {event.at} {event.problem}: {_short(text[event.at :])}"
+                )
+                content.append(text[event.at : event.end])
+    return "".join(content), calls, errors
 
 
 def _loaded(arguments: Any) -> Any:
@@ -139,5 +130,5 @@ def _loaded(arguments: Any) -> Any:
 
 
 def _short(text: str, most: int = 120) -> str:
-    line = " ".join(text.split())
+    line = " ".join(text[: 4 * most].split())
     return line if len(line) <= most else line[:most] + " ..."

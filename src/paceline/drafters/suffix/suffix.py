@@ -71,7 +71,9 @@ class Suffix(Drafter):
 
     def _draft(self, ask: Ask) -> Draft:
         matches, width = self._matches(ask), ask.seq.spec.tree_width
-        nodes = elect(matches, ask.budget, width, self.settings.min_chance) if matches else []
+        if not matches:
+            return NO_DRAFT
+        nodes = elect(matches, ask.budget, width, self.settings.min_chance, ask.cursor)
         if not nodes:
             return NO_DRAFT
         tokens, parents, chances = zip(*nodes, strict=True)

@@ -1,0 +1,33 @@
+"""What the grammar of the output leaves no choice about."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from paceline.drafters.legal import CERTAIN, walk
+from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter
+
+SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
+
+
+class Grammar(Drafter):
+    name = "grammar"
+    takes_turns: Final = True  # others go on after its guesses, and it goes on after theirs
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [NO_DRAFT if ask.cursor is None else self._draft(ask, ask.cursor) for ask in asks]
+
+    def _draft(self, ask: Ask, cursor: Cursor) -> Draft:
+        tokens: list[int] = []
+        scores: list[float] = []
+        left = {CERTAIN: ask.certain, SPELLED: ask.budget}
+        while not cursor.finished:
+            run, score = cursor.forced(), CERTAIN
+            if not run:
+                run, score = cursor.spelled(), SPELLED
+            taken, cursor = walk(cursor, run[: left[score]])
+            tokens += run[:taken]
+            scores += [score] * taken
+            left[score] -= taken
+            if not run or taken < len(run):
+                break
+        return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))

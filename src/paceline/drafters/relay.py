@@ -1,0 +1,174 @@
+"""A list of drafters is a drafter: the first that has a guess answers.
+
+Where the output has a grammar and its drafter is among them, they take turns: the tokens that must come, then
+whoever fills the free part, then the next tokens that must come.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from paceline.drafters.legal import CERTAIN, legal, unsure, walk
+from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Relay(Drafter):
+    """Each leg of a draft is by one drafter, who is asked in one call for all sequences."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = tuple(drafters)
+        self.name = "+".join(drafter.name for drafter in self.drafters)
+        self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
+        self._turns = any(takes_turns(drafter) for drafter in self.drafters)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        runs = [_Run(ask if self._turns or not ask.certain else replace(ask, certain=0)) for ask in asks]
+        running = [run for run in runs if not run.over]
+        legs = 0
+        while running:
+            self._leg(running, legs)
+            legs += 1
+            running = [run for run in running if len(run.legs) == legs and not run.over]
+        return [joined(run.legs) for run in runs]
+
+    def _leg(self, runs: Sequence["_Run"], before: int) -> None:
+        """One more leg for each run that someone has a guess for; they have `before` legs so far."""
+        for drafter in self.drafters:
+            asked = [run for run in runs if len(run.legs) == before and run.may_ask(drafter)]
+            if asked:
+                drafts = drafter.draft([run.ask for run in asked])
+                for run, draft in zip(asked, drafts, strict=True):
+                    run.take(drafter, draft)
+
+    def begin(self, seq: Seq) -> None:
+        for drafter in self.drafters:
+            drafter.begin(seq)
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        for drafter in self.drafters:
+            drafter.observe(seqs, verdicts, scores)
+
+    def end(self, seq: Seq) -> None:
+        for drafter in self.drafters:
+            drafter.end(seq)
+
+
+class _Run:
+    """One draft on its way from drafter to drafter."""
+
+    __slots__ = ("ask", "last", "legs", "over")
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask  # what is wanted after the legs so far
+        self.legs: list[Draft] = []
+        self.last: Drafter | None = None  # whose leg was the last
+        self.over = ask.cursor is not None and ask.cursor.finished
+
+    def may_ask(self, drafter: Drafter) -> bool:
+        if self.ask.cursor is None:
+            return True
+        if self.last is not None:
+            turn = takes_turns(drafter) or takes_turns(self.last)
+            if not turn or drafter is self.last:
+                return False
+        return self.ask.budget > 0 or (takes_turns(drafter) and self.ask.certain > 0)
+
+    def take(self, drafter: Drafter, draft: Draft) -> None:
+        """Adds a leg, if anything of the draft is wanted and can be taken."""
+        leg, end = (draft, None) if self.ask.cursor is None else self._leg(drafter, draft, self.ask.cursor)
+        if leg:
+            self.legs.append(leg)
+            self.last = drafter
+            self.over = end is None or end.finished
+            if end is not None:
+                self.ask = _after(self.ask, leg, end)
+
+    def _leg(self, drafter: Drafter, draft: Draft, cursor: Cursor) -> tuple[Draft, Cursor | None]:
+        """What there is to add, and where it ends: None for a tree, and for one drawn against the grammar.
+
+        A bare leg ends where tokens are forced: those who are certain of them go on.
+        """
+        draft = _signed(draft, drafter)
+        if not is_chain(draft):
+            return _wanted(legal(cursor, draft), self.ask), None
+        draft = _wanted(draft, self.ask)
+        hand_over = draft.q is None and self.ask.certain > 0 and not takes_turns(drafter)
+        taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
+        if draft.q is None:
+            return draft.first(taken), end
+        return draft, end if taken == len(draft) else None
+
+
+def takes_turns(drafter: Drafter) -> bool:
+    """Whether others go on after its guesses, and it goes on after theirs."""
+    return bool(getattr(drafter, "takes_turns", False))
+
+
+def is_chain(draft: Draft) -> bool:
+    return draft.parents is None or draft.parents == tuple(range(ROOT, len(draft) - 1))
+
+
+def _signed(draft: Draft, drafter: Drafter) -> Draft:
+    """Each node with its source; only those who take turns can be certain."""
+    sources = draft.sources or (drafter.name,) * len(draft)
+    scores = draft.scores if takes_turns(drafter) else tuple(unsure(score) for score in draft.scores)
+    return replace(draft, sources=sources, scores=scores)
+
+
+def _wanted(draft: Draft, ask: Ask) -> Draft:
+    """The first nodes, up to the first that is one too many of its kind."""
+    left = {True: ask.certain, False: ask.budget}
+    for node in range(len(draft)):
+        certain = _certain(draft, node)
+        if not left[certain]:
+            return draft.first(node)
+        left[certain] -= 1
+    return draft
+
+
+def _certain(draft: Draft, node: int) -> bool:
+    return draft.q is None and len(draft.scores) > node and draft.scores[node] == CERTAIN
+
+
+def _after(ask: Ask, leg: Draft, end: Cursor) -> Ask:
+    certain = sum(_certain(leg, node) for node in range(len(leg)))
+    budget = ask.budget - (len(leg) - certain)
+    return Ask(ask.seq, budget, (*ask.after, *leg.tokens), end, ask.certain - certain)
+
+
+def joined(legs: Sequence[Draft]) -> Draft:
+    """One draft of legs that follow one another; all but the last are chains."""
+    if len(legs) < 2:
+        return legs[0] if legs else NO_DRAFT
+    tokens = tuple(token for leg in legs for token in leg.tokens)
+    sources = tuple(source for leg in legs for source in leg.sources)
+    scores = tuple(score for leg in legs for score in leg.scores)
+    return Draft(tokens, _parents(legs), sources, scores if all(leg.scores for leg in legs) else (), _q(legs))
+
+
+def _parents(legs: Sequence[Draft]) -> tuple[int, ...] | None:
+    if is_chain(legs[-1]):
+        return None
+    start = sum(len(leg) for leg in legs[:-1])
+    return (*range(ROOT, start - 1), *(start + legs[-1].parent(node) for node in range(len(legs[-1]))))
+
+
+def _q(legs: Sequence[Draft]) -> "Tensor | None":
+    """A bare guess is as one drawn from the law that says nothing else."""
+    drawn = [leg.q for leg in legs if leg.q is not None]
+    if not drawn:
+        return None
+    vocab, start = drawn[0].shape[1], 0
+    rows = drawn[0].new_zeros(sum(len(leg) for leg in legs), vocab)
+    for leg in legs:
+        if leg.q is not None:
+            rows[start : start + len(leg)] = leg.q
+        else:
+            for node, token in enumerate(leg.tokens, start):
+                if 0 <= token < vocab:
+                    rows[node, token] = 1
+        start += len(leg)
+    return rows
