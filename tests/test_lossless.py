@@ -324,9 +324,7 @@ def one_row_late() -> Judge:
 
 
 @pytest.mark.parametrize("make", [counting_rounds, one_row_late])
-def test_a_wrong_position_is_caught(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Judge]
-) -> None:
+def test_a_wrong_position_is_caught(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Judge]) -> None:
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
 
     def output(spec: SpecConfig) -> dict[str, list[int]]:

@@ -110,7 +110,11 @@ class SamplingParams:
 class SpecConfig:
     """How one request speculates."""
 
-    drafters: tuple[str, ...] = ("grammar", "suffix", "ngram")  # asked in this order; () or ("none",): plain decoding
+    drafters: tuple[str, ...] = (
+        "grammar",
+        "suffix",
+        "ngram",
+    )  # asked in this order; () or ("none",): plain decoding
     max_draft: int = 8  # 0: plain decoding, same code
     tree_width: int = 1  # most guesses for one position; 1 is a chain
     adaptive: bool = True  # let the controller draft less than max_draft, or nothing

@@ -26,7 +26,8 @@ out = Console(highlight=False, soft_wrap=True)
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
 Drafters = Annotated[
-    str, typer.Option(help="grammar, suffix, ngram, prediction, model: asked in this order; none: plain decoding.")
+    str,
+    typer.Option(help="grammar, suffix, ngram, prediction, model, asked in this order; none: plain."),
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
 TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]
@@ -84,7 +85,7 @@ def generate(
         bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
     ] = False,
     prediction: Annotated[str, typer.Option(help="Text the answer may resemble; drafters: prediction.")] = "",
-    tools: Annotated[str | None, typer.Option(help="A file with OpenAI tools; the prompt is a message.")] = None,
+    tools: Annotated[str | None, typer.Option(help="A file of OpenAI tools; implies --chat.")] = None,
     tool_choice: Annotated[str, typer.Option(help="auto, required, none, or a tool's name.")] = "auto",
     schema: Annotated[str | None, typer.Option(help="A file: answer with JSON of this schema.")] = None,
     regex: Annotated[str | None, typer.Option(help="Answer with what this pattern matches.")] = None,
@@ -115,7 +116,7 @@ def generate(
     spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
     text = sys.stdin.read() if prompt == "-" else prompt
-    wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)
+    wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)  # type: ignore[arg-type]  # checked there
     from paceline.answer import as_json
     from paceline.llm import LLM
 

@@ -61,5 +61,7 @@ def _tools(path: str | None) -> list[dict[str, Any]] | None:
     found = read_json(path)
     listed = found.get("tools", [found]) if isinstance(found, dict) else found
     if not isinstance(listed, list) or not listed:
-        raise ConstraintError(f'{path} holds no tools: expected a list of {{"type": "function", "function": ...}}')
+        raise ConstraintError(
+            f'{path} holds no tools: expected a list of {{"type": "function", "function": ...}}'
+        )
     return listed
