@@ -25,7 +25,7 @@ class Wanted:
     whitespace: Whitespace = "fixed"
 
     def constraint(self, form: ToolFormat, prompt: str = "") -> Constraint | Switched | None:
-        """`prompt` is the end of the text to be continued: where it opens the model's reasoning, that is free."""
+        """`prompt`: the end of the text to be continued. Reasoning that it opens is free."""
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):

@@ -46,9 +46,7 @@ class Calls:
         whole = f"{one} ({between} {one})*" if self.several else one
         if not form.wraps_each:
             whole = f"{begin} {whole} {end}"
-        elif (
-            self.several
-        ):  # whether another call follows is decided after the separator, as models are wont to
+        elif self.several:  # models write the separator before they decide on another call
             whole += f" ({between})?"
         names = [f"{call}_{i}" for i in range(len(self.calls))]
         rules = [c.rules(n, spell) for c, n in zip(self.calls, names, strict=True)]
