@@ -78,6 +78,7 @@ class Draft:
     sources: tuple[str, ...] = ()  # who guessed each node
     scores: tuple[float, ...] = ()  # how sure of each node, given its parent; 1: it is certain; () if unknown
     q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
+    refused: int = 0  # guesses left out because the grammar of the output cannot take them
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -123,7 +124,7 @@ class Draft:
             return self
         parents = None if self.parents is None else self.parents[:n]
         q = None if self.q is None else self.q[:n]
-        return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q)
+        return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q, self.refused)
 
 
 NO_DRAFT: Final = Draft()

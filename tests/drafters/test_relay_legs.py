@@ -240,3 +240,11 @@ def test_whoever_takes_turns_the_draft_is_legal_and_within_its_budgets(
 
 def test_nobody_has_a_guess() -> None:
     assert guess([Says("none", lambda a: NO_DRAFT), Grammar()], sentence(FREE)) == NO_DRAFT
+
+
+def test_what_the_grammar_refuses_is_counted() -> None:
+    cursor = ToyCursor(lambda tokens: {1, 2} if len(tokens) < 6 else set())
+    draft = guess([always(1, 2, 9, 1)], cursor)
+    assert draft.tokens == (1, 2)
+    assert draft.refused == 2
+    assert draft.first(1).refused == 2

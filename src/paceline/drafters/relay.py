@@ -32,7 +32,7 @@ class Relay(Drafter):
             self._leg(running, legs)
             legs += 1
             running = [run for run in running if len(run.legs) == legs and not run.over]
-        return [joined(run.legs) for run in runs]
+        return [run.draft() for run in runs]
 
     def _leg(self, runs: Sequence["_Run"], before: int) -> None:
         """One more leg for each run that someone has a guess for; they have `before` legs so far."""
@@ -59,12 +59,13 @@ class Relay(Drafter):
 class _Run:
     """One draft on its way from drafter to drafter."""
 
-    __slots__ = ("ask", "last", "legs", "over")
+    __slots__ = ("ask", "last", "legs", "over", "refused")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask  # what is wanted after the legs so far
         self.legs: list[Draft] = []
         self.last: Drafter | None = None  # whose leg was the last
+        self.refused = 0  # guesses that the grammar cannot take
         self.over = ask.cursor is not None and ask.cursor.finished
 
     def may_ask(self, drafter: Drafter) -> bool:
@@ -93,13 +94,21 @@ class _Run:
         """
         draft = _signed(draft, drafter)
         if not is_chain(draft):
-            return _wanted(legal(cursor, draft), self.ask), None
+            fit = legal(cursor, draft)
+            self.refused += len(draft) - len(fit)
+            return _wanted(fit, self.ask), None
         draft = _wanted(draft, self.ask)
         hand_over = draft.q is None and self.ask.certain > 0 and not drafter.takes_turns
         taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
+            if not end.finished and not (hand_over and taken and end.forced()):
+                self.refused += len(draft) - taken
             return draft.first(taken), end
         return draft, end if taken == len(draft) else None
+
+    def draft(self) -> Draft:
+        whole = joined(self.legs)
+        return replace(whole, refused=self.refused) if self.refused else whole
 
 
 def is_chain(draft: Draft) -> bool:
