@@ -28,7 +28,7 @@ Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
 class LLM:
     """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
 
-    Without a spec, the drafters are suffix, ngram, those given here, and the draft model if there is one.
+    Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
     """
 
     def __init__(
