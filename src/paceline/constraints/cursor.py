@@ -51,26 +51,24 @@ class Walker:
         self._grammar = grammar
         self._of = grammar.matcher
         self._matcher = grammar.matcher.deep_copy()
+        self._careful = False
         self.start = self._at = _Place(None, -1, 0, self._matcher.is_stopped())
 
     def ask(self, place: _Place, question: "Callable[[LLMatcher], T]") -> T:
         """What a matcher says that stands there. An error counts only if a new matcher makes it too."""
-        if self._reach(place):
-            said = question(self._matcher)
-            if not self._matcher.is_error():
-                return said
-        self._renew()
-        if self._read(place):
-            said = question(self._matcher)
-            if not self._matcher.is_error():
-                return said
-        message = _broken(self._matcher)
-        self._renew()
+        message = ""
+        for _ in range(2):
+            if self._move(place):
+                said = question(self._matcher)
+                if not self._matcher.is_error():
+                    return said
+            message = _broken(self._matcher)
+            self._grammar.renew()
         raise ConstraintError(message)
 
-    def _reach(self, place: _Place) -> bool:
-        if self._of is not self._grammar.matcher:  # another output has come upon an error
-            self._begin()
+    def _move(self, place: _Place) -> bool:
+        if self._of is not self._grammar.matcher:
+            self._start_again()
         back, there, path = self._at, place, []
         while back is not there:
             if back.depth >= there.depth and back.parent is not None:
@@ -81,32 +79,27 @@ class Walker:
                 there = there.parent
         up = self._at.depth - back.depth
         self._at = place
-        if up and not self._matcher.rollback(up):
-            return False
-        return not path or self._matcher.try_consume_tokens(path[::-1]) == len(path)
+        return (not up or self._matcher.rollback(up)) and self._read(path[::-1])
 
-    def _read(self, place: _Place) -> bool:
-        """From the start, as an output is written: with a mask before each token."""
-        tokens, at = [], place
-        while at.parent is not None:
-            tokens.append(at.token)
-            at = at.parent
-        self._at = place
-        for token in reversed(tokens):
+    def _read(self, tokens: list[int]) -> bool:
+        if not self._careful:
+            return not tokens or self._matcher.try_consume_tokens(tokens) == len(tokens)
+        for token in tokens:
             self._matcher.compute_bitmask()
             if self._matcher.try_consume_tokens([token]) != 1:
                 return False
         return True
 
-    def _renew(self) -> None:
-        """A matcher never leaves an error behind."""
-        self._grammar.renew()
-        self._begin()
+    def _start_again(self) -> None:
+        """After an error, in this output or in another.
 
-    def _begin(self) -> None:
+        From then on a mask comes before each token, as when an output is written token by token: how much a
+        matcher may still be asked depends on what it was asked before.
+        """
         self._of = self._grammar.matcher
         self._matcher = self._of.deep_copy()
         self._at = self.start
+        self._careful = True
 
     def step(self, place: _Place, token: int) -> _Place | None:
         """None: the token cannot be taken."""
