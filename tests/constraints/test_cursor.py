@@ -173,7 +173,7 @@ def test_ends_are_not_shown_to_the_matcher(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_rewinding_over_an_end_loses_no_place() -> None:
-    """The matcher does not count an end that it reads while it stands at one, so that it goes back too far."""
+    """A matcher that stands at an end does not count an end that it reads, and would go back too far."""
     cursor = COMPILER.cursor(Regex("abc(abc)?(ab)?"))
     for token in (A, B, C):
         assert cursor.advance(token)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -151,8 +151,8 @@ def test_what_is_no_response_format_is_refused(given: dict[str, Any]) -> None:
     [
         (lambda: Choice(()), "not a choice"),
         (lambda: Choice(("",)), "not a choice"),
-        (lambda: Choice("yes"), "not a choice"),
-        (lambda: Choice((1,)), "not a choice"),
+        (lambda: Choice("yes"), "not a choice"),  # type: ignore[arg-type]
+        (lambda: Choice((1,)), "not a choice"),  # type: ignore[arg-type]
         (lambda: check(Regex("")), "the pattern is empty"),
         (lambda: check(Regex("a" * (MAX_BYTES + 1))), "at most 1,048,576"),
         (lambda: check(Lark("start: " + " " * MAX_BYTES)), "at most 1,048,576"),
