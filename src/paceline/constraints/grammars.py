@@ -155,14 +155,14 @@ def parsed(text: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """As a string of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    """As a string of a Lark grammar, which holds no character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _slashed(pattern: str) -> str:
     """Between the slashes of a Lark grammar, which no slash and no line break may end."""
-    escaped = re.sub(r"\\.|/", lambda m: "\\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
-    return escaped.replace("\n", "\\n")
+    changed = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+    return re.sub(r"\\.|/|\n", lambda m: changed.get(m[0], m[0]), pattern, flags=re.DOTALL)
 
 
 def _unanchored(pattern: str) -> str:
@@ -170,7 +170,7 @@ def _unanchored(pattern: str) -> str:
     body = pattern.removeprefix("^").removeprefix("\\A")
     if body.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", body):
         body = body[:-1]
-    return body.removesuffix("\\Z").removesuffix("\\z") or pattern
+    return re.sub(r"(?<!\\)((\\\\)*)\\[Zz]\Z", r"\1", body) or pattern
 
 
 def _limited(text: str, what: str) -> None:
