@@ -21,7 +21,7 @@ from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
-PROMPT_END: Final = 16  # tokens at its end, in which a prompt may open the model's reasoning
+PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
 
 
@@ -105,7 +105,8 @@ class LLM:
         )
         tokens = self._encode(prompt, tools)
         marks = self.tokenizer.tool_marks if tools else frozenset()
-        reader = Reader(wanted.parser(), self.tokenizer.tool_format if tools else None)
+        opening = self._opening(prompt, wanted) if wanted.bound else ""
+        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if tools else None)
         guess = prediction and self._choosing
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
@@ -118,15 +119,20 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, tokens),
+            cursor=self._cursor(wanted, opening),
         )
         self.engine.submit(seq)
         self._inbox[seq.id] = deque()
         return Stream(self, seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
 
-    def _cursor(self, wanted: Wanted, prompt: Sequence[int]) -> Cursor | None:
-        end = self.tokenizer.decode(prompt[-PROMPT_END:])
-        constraint = wanted.constraint(self.tokenizer.tool_format, end)
+    def _opening(self, prompt: Prompt, wanted: Wanted) -> str:
+        """How the prompt lets the model begin; what the user says in a chat has no part in it."""
+        if isinstance(prompt, str):
+            return prompt[-PROMPT_END:]
+        return self.tokenizer.opening(list(prompt), wanted.tools or None)
+
+    def _cursor(self, wanted: Wanted, opening: str) -> Cursor | None:
+        constraint = wanted.constraint(self.tokenizer.tool_format, opening)
         return None if constraint is None else self.constraints.cursor(constraint)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:

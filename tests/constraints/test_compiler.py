@@ -25,7 +25,9 @@ LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
         Json.of(False),
         Json.of({"type": "integer", "minimum": 5, "maximum": 3}),
         Json.of({"enum": []}),
-        Json.of({"type": "object", "required": ["a"], "properties": {"a": False}, "additionalProperties": False}),
+        Json.of(
+            {"type": "object", "required": ["a"], "properties": {"a": False}, "additionalProperties": False}
+        ),
         Lark("start: start"),
         Regex("["),
         Lark("x: /a/"),
@@ -173,7 +175,9 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     tokens = tokenizer.encode("hm</think>{", special=False)
     assert tokenizer.piece(tokens[-1]) == b">{"
     cursor = after(made, thinking, tokens[:-1])
-    found = {tokenizer.piece(token) for token in set(range(tokenizer.vocab_size)) - set(allowed(cursor, 151936))}
+    found = {
+        tokenizer.piece(token) for token in set(range(tokenizer.vocab_size)) - set(allowed(cursor, 151936))
+    }
     assert b">" not in found
     assert b">{" not in found
     assert b">{{" in found

@@ -110,6 +110,7 @@ class Switched:
     then: Constraint | None  # None: the trigger must not appear
     again: bool = False  # free text may follow, and another trigger
     anywhere: bool = True  # False: the trigger counts only at the very start
+    must: bool = False  # the text cannot end before the trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _After:
 
 def after(mark: str, constraint: Constraint) -> Switched:
     """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
-    return Switched(mark, _After(mark, constraint))
+    return Switched(mark, _After(mark, constraint), must=True)
 
 
 def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:
