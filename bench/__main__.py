@@ -10,13 +10,14 @@ python -m bench schemas              every recorded schema: accepted, followed, 
 
 import sys
 
-from bench import cli, divergence, passes, run, tools
+from bench import cli, divergence, passes, run, schemas, tools
 
 COMMANDS = {
     "own": run.main,
     "passes": passes.main,
     "divergence": divergence.main,
     "tools": tools.main,
+    "schemas": schemas.main,
     "compare": cli.main,
 }
 

@@ -37,7 +37,7 @@ class Item:
 
 
 def items(name: str, path: Path, tokenizer: Tokenizer, limit: int, max_prompt: int) -> list[Item]:
-    """The first that fit, in the file's order, which says nothing; turns of one conversation stay together."""
+    """The first that fit, in the file's order, which says nothing; a conversation's turns stay together."""
     chosen: list[Item] = []
     for number, record in enumerate(workload.lines(path)):
         turns = list(_turns(name, record, number))
@@ -84,8 +84,8 @@ def valid(item: Item, calls: Sequence[ToolCall]) -> bool:
 def matches(calls: Sequence[ToolCall], reference: Sequence[ToolCall]) -> bool:
     """The same calls, in any order.
 
-    Each argument must be the recorded value: BFCL also takes others, and optional ones left out, by lists that
-    the data no longer has. So this counts too few.
+    Each argument must be the recorded value: BFCL also takes others, and optional ones left out, by lists
+    that the data no longer has. So this counts too few.
     """
     left = [_plain_call(call) for call in reference]
     for call in calls:

@@ -1,4 +1,4 @@
-"""python -m bench tools: recorded tool calls, answered anew under the tools' schemas, with and without guessing.
+"""python -m bench tools: recorded tool calls, answered anew under the tools' schemas, plain and guessed.
 
 Every list of drafters sees the same turns in the same order, with a suffix memory of its own that learns from
 the turns before, as an agent's would. The prompt is in the cache before any of them answers, and their order
