@@ -90,7 +90,7 @@ class Bench:
             return None
 
     def _walk_instances(self, record: dict[str, Any], outcome: Outcome) -> None:
-        """As json.dumps writes them. One whose properties stand in another order than the schema's is refused."""
+        """As json.dumps writes them. One with properties in another order than the schema's is refused."""
         self.compiler.clock = outcome.clock
         for test in record.get("tests", ()):
             text = json.dumps(test["data"], ensure_ascii=False)
