@@ -100,8 +100,11 @@ class LLM:
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
         params = _params(params, sampling)
-        wanted = Wanted(tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace)
+        wanted = Wanted(
+            tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace
+        )
         tokens = self._encode(prompt, tools)
+        marks = self.tokenizer.tool_marks if tools else frozenset()
         reader = Reader(wanted.parser(), self.tokenizer.tool_format if tools else None)
         guess = prediction and self._choosing
         if spec is None:
@@ -114,12 +117,11 @@ class LLM:
             spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop) if params.stop else None,
+            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
             cursor=self._cursor(wanted, tokens),
         )
         self.engine.submit(seq)
         self._inbox[seq.id] = deque()
-        marks = self.tokenizer.tool_marks if tools else frozenset()
         return Stream(self, seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
 
     def _cursor(self, wanted: Wanted, prompt: Sequence[int]) -> Cursor | None:

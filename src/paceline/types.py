@@ -212,6 +212,7 @@ class Drafter(Protocol):
 
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to see in observe()
+    takes_turns: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
 

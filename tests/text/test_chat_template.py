@@ -1,5 +1,6 @@
 """Templates in the sandbox, against transformers' own renderer."""
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.errors import TextError
+from paceline.text import FORMATS, ToolCall, parse_tool_calls
 from paceline.text.template import ChatTemplate, mentions_tools
 
 CHAT: list[dict[str, Any]] = [
@@ -137,3 +139,63 @@ def test_a_history_with_calls_needs_no_tools_to_be_read() -> None:
 def test_what_is_no_message_is_refused_in_one_line(chat: list[Any]) -> None:
     with pytest.raises(TextError, match=r"not a message|only text"):
         render("{% for m in messages %}{{ m.content }}{% endfor %}", chat)
+
+
+# What Qwen2.5's template does with an assistant's message.
+QWEN_CALLS = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.content %}
+        {{- '\\n' + message.content }}
+    {%- endif %}
+    {%- for tool_call in message.tool_calls %}
+        {%- if tool_call.function is defined %}
+            {%- set tool_call = tool_call.function %}
+        {%- endif %}
+        {{- '\\n<tool_call>\\n{"name": "' }}
+        {{- tool_call.name }}
+        {{- '", "arguments": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}{{- tools or '' }}"""
+
+
+def sent(arguments: Any, **other: Any) -> dict[str, Any]:
+    """An assistant's message with one call, as a client sends it back."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call, call], **other}
+
+
+@pytest.mark.parametrize("content", [None, "", "Let me see."])
+def test_arguments_as_json_text_are_not_encoded_twice(content: str | None) -> None:
+    arguments = {"path": 'a "b"\n\\', "n": [1, 2.5, None], "ü": {"x": "}"}}
+    text = render(QWEN_CALLS, [sent(json.dumps(arguments), content=content)])
+    assert text == render(QWEN_CALLS, [sent(arguments, content=content)])
+    reply = text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
+    call = ToolCall("f", arguments)
+    assert parse_tool_calls(reply, FORMATS["hermes"]) == (content or "", [call, call], [])
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "none", "[1]", '"{}"', "1", None, 1, {"a": "{}"}, [{}]])
+def test_other_arguments_are_left_alone(arguments: Any) -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}{{ tools }}"
+    assert render(source, [sent(arguments)]) == json.dumps(arguments) + "None"
+
+
+@pytest.mark.parametrize("call", [1, "f", None, {"function": "f"}, {"arguments": "{}"}])
+def test_calls_of_any_shape_reach_the_template(call: Any) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    expected = {"arguments": {}} if call == {"arguments": "{}"} else call
+    assert render(
+        "{{ messages[0].tool_calls[0] | tojson }}{% if tools %}{% endif %}", [message]
+    ) == json.dumps(expected)
+
+
+@pytest.mark.parametrize("message", [sent({}), sent({}, content=None)])
+def test_no_content_next_to_calls_is_empty_text(message: dict[str, Any]) -> None:
+    assert render("[{{ messages[0].content }}]{{ tools or '' }}", [message]) == "[]"
+    assert render("{{ '[' + messages[0]['content'] + ']' }}{{ tools or '' }}", [message]) == "[]"
+    asks = "{% if messages[0]['content'] is none %}calls{% else %}text{% endif %}{{ tools or '' }}"
+    assert render(asks, [message]) == "calls"

@@ -5,6 +5,7 @@ reads a GGUF by itself, but that way (5.22) does not know `smollm`, so digits st
 Qwen's NFC and Gemma's tokens of several marks (▁▁): where those matter it is no reference.
 """
 
+import json
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,7 +21,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import TextError
-from paceline.text import Tokenizer
+from paceline.text import TextStream, Tokenizer, ToolCall, parse_tool_calls
 
 Pair = tuple[Tokenizer, Any]
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
@@ -191,6 +192,24 @@ def test_qwens_tool_chats_are_rendered_equally(qwen_path: Path, tools: list[dict
     for chat in TOOL_CHATS:
         expected = theirs.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=True)
         assert ours.render(chat, tools) == expected
+
+
+@pytest.mark.large
+def test_qwens_calls_are_read_back(qwen_path: Path) -> None:
+    tokenizer = load(qwen_path)
+    text = json.dumps(CALL["arguments"])
+    calls = [{"type": "function", "function": {"name": "add", "arguments": text}}] * 2
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+    ]
+    reply = tokenizer.render(chat, [TOOL], add_generation_prompt=False).split("<|im_start|>assistant\n")[1]
+    call = ToolCall("add", {"a": 1, "b": "zwei — ☃ <&>"})
+    assert tokenizer.tool_format.name == "hermes"
+    ids = tokenizer.encode(reply.removesuffix("<|im_end|>\n"), special=False)
+    stream = TextStream(tokenizer, keep=tokenizer.tool_marks)
+    shown = "".join([*map(stream.push, ids), stream.flush()])
+    assert parse_tool_calls(shown, tokenizer.tool_format) == ("", [call, call], [])
 
 
 @pytest.mark.model

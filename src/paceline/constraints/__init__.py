@@ -1,6 +1,11 @@
 """What an output may be: schemas, tools, patterns and grammars, enforced token by token.
 
 grammars.py   what a user can ask for, each as rules of one grammar
+outputs.py    Python types as constraints, and the values that texts stand for
+typed.py      schemas of Python types
+template.py   fixed text with constrained gaps
+matching.py   whether a text fits a constraint
+schema.py     JSON Schemas, changed where a change is safe
 tools.py      tool calls in a model family's own format
 request.py    which of these a request means
 compiler.py   from a constraint to a cursor, for one tokenizer; keeps what it compiled
@@ -21,7 +26,9 @@ from paceline.constraints.grammars import (
     Whitespace,
     response_format,
 )
+from paceline.constraints.outputs import Output, output
 from paceline.constraints.request import Wanted
+from paceline.constraints.template import Template
 from paceline.constraints.tools import tool_calls
 
 __all__ = [
@@ -30,11 +37,14 @@ __all__ = [
     "Constraint",
     "Json",
     "Lark",
+    "Output",
     "Regex",
     "Switched",
+    "Template",
     "Wanted",
     "Whitespace",
     "check",
+    "output",
     "response_format",
     "tool_calls",
 ]

@@ -133,7 +133,12 @@ class Compiler:
 
 def check(constraint: Constraint) -> None:
     """Raises if the constraint cannot be enforced, whatever the model."""
-    compiled(constraint, constraint.rules("start", quoted), _library().LLTokenizer("byte"))
+    bytewise(constraint)
+
+
+def bytewise(constraint: Constraint) -> "LLMatcher":
+    """A matcher whose tokens are the text's bytes."""
+    return compiled(constraint, constraint.rules("start", quoted), _library().LLTokenizer("byte"))
 
 
 def compiled(constraint: Constraint, grammar: str, tables: "LLTokenizer") -> "LLMatcher":

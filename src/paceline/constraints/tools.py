@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace
+from paceline.constraints.schema import closed
 from paceline.errors import ConstraintError
 from paceline.text import ToolFormat
 
-# Keywords beside which an object may have properties that it does not list itself.
-_COMPOSED: Final = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not", "patternProperties")
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -103,28 +102,3 @@ def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
     if not isinstance(parameters, Mapping):
         raise ConstraintError(f"the parameters of tool {name} are no schema: expected an object")
     return name, Json.of(closed({"type": "object", **parameters}), whitespace)
-
-
-def closed(schema: Any) -> Any:
-    """The schema without properties that it does not list, wherever it does not speak of them.
-
-    Arguments that a tool does not know are refused by most tools, and a model should not spend time on them.
-    What this allows, the schema as given allows too.
-    """
-    if not isinstance(schema, Mapping):
-        return schema
-    inner = {key: _closed_below(key, value) for key, value in schema.items()}
-    listed = "properties" in schema and "additionalProperties" not in schema
-    if listed and not any(key in schema for key in _COMPOSED):
-        inner["additionalProperties"] = False
-    return inner
-
-
-def _closed_below(key: str, value: Any) -> Any:
-    if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, Mapping):
-        return {name: closed(inner) for name, inner in value.items()}
-    if key in ("items", "additionalProperties", "additionalItems", "contains"):
-        return closed(value)
-    if key in ("anyOf", "oneOf", "prefixItems") and isinstance(value, list):
-        return [closed(inner) for inner in value]
-    return value

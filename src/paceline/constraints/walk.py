@@ -30,14 +30,19 @@ FREE: Final = Masks(())
 UNREACHED: Final = ConstraintError("a row was read that no legal text leads to")
 
 
-def masks(cursor: Cursor, draft: Draft, words: int) -> Masks:
-    """`cursor` stands where the draft begins, and stays there. words: the length of a row of bits.
+def words(vocab: int) -> int:
+    """The length of a row of bits."""
+    return (vocab + 31) // 32
+
+
+def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
+    """`cursor` stands where the draft begins, and stays there. width: that of a row, in words.
 
     The target never chooses a node that the grammar forbids, so nothing is known of what follows one. What
     follows an end is never committed, so anything may.
     """
     cursors: dict[int, Cursor] = {ROOT: cursor}
-    rows: list[Row] = [_filled(cursor, words)]
+    rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):
         before = cursors.get(draft.parent(node))
         if before is not None and before.finished:
@@ -46,14 +51,14 @@ def masks(cursor: Cursor, draft: Draft, words: int) -> Masks:
             here = before.fork()
             if here.advance(token):
                 cursors[node] = here
-        rows.append(_filled(cursors[node], words) if node in cursors else UNREACHED)
+        rows.append(_filled(cursors[node], width) if node in cursors else UNREACHED)
     return Masks(rows)
 
 
-def _filled(cursor: Cursor, words: int) -> Row:
+def _filled(cursor: Cursor, width: int) -> Row:
     if cursor.finished:
         return None
-    row: Bits = np.zeros(words, np.uint32)
+    row: Bits = np.zeros(width, np.uint32)
     try:
         return row if cursor.fill(row) else None
     except ConstraintError as error:

@@ -11,7 +11,7 @@ SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
 
 class Grammar(Drafter):
     name = "grammar"
-    takes_turns: Final = True  # others go on after its guesses, and it goes on after theirs
+    takes_turns = True
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [NO_DRAFT if ask.cursor is None else self._draft(ask, ask.cursor) for ask in asks]

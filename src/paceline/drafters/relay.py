@@ -22,7 +22,7 @@ class Relay(Drafter):
         self.drafters = tuple(drafters)
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
-        self._turns = any(takes_turns(drafter) for drafter in self.drafters)
+        self._turns = any(drafter.takes_turns for drafter in self.drafters)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         runs = [_Run(ask if self._turns or not ask.certain else replace(ask, certain=0)) for ask in asks]
@@ -71,10 +71,10 @@ class _Run:
         if self.ask.cursor is None:
             return True
         if self.last is not None:
-            turn = takes_turns(drafter) or takes_turns(self.last)
+            turn = drafter.takes_turns or self.last.takes_turns
             if not turn or drafter is self.last:
                 return False
-        return self.ask.budget > 0 or (takes_turns(drafter) and self.ask.certain > 0)
+        return self.ask.budget > 0 or (drafter.takes_turns and self.ask.certain > 0)
 
     def take(self, drafter: Drafter, draft: Draft) -> None:
         """Adds a leg, if anything of the draft is wanted and can be taken."""
@@ -95,16 +95,11 @@ class _Run:
         if not is_chain(draft):
             return _wanted(legal(cursor, draft), self.ask), None
         draft = _wanted(draft, self.ask)
-        hand_over = draft.q is None and self.ask.certain > 0 and not takes_turns(drafter)
+        hand_over = draft.q is None and self.ask.certain > 0 and not drafter.takes_turns
         taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
             return draft.first(taken), end
         return draft, end if taken == len(draft) else None
-
-
-def takes_turns(drafter: Drafter) -> bool:
-    """Whether others go on after its guesses, and it goes on after theirs."""
-    return bool(getattr(drafter, "takes_turns", False))
 
 
 def is_chain(draft: Draft) -> bool:
@@ -114,7 +109,7 @@ def is_chain(draft: Draft) -> bool:
 def _signed(draft: Draft, drafter: Drafter) -> Draft:
     """Each node with its source; only those who take turns can be certain."""
     sources = draft.sources or (drafter.name,) * len(draft)
-    scores = draft.scores if takes_turns(drafter) else tuple(unsure(score) for score in draft.scores)
+    scores = draft.scores if drafter.takes_turns else tuple(unsure(score) for score in draft.scores)
     return replace(draft, sources=sources, scores=scores)
 
 

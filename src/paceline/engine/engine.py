@@ -3,7 +3,9 @@
 Plain decoding is a round with an empty draft; a prompt is a round with many pending tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Final
@@ -11,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.walk import masks
+from paceline.constraints.walk import masks, words
 from paceline.drafters.relay import Relay
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
@@ -58,6 +60,7 @@ class Engine:
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk)
         self._cancelled: list[str] = []
         self._in_step = False
+        self._walks = ThreadPoolExecutor(1, "paceline-grammar")
 
     @property
     def busy(self) -> bool:
@@ -109,9 +112,9 @@ class Engine:
         started = perf_counter_ns()
         self._draft(turns)
         drafted = perf_counter_ns()
-        turns, scores, refused = self._forward(turns)
-        self._constrain(turns)
-        logits = scores.logits.numpy(force=True)
+        with self._constrained(turns):
+            turns, scores, refused = self._forward(turns)
+            logits = scores.logits.numpy(force=True)
         cost = Pass(
             len(turns),
             sum(t.rows for t in turns),
@@ -203,11 +206,17 @@ class Engine:
         for turn, nodes in zip(asking, kept, strict=True):
             turn.draft = turn.draft.first(nodes)
 
-    def _constrain(self, turns: Sequence[Turn]) -> None:
-        words = (self.target.vocab_size + 31) // 32
-        for turn in turns:
-            if turn.seq.cursor is not None and turn.scored:
-                turn.masks = masks(turn.seq.cursor, turn.draft, words)
+    @contextmanager
+    def _constrained(self, turns: Sequence[Turn]) -> Iterator[None]:
+        """Masks are found beside the pass. Should it drop a draft, the draft's first mask is still right."""
+        bound = [(t, t.seq.cursor) for t in turns if t.seq.cursor is not None and t.scored]
+        walks = [
+            (turn, self._walks.submit(masks, cursor, turn.draft, words(self.target.vocab_size)))
+            for turn, cursor in bound
+        ]
+        yield
+        for turn, walk in walks:
+            turn.masks = walk.result()
 
     def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
         try:

@@ -8,7 +8,7 @@ _STRING: Final = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _GAP: Final = r"[ \t\r\n]*"
 CALL_HEAD: Final = re.compile(  # all of a call before its arguments, in the usual order; the name is group 1
     rf'\{{{_GAP}(?:"(?:type|id)"{_GAP}:{_GAP}"[^"\\]*"{_GAP},{_GAP})*"name"{_GAP}:{_GAP}({_STRING}){_GAP},'
-    rf'{_GAP}"(?:arguments|parameters)"{_GAP}:{_GAP}(?=\{{)'
+    rf'{_GAP}"(?:arguments|parameters)"{_GAP}:{_GAP}'
 )
 _KEY: Final = re.compile(rf"{_GAP},?{_GAP}({_STRING}){_GAP}:{_GAP}")
 _DECODER: Final = json.JSONDecoder(strict=False)

@@ -10,8 +10,8 @@ from paceline.text.stream import held_back
 from paceline.text.tool_events import Arguments, Begun, Broken, Ended, Event, Text
 from paceline.text.tool_formats import ToolFormat
 
-_NAMED: Final = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)", re.ASCII)
-_NAMED_SO_FAR: Final = re.compile(r"[\w.-][\w.\-\[\]]*\s*", re.ASCII)
+_NAMED: Final = re.compile(r"([\w.-]{1,99})(?:\[CALL_ID\]\w{1,60})?(?:\[ARGS\])?\s{0,9}(?=\{)", re.ASCII)
+_NAMED_SO_FAR: Final = re.compile(r"[\w.-][\w.\-\[\]]{0,200}\s{0,9}", re.ASCII)
 _BLANK: Final = " \t\r\n"
 _GAP: Final = re.compile(rf"[{_BLANK}]*")
 _GAP_WITH_SEMICOLON: Final = re.compile(rf"[{_BLANK}]*;?[{_BLANK}]*")
@@ -141,17 +141,25 @@ class ToolReader:
         if self._text.startswith("{{") and not self._scanned:
             self._lead += self._take(1)
             self._doubled = True
-        head = CALL_HEAD.match(self._text)
+        while self._scanned < len(self._text):
+            if self._text[self._scanned] == "{" and self._begin_after_name():
+                return True
+            if not self._scan(self._scanned + 1):
+                return self._break(_NOT_JSON)
+            if not self._scanner.depth:
+                return self._whole_call()
+        return self._last and self._break(_CUT_OFF)
+
+    def _begin_after_name(self) -> bool:
+        """Begins the call if its object was read up to the arguments, and holds the name."""
+        if self._scanner.depth != 1 or self._scanner.in_string:
+            return False
+        head = CALL_HEAD.fullmatch(self._text, 0, self._scanned)
         name = decoded_name(head[1]) if head else None
-        if head and name is not None:
-            self._scan(head.end())
-            self._begin_call(name, head.end())
-            return True
-        if not self._scan(len(self._text)):
-            return self._break(_NOT_JSON)
-        if self._scanner.depth:
-            return self._last and self._break(_CUT_OFF)
-        return self._whole_call()
+        if name is None:
+            return False
+        self._begin_call(name, self._scanned)
+        return True
 
     def _whole_call(self) -> bool:
         """An object whose members stand in some other order than name, arguments."""

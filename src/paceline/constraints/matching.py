@@ -1,0 +1,41 @@
+"""Whether a text fits a constraint, told by the same engine that enforces it."""
+
+from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from paceline.constraints.compiler import bytewise
+from paceline.constraints.grammars import Constraint
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+KEPT: Final = 256  # compiled constraints
+
+
+def fits(constraint: Constraint, text: str) -> bool:
+    raw = as_bytes(text)
+    return any(True for _ in ends(constraint, raw, 0, [len(raw)]))
+
+
+def ends(constraint: Constraint, text: bytes, start: int, places: Iterable[int]) -> Iterator[int]:
+    """Those of the places, which ascend, up to which the text from `start` on fits the constraint."""
+    assert isinstance(constraint, Hashable), "every constraint is a key of caches"
+    matcher = _pristine(constraint).deep_copy()
+    at = start
+    for place in places:
+        if matcher.try_consume_tokens(list(text[at:place])) != place - at:
+            return
+        at = place
+        if matcher.is_accepting():
+            yield place
+
+
+def as_bytes(text: str) -> bytes:
+    """Lone surrogates become bytes that fit nothing."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(KEPT)
+def _pristine(constraint: Constraint) -> "LLMatcher":
+    return bytewise(constraint)
