@@ -28,10 +28,10 @@ KEPT_BYTES: Final = 16 << 20  # of their texts
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 20_000,
-    "max_items_in_row": 2_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 20_000,
     "max_lexer_states": 50_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 50_000,
 }
 
 
