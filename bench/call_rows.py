@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from bench.calls import Item, matches, valid
+from bench.calls import Item, matches, matches_but_for_optional, valid
 from bench.spread import Spread
 from paceline.text import ToolCall
 
@@ -28,6 +28,8 @@ HEAD: Final = (
     "valid",
     "cut",
     "as recorded",
+    "but for optional",
+    "as recorded, in any format",
 )
 
 
@@ -42,6 +44,7 @@ class Answer:
     timed_tokens: int  # that came in that time
     complete: bool  # the model ended it
     calls: tuple[ToolCall, ...]
+    anyhow: tuple[ToolCall, ...]  # the calls, also those not in the model's own format
     forced: int = 0  # places where the grammar left no choice; known of plain answers
 
     @property
@@ -87,6 +90,13 @@ def _row(workload: str, name: str, found: Found, plain: str) -> dict[str, Any]:
         "valid": fmean(bool(a.calls) and valid(i, a.calls) for i, a in complete) if complete else None,
         "cut": len(answers) - len(complete),
         "as_recorded": fmean(matches(answers[name].calls, item.reference) for item, answers in found),
+        "as_recorded_but_for_optional": fmean(
+            matches_but_for_optional(answers[name].calls, item.reference, item.tools)
+            for item, answers in found
+        ),
+        "as_recorded_in_any_format": fmean(
+            matches(answers[name].anyhow, item.reference) for item, answers in found
+        ),
     }
 
 
@@ -121,6 +131,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         _share(row["valid"], 3),
         str(row["cut"]),
         f"{row['as_recorded']:.3f}",
+        f"{row['as_recorded_but_for_optional']:.3f}",
+        f"{row['as_recorded_in_any_format']:.3f}",
     ]
 
 

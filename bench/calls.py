@@ -72,6 +72,22 @@ def _fits(item: Item, tokenizer: Tokenizer, max_prompt: int) -> bool:
     return len(tokenizer.encode(text, bos=False)) <= max_prompt
 
 
+def written_anyhow(text: str) -> list[ToolCall]:
+    """Calls in a text that does not keep to the model's format: any JSON with a name and arguments."""
+    decoder, at, found = json.JSONDecoder(), 0, []
+    while (at := min((i for i in (text.find("{", at), text.find("[", at)) if i >= 0), default=-1)) >= 0:
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            at += 1
+            continue
+        for call in value if isinstance(value, list) else [value]:
+            if isinstance(call, dict) and isinstance(call.get("name"), str):
+                arguments = call.get("arguments")
+                found += [ToolCall(call["name"], arguments)] if isinstance(arguments, dict) else []
+    return found
+
+
 def valid(item: Item, calls: Sequence[ToolCall]) -> bool:
     """Whether every call is of a tool that was offered, with arguments its schema takes."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in item.tools}
@@ -93,6 +109,21 @@ def matches(calls: Sequence[ToolCall], reference: Sequence[ToolCall]) -> bool:
             return False
         left.remove(_plain_call(call))
     return not left
+
+
+def matches_but_for_optional(
+    calls: Sequence[ToolCall], reference: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]]
+) -> bool:
+    """The same calls in the same order, which may have optional arguments more: counts too many."""
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    if len(calls) != len(reference):
+        return False
+    for call, wanted in zip(calls, reference, strict=True):
+        needed = {*wanted.arguments, *schemas.get(call.name, {}).get("required", ())}
+        kept = {key: value for key, value in call.arguments.items() if key in needed}
+        if not matches([ToolCall(call.name, kept)], [wanted]):
+            return False
+    return True
 
 
 def _plain_call(call: ToolCall) -> tuple[str, Any]:

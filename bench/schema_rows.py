@@ -17,6 +17,7 @@ HEAD: Final = (
     "refused",
     "completed",
     "valid",
+    "not checkable",
     "cut",
     "ended by error",
     "equal",
@@ -46,6 +47,7 @@ class Outcome:
     passes: list[int] = field(default_factory=list)
     completed: int = 0
     valid: int = 0
+    unchecked: int = 0  # complete, but the validator cannot read the schema
     cut: int = 0
     errors: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # answers that the schema does not take
@@ -95,6 +97,7 @@ def _row(name: str, group: Sequence[Outcome]) -> dict[str, Any]:
         "refused": len(group) - len(accepted),
         "completed": sum(o.completed for o in accepted),
         "valid": sum(o.valid for o in accepted),
+        "unchecked": sum(o.unchecked for o in accepted),
         "cut": sum(o.cut for o in accepted),
         "ended_by_error": sum(len(o.errors) for o in accepted),
         "equal": sum(o.equal for o in accepted),
@@ -111,19 +114,9 @@ def _row(name: str, group: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    plain = (
-        "category",
-        "schemas",
-        "accepted",
-        "refused",
-        "completed",
-        "valid",
-        "cut",
-        "ended_by_error",
-        "equal",
-    )
+    plain = ("category", "schemas", "accepted", "refused", "completed", "valid", "unchecked", "cut")
     return [
-        *(str(row[key]) for key in plain),
+        *(str(row[key]) for key in (*plain, "ended_by_error", "equal")),
         f"{row['tokens_per_pass']:.2f}",
         "{} of {}".format(*row["good_taken"]),
         "{} of {}".format(*row["bad_refused"]),

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench import machine, mask_cost, report, run, workload
 from bench.call_rows import HEAD, Answer, cells, rows
-from bench.calls import FILES, Item, items
+from bench.calls import FILES, Item, items, written_anyhow
 from paceline import LLM, SpecConfig
 from paceline.constraints import Constraint, Switched, tool_calls
 from paceline.drafters.suffix import Suffix
@@ -93,6 +93,7 @@ class Bench:
             timed_tokens=len(result.token_ids) - len(committing[0].tokens),
             complete=result.finish == "stop",
             calls=tuple(calls),
+            anyhow=tuple(calls or written_anyhow(written)),
         )
 
     def _text(self, item: Item) -> str:
