@@ -59,9 +59,7 @@ def found(smollm2_path: Path) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in lines}
 
 
-ENDLESS = pytest.mark.xfail(
-    strict=True, reason="a limit met in a walk is not told from a refused token"
-)
+ENDLESS = pytest.mark.xfail(strict=True, reason="a limit met in a walk is not told from a refused token")
 
 
 @pytest.mark.parametrize(
