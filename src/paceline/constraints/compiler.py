@@ -26,12 +26,12 @@ KEPT: Final = 256  # compiled grammars
 KEPT_BYTES: Final = 16 << 20  # of their texts
 # Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
 LIMITS: Final = {
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 2_000,
-    "max_items_in_row": 2_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 20_000,
     "max_lexer_states": 50_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 50_000,
 }
 
 
