@@ -186,6 +186,42 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     assert said(cursor, tokenizer.vocab_size)[1] is not None
 
 
+@pytest.mark.parametrize("constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")])
+def test_text_that_must_come_and_reads_like_a_mark_is_written_as_text(constraint: Any) -> None:
+    """The end of the output among them."""
+    cursor = Compiler(MARKED, VOCAB).cursor(constraint)
+    certain = cursor.forced()
+    assert not MARKED.added & set(certain)
+    for token in certain:
+        assert allowed(cursor, VOCAB) == [token]
+        assert cursor.advance(token)
+    assert cursor.finished
+
+
+def check_marks_as_text(tokenizer: Tokenizer) -> None:
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    text = "a <tool_call>\n<|im_start|></tool_call><|im_end|> b"
+    cursor = made.cursor(Choice((text,)))
+    tokens: list[int] = []
+    while not cursor.finished:
+        found = allowed(cursor, tokenizer.vocab_size)
+        tokens.append(found[0])
+        assert len(found) == 1
+        assert cursor.advance(found[0])
+    assert tokenizer.decode(tokens) == text
+    assert not {t for t in tokens if tokenizer.piece(t).startswith(b"<") and len(tokenizer.piece(t)) > 4}
+
+
+@pytest.mark.model
+def test_marks_as_text_in_a_real_vocabulary(smollm2_path: Path) -> None:
+    check_marks_as_text(Tokenizer.load(smollm2_path))
+
+
+@pytest.mark.large
+def test_marks_as_text_in_a_larger_vocabulary(qwen_path: Path) -> None:
+    check_marks_as_text(Tokenizer.load(qwen_path))
+
+
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConstraintError, match="pip install llguidance"):

@@ -127,7 +127,7 @@ class Compiler:
     @cached_property
     def _tables(self) -> "LLTokenizer":
         tables: LLTokenizer = _library().LLTokenizer(
-            _without_normal_form(self._tokenizer.to_json()),
+            _for_grammars(self._tokenizer.to_json()),
             n_vocab=self._vocab,
             eos_token=sorted(self._tokenizer.eos_ids),
         )
@@ -167,9 +167,21 @@ def _library() -> ModuleType:
     return llguidance
 
 
-def _without_normal_form(tokenizer: str) -> str:
-    """A grammar's text is taken as it is: where Unicode's normal form changes it, it could not be spelled."""
+def _for_grammars(tokenizer: str) -> str:
+    """A description by which a grammar's text is cut into tokens that can write it.
+
+    Without a normal form that changes the text, and with names for a model's marks that no text holds: where
+    a text must come that reads like one, it is written as text.
+    """
     described: dict[str, Any] = json.loads(tokenizer)
     if (described.get("normalizer") or {}).get("type") in ("NFC", "NFKC"):
         described["normalizer"] = None
+    vocab = described["model"]["vocab"]
+    for token in described["added_tokens"]:
+        content, name = token["content"], f"\ufdd0{token['id']}\ufdd1"
+        mark = token["special"] or (content.startswith("<") and content.endswith(">"))
+        if mark and isinstance(vocab, dict):
+            if content in vocab:
+                vocab[name] = vocab.pop(content)
+            token |= {"content": name, "special": True}
     return json.dumps(described, ensure_ascii=False)
