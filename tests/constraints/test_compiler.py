@@ -186,7 +186,9 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     assert said(cursor, tokenizer.vocab_size)[1] is not None
 
 
-@pytest.mark.parametrize("constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")])
+@pytest.mark.parametrize(
+    "constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")]
+)
 def test_text_that_must_come_and_reads_like_a_mark_is_written_as_text(constraint: Any) -> None:
     """The end of the output among them."""
     cursor = Compiler(MARKED, VOCAB).cursor(constraint)

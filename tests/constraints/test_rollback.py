@@ -24,7 +24,6 @@ def allowed(cursor: Cursor) -> set[bytes]:
     return {TOKENIZER.piece(int(token)) for token in np.flatnonzero(bits)}
 
 
-@pytest.mark.xfail(strict=True, reason="llguidance 1.9.1 keeps a mask over a rollback")
 def test_a_mask_does_not_depend_on_a_draft_that_was_taken_back() -> None:
     fresh = allowed(after(COMPILER.cursor(TWO_WAYS), b"za"))
     assert b"w" in fresh

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from paceline.constraints.cursor import Grammar, GrammarCursor, Walker
+from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
 from paceline.constraints.grammars import Constraint, Json, Switched, quoted
 from paceline.constraints.switch import SwitchCursor, Trigger
@@ -74,12 +74,14 @@ class Compiler:
         """At the start of an output."""
         if isinstance(constraint, Switched):
             return SwitchCursor(self._trigger(constraint))
-        return GrammarCursor(Walker(self._grammar(constraint), self._tables))
+        return GrammarCursor(self._grammar(constraint))
 
     def _grammar(self, constraint: Constraint) -> Grammar:
         rules = constraint.rules("start", self.spell)
         return self._grammars.get(
-            rules, len(rules), lambda: Grammar(lambda: compiled(constraint, rules, self._tables))
+            rules,
+            len(rules),
+            lambda: Grammar(lambda: compiled(constraint, rules, self._tables), self._tables),
         )
 
     def _trigger(self, switched: Switched) -> Trigger:
@@ -92,7 +94,7 @@ class Compiler:
         def start(written: bytes) -> Cursor | None:
             if grammar is None:
                 return None
-            cursor = GrammarCursor(Walker(grammar, self._tables))
+            cursor = GrammarCursor(grammar)
             fed = self._tables.tokenize_bytes(written) if written else []
             return cursor if all(cursor.advance(token) for token in fed) else None
 
