@@ -25,7 +25,9 @@ LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
         Json.of(False),
         Json.of({"type": "integer", "minimum": 5, "maximum": 3}),
         Json.of({"enum": []}),
-        Json.of({"type": "object", "required": ["a"], "properties": {"a": False}, "additionalProperties": False}),
+        Json.of(
+            {"type": "object", "required": ["a"], "properties": {"a": False}, "additionalProperties": False}
+        ),
         Lark("start: start"),
         Regex("["),
         Lark("x: /a/"),
@@ -173,7 +175,9 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     tokens = tokenizer.encode("hm</think>{", special=False)
     assert tokenizer.piece(tokens[-1]) == b">{"
     cursor = after(made, thinking, tokens[:-1])
-    found = {tokenizer.piece(token) for token in set(range(tokenizer.vocab_size)) - set(allowed(cursor, 151936))}
+    found = {
+        tokenizer.piece(token) for token in set(range(tokenizer.vocab_size)) - set(allowed(cursor, 151936))
+    }
     assert b">" not in found
     assert b">{" not in found
     assert b">{{" in found
@@ -182,7 +186,9 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     assert said(cursor, tokenizer.vocab_size)[1] is not None
 
 
-@pytest.mark.parametrize("constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")])
+@pytest.mark.parametrize(
+    "constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")]
+)
 def test_text_that_must_come_and_reads_like_a_mark_is_written_as_text(constraint: Any) -> None:
     """The end of the output among them."""
     cursor = Compiler(MARKED, VOCAB).cursor(constraint)

@@ -88,7 +88,9 @@ def test_a_token_that_ends_reasoning_and_goes_on_wrongly_is_refused(pieces: list
     assert said(cursor, VOCAB) == before
 
 
-@pytest.mark.parametrize("text", ["</thin", "</thinkx>", "<</ think>", "</think </think", "< /think>", "think>"])
+@pytest.mark.parametrize(
+    "text", ["</thin", "</thinkx>", "<</ think>", "</think </think", "< /think>", "think>"]
+)
 def test_false_starts_leave_the_text_free(text: str) -> None:
     cursor = after(COMPILER, THINKING, letters(text))
     assert cursor.advance(ID["x"])
@@ -252,7 +254,10 @@ def test_forks_go_their_own_ways(seed: int) -> None:
         assert said(cursor, VOCAB) == said(after(COMPILER, THINKING, tokens), VOCAB)
 
 
-TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+TOOL = {
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+}
 MARKED = tokenizer_with(["<tool", "_call", "_call>", "l>\n"], ["<tool_call>", "</tool_call>"])
 MARKED_VOCAB = MARKED.vocab_size
 WITH_MARKS = Compiler(MARKED, MARKED_VOCAB)
@@ -315,7 +320,10 @@ def test_a_trigger_spelled_out_by_the_tokens_of_a_real_model(real: Tokenizer) ->
     call = '<tool_call>[{"name": "f", "arguments": {"n": 12}}]</tool_call>'
     for split in range(1, len(call)):
         cursor = made.cursor(auto)
-        tokens = [*real.encode("Well: " + call[:split], special=False), *real.encode(call[split:], special=False)]
+        tokens = [
+            *real.encode("Well: " + call[:split], special=False),
+            *real.encode(call[split:], special=False),
+        ]
         assert all(cursor.advance(token) for token in tokens), call[:split]
         assert not cursor.finished
         assert row_of(cursor, real.vocab_size) is None
