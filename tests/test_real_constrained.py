@@ -1,4 +1,4 @@
-"""Constraints on real models: the answer is what was asked for, and speculation changes none of its tokens."""
+"""Constraints on real models: answers are what was asked for, and speculation changes no token of them."""
 
 import json
 from collections.abc import Mapping
