@@ -182,7 +182,8 @@ def test_an_error_ends_one_answer_and_no_other(llm: LLM, monkeypatch: pytest.Mon
 
 @pytest.mark.model
 def test_what_cannot_be_enforced_is_refused_before_anything_runs(llm: LLM) -> None:
-    for output in ({"not": {}}, Regex("("), Lark("nothing"), {"$ref": "#"}):
+    outputs: list[Any] = [{"not": {}}, Regex("("), Lark("nothing"), {"$ref": "#"}]
+    for output in outputs:
         with pytest.raises(ConstraintError):
             llm.generate(ASKED, output=output)
     assert not llm.engine.busy

@@ -49,7 +49,8 @@ def test_two_keywords_are_both_named() -> None:
 
 @pytest.mark.parametrize("message", ["", "\n", "12(3): something", "at 1(2): Unimplemented keys: [oops"])
 def test_any_message_becomes_one_line(message: str) -> None:
-    for schema in (None, {}, {"not": {}}):
+    schemas: list[Any] = [None, {}, {"not": {}}]
+    for schema in schemas:
         line = explain(message, schema)
         assert line
         assert "\n" not in line

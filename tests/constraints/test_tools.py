@@ -37,7 +37,7 @@ def enforced(made: Constraint | Switched) -> Constraint:
     return inner
 
 
-@pytest.fixture(params=FORMATS.values(), ids=FORMATS)
+@pytest.fixture(params=list(FORMATS.values()), ids=list(FORMATS))
 def form(request: pytest.FixtureRequest) -> ToolFormat:
     found: ToolFormat = request.param
     return found
@@ -122,7 +122,7 @@ def test_closed_schemas_list_all_there_is() -> None:
     assert made["properties"]["b"]["items"]["additionalProperties"] is False
     kept = {"type": "object", "properties": {}, "additionalProperties": {"type": "null"}}
     assert closed(kept) == kept
-    composed = {"properties": {}, "anyOf": [{"properties": {}}]}
+    composed: dict[str, Any] = {"properties": {}, "anyOf": [{"properties": {}}]}
     assert "additionalProperties" not in closed(composed)
 
 
