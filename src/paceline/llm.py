@@ -119,7 +119,7 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, opening),
+            cursor=self._cursor(wanted, opening, params.ignore_eos),
         )
         self.engine.submit(seq)
         self._inbox[seq.id] = deque()
@@ -131,9 +131,9 @@ class LLM:
             return prompt[-PROMPT_END:]
         return self.tokenizer.opening(list(prompt), wanted.tools or None)
 
-    def _cursor(self, wanted: Wanted, opening: str) -> Cursor | None:
+    def _cursor(self, wanted: Wanted, opening: str, ignore_eos: bool) -> Cursor | None:
         constraint = wanted.constraint(self.tokenizer.tool_format, opening)
-        return None if constraint is None else self.constraints.cursor(constraint)
+        return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
         """The whole answer at once; options as for `stream`."""

@@ -1,7 +1,6 @@
 """What may come depends on the text alone, not on drafts that were tried before and taken back."""
 
 import numpy as np
-import pytest
 from small import small_tokenizer
 
 from paceline.constraints import Compiler, Lark

@@ -343,3 +343,12 @@ def test_a_trigger_spelled_out_by_the_tokens_of_a_real_model(real: Tokenizer) ->
     shut = [real.piece(token) for token in set(range(real.vocab_size)) - set(row)]
     assert shut
     assert all(piece.startswith(b">") and piece != b">" for piece in shut)
+
+
+def test_an_end_that_is_ignored_is_text() -> None:
+    auto = replace(THINKING, must=False)
+    cursor = COMPILER.cursor(auto, ignore_eos=True)
+    assert cursor.advance(END)
+    assert not cursor.finished
+    assert not cursor.fork().finished
+    assert cursor.advance(ID["x"])

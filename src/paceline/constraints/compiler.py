@@ -70,10 +70,10 @@ class Compiler:
         self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
         self._triggers: _Kept[tuple[str, Switched], Trigger] = _Kept(KEPT, KEPT_BYTES)
 
-    def cursor(self, constraint: Constraint | Switched) -> Cursor:
-        """At the start of an output."""
+    def cursor(self, constraint: Constraint | Switched, ignore_eos: bool = False) -> Cursor:
+        """At the start of an output. ignore_eos: an end token does not end its free text."""
         if isinstance(constraint, Switched):
-            return SwitchCursor(self._trigger(constraint))
+            return SwitchCursor(self._trigger(constraint), ignore_eos)
         return GrammarCursor(self._grammar(constraint))
 
     def _grammar(self, constraint: Constraint) -> Grammar:
