@@ -59,7 +59,7 @@ class WatchedCompiler(Compiler):
 
     clock = Clock()
 
-    def cursor(self, constraint: Constraint | Switched) -> Cursor:
+    def cursor(self, constraint: Constraint | Switched, ignore_eos: bool = False) -> Cursor:
         return WatchedCursor(
             self.clock.timed(lambda: super(WatchedCompiler, self).cursor(constraint)), self.clock
         )
