@@ -61,7 +61,7 @@ class WatchedCompiler(Compiler):
 
     def cursor(self, constraint: Constraint | Switched, ignore_eos: bool = False) -> Cursor:
         return WatchedCursor(
-            self.clock.timed(lambda: super(WatchedCompiler, self).cursor(constraint)), self.clock
+            self.clock.timed(lambda: super(WatchedCompiler, self).cursor(constraint, ignore_eos)), self.clock
         )
 
 
