@@ -79,7 +79,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] = "auto",
+        tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         response_format: Mapping[str, Any] | None = None,
         output: Any = None,
@@ -101,12 +101,17 @@ class LLM:
         """
         params = _params(params, sampling)
         wanted = Wanted(
-            tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace
+            tuple(tools or ()),
+            tool_choice or "auto",
+            parallel_tool_calls,
+            response_format,
+            output,
+            whitespace,
         )
         tokens = self._encode(prompt, tools)
-        marks = self.tokenizer.tool_marks if tools else frozenset()
+        marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
         opening = self._opening(prompt, wanted) if wanted.bound else ""
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if tools else None)
+        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
         guess = prediction and self._choosing
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec

@@ -17,7 +17,7 @@ from paceline.cli.doctor import model_report, report
 from paceline.cli.schema import schema_app
 from paceline.cli.show import bar, write
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, SettingError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(schema_app, name="schema")
@@ -115,6 +115,8 @@ def generate(
     names = _names(drafters, draft_model, prediction)
     spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    if prompt == "-" and "-" in (schema, tools):
+        raise SettingError("standard input can be read once: give the prompt or the file another way")
     text = sys.stdin.read() if prompt == "-" else prompt
     wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)  # type: ignore[arg-type]  # checked there
     from paceline.answer import as_json

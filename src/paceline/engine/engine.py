@@ -113,7 +113,7 @@ class Engine:
         self._draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
-            turns, scores, refused = self._forward(turns)
+            turns, scores, ended = self._forward(turns)
             logits = scores.logits.numpy(force=True)
         cost = Pass(
             len(turns),
@@ -128,7 +128,7 @@ class Engine:
         self.controller.learn(rounds)
         for turn, r in zip(turns, rounds, strict=True):
             self._report(turn.seq, r)
-        return failed + refused + rounds
+        return failed + ended + rounds
 
     def _admit(self) -> list[Round]:
         """Opens what was waiting; a sequence that cannot be opened ends here, with its error."""
