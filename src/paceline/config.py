@@ -146,11 +146,15 @@ class EngineConfig:
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
     max_batch: int = 16  # sequences in one pass
-    prefill_chunk: int = 256  # prompt tokens of one sequence in one pass
+    prefill_chunk: int = 256  # prompt tokens in one pass
+    prefill_beside: int = 64  # the same, while other sequences wait for their next token
+    max_waiting: int = 0  # sequences that may wait to be let in; 0: any number
 
     def __post_init__(self) -> None:
         _require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        for name in ("cache_mb", "max_batch", "prefill_chunk"):
+        _whole(self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads")
+        _require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        for name in ("cache_mb", "max_batch", "prefill_chunk", "prefill_beside"):
             _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
         cores = os.cpu_count() or 1
         _require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

@@ -10,6 +10,8 @@ PacelineError                 one line for the user; the command line exits with
  ├─ TextError                 a chat template or tokenizer cannot do what was asked
  ├─ ConstraintError           a schema, grammar or tool list cannot be enforced, or an output cannot follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
+ ├─ Busy                      too many requests wait already; later there may be room
+ ├─ TimedOut                  a request's deadline came before its end
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ DrafterMismatch           a drafter cannot draft for this target
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
@@ -53,6 +55,14 @@ class ConstraintError(PacelineError):
 
 
 class PromptTooLong(PacelineError):
+    pass
+
+
+class Busy(PacelineError):
+    pass
+
+
+class TimedOut(PacelineError):
     pass
 
 
