@@ -119,6 +119,7 @@ class SpecConfig:
     tree_width: int = 1  # most guesses for one position; 1 is a chain
     adaptive: bool = True  # let the controller draft less than max_draft, or nothing
     accept: Accept = "match"
+    threshold: float = 0.0  # a guess its drafter is less sure of is not made; nothing but speed depends on it
 
     def __post_init__(self) -> None:
         _freeze(self, "drafters")
@@ -126,6 +127,7 @@ class SpecConfig:
         _whole(self, "max_draft", "tree_width")
         _require(lambda x: 0 <= x <= 64, "max_draft", self.max_draft, "0 to 64")
         _require(lambda x: 1 <= x <= 16, "tree_width", self.tree_width, "1 to 16")
+        _require(lambda x: 0 <= x <= 1, "threshold", self.threshold, "0 to 1")
         _require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
         if self.accept == "block":
             _require(lambda x: x == 1, "tree_width", self.tree_width, "1: accept='block' is for chains")

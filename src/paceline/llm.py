@@ -3,14 +3,14 @@
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from paceline import models
 from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.constraints import Compiler, Wanted, Whitespace
+from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Rate
@@ -22,7 +22,16 @@ from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # tokens at its end, in which a prompt may open the model's reasoning
-Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the engine, and what makes text of its tokens."""
+
+    seq: Seq
+    text: TextStream
+    reader: Reader
 
 
 class LLM:
@@ -73,6 +82,38 @@ class LLM:
             )
         return ModelDrafter(load_target(path, config), self.target.vocab_size)
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        wanted: Wanted = ANYTHING,
+        *,
+        spec: SpecConfig | None = None,
+        prediction: str = "",
+        tenant: str = "",
+        learn: bool = True,
+    ) -> Prepared:
+        """Everything a request needs before the engine sees it. May be called from any thread."""
+        tokens = self._encode(prompt, wanted.tools)
+        marks = self.tokenizer.tool_marks if wanted.tools else frozenset()
+        guess = prediction and self._choosing
+        if spec is None:
+            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
+        seq = Seq(
+            id=f"r{next(self._ids)}",
+            tokens=tokens,
+            prompt_len=len(tokens),
+            params=params,
+            spec=spec,
+            tenant=tenant,
+            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
+            cursor=self._cursor(wanted, tokens),
+            learn=learn,
+        )
+        reader = Reader(wanted.parser(), self.tokenizer.tool_format if wanted.tools else None)
+        return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+
     def stream(
         self,
         prompt: Prompt,
@@ -87,6 +128,7 @@ class LLM:
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
+        learn: bool = True,
         **sampling: Any,
     ) -> Stream:
         """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
@@ -94,35 +136,27 @@ class LLM:
         Without `params` and a seed, a seed is drawn; `params` are taken as they are.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
+        learn=False: drafters remember nothing of it for later requests.
 
         With tools, every call the model makes is one that its tool's schema allows; tool_choice is auto,
         required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
-        params = _params(params, sampling)
         wanted = Wanted(
             tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace
         )
-        tokens = self._encode(prompt, tools)
-        marks = self.tokenizer.tool_marks if tools else frozenset()
-        reader = Reader(wanted.parser(), self.tokenizer.tool_format if tools else None)
-        guess = prediction and self._choosing
-        if spec is None:
-            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
-        seq = Seq(
-            id=f"r{next(self._ids)}",
-            tokens=tokens,
-            prompt_len=len(tokens),
-            params=params,
+        made = self.prepare(
+            prompt,
+            _params(params, sampling),
+            wanted,
             spec=spec,
+            prediction=prediction,
             tenant=tenant,
-            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, tokens),
+            learn=learn,
         )
-        self.engine.submit(seq)
-        self._inbox[seq.id] = deque()
-        return Stream(self, seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+        self.engine.submit(made.seq)
+        self._inbox[made.seq.id] = deque()
+        return Stream(self, made.seq, made.text, made.reader)
 
     def _cursor(self, wanted: Wanted, prompt: Sequence[int]) -> Cursor | None:
         end = self.tokenizer.decode(prompt[-PROMPT_END:])
@@ -151,8 +185,16 @@ class LLM:
     def _encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if not prompt:
             raise SettingError("the prompt is empty: give a text or a list of messages")
-        if not isinstance(prompt, str):
-            return self.tokenizer.encode_chat(list(prompt), tools=list(tools) if tools else None)
+        if isinstance(prompt, str):
+            return self._encode_text(prompt, tools)
+        if _are_tokens(prompt):
+            return [int(token) for token in prompt]
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        if len(messages) != len(prompt):
+            raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
+        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None)
+
+    def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
             raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
         tokens = self.tokenizer.encode(prompt)
@@ -175,6 +217,10 @@ class LLM:
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
+
+
+def _are_tokens(prompt: Sequence[Any]) -> TypeGuard[Sequence[int]]:
+    return all(isinstance(token, int) for token in prompt)
 
 
 def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from paceline.constraints.grammars import Constraint, Spell, Switched, Whitespace, after, response_format
 from paceline.constraints.outputs import output as output_of
@@ -10,7 +10,10 @@ from paceline.constraints.tools import tool_calls
 from paceline.errors import ConstraintError
 from paceline.text import ToolFormat
 
-THINKING = ("<think>", "</think>")  # a prompt may end with the first; the answer begins after the second
+THINKING: Final = (
+    "<think>",
+    "</think>",
+)  # a prompt may end with the first; the answer begins after the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ class Wanted:
     def parser(self) -> Callable[[str], Any] | None:
         """From a complete answer's text to its value."""
         return None if self.output is None else output_of(self.output, self.whitespace).parse
+
+
+ANYTHING: Final = Wanted()
 
 
 @dataclass(frozen=True, slots=True)

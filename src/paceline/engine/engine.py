@@ -85,8 +85,7 @@ class Engine:
 
     def give_up(self, error: PacelineError) -> list[Round]:
         """Ends every sequence with this error, whatever state a pass has left it in."""
-        running = [(seq, True) for seq in self._scheduler.running()]
-        ends = [self._fail(seq, error, opened=True) for seq, _ in running]
+        ends = [self._fail(seq, error, opened=True) for seq in self._scheduler.running()]
         while self._scheduler.waiting:
             ends += [self._fail(seq, error, opened=False) for seq in self._scheduler.admit()]
         return ends
@@ -282,7 +281,6 @@ class Engine:
 
 def _scheduler(config: EngineConfig, target: Target) -> Scheduler:
     """Prompts may be cut anywhere only where the cut does not show in the bits of the rows."""
-    beside = config.prefill_beside if target.invariant_rows > config.prefill_chunk else config.prefill_chunk
-    return Scheduler(
-        config.max_batch, config.prefill_chunk, min(beside, config.prefill_chunk), config.max_waiting
-    )
+    chunk = config.prefill_chunk
+    beside = min(config.prefill_beside, chunk) if target.invariant_rows > chunk else chunk
+    return Scheduler(config.max_batch, chunk, beside, config.max_waiting)

@@ -53,7 +53,8 @@ class Guessing:
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             for turn, draft in zip(group, _drafts(drafter, group), strict=True):
-                turn.draft = self._usable(draft.first(turn.budget + turn.certain), drafter.name)
+                draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
+                turn.draft = self._usable(draft, drafter.name)
         rows = sum(len(t.fed) for t in turns)
         kept = self._controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
         for turn, nodes in zip(asking, kept, strict=True):
@@ -73,6 +74,14 @@ class Guessing:
             draft = replace(draft, sources=(name,) * len(draft))
         bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self._target.vocab_size)
         return draft.first(next(bad, len(draft)))
+
+
+def _sure(draft: Draft, threshold: float) -> Draft:
+    """The draft up to the first guess that is too unsure; one that was drawn must stay, whatever it says."""
+    if draft.q is not None or not threshold:
+        return draft
+    unsure = (i for i, score in enumerate(draft.scores) if score < threshold)
+    return draft.first(next(unsure, len(draft)))
 
 
 def _drafts(drafter: Drafter, group: Sequence[Turn]) -> list[Draft]:
