@@ -21,6 +21,8 @@ from paceline.server.asked import Asked, from_chat, from_completion, prompts
 from paceline.server.choice import Choice, usage
 from paceline.server.failures import Failure, failure, invalid
 from paceline.server.replies import ChatReply, CompletionReply
+from paceline.server.responses import ResponsesReply, as_chat
+from paceline.server.responses_wire import ResponsesRequest
 from paceline.server.service import Caller, Service
 from paceline.server.wire import (
     ChatRequest,
@@ -34,6 +36,7 @@ from paceline.server.wire import (
 log = logging.getLogger("paceline.server")
 R = TypeVar("R", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+AnyReply = ChatReply | CompletionReply | ResponsesReply
 
 MAX_BODY: Final = 8 << 20  # bytes
 CLOSED: Final = 499  # the client left before its answer
@@ -51,6 +54,7 @@ class App:
         paths = [
             ("/v1/chat/completions", self.chat, "POST"),
             ("/v1/completions", self.completions, "POST"),
+            ("/v1/responses", self.responses, "POST"),
             ("/v1/models", self.models, "GET"),
             ("/v1/models/{name:path}", self.model, "GET"),
             ("/tokenize", self.tokenize, "POST"),
@@ -89,14 +93,19 @@ class App:
         reply = CompletionReply(*self._head("cmpl", asked.logprobs is not None))
         return await self._reply(request, asked, what, reply)
 
+    async def responses(self, request: Request) -> Response:
+        asked = await read(request, ResponsesRequest)
+        self._check_model(asked.model)
+        llm, chat = self.service.llm, as_chat(asked)
+        what = from_chat(chat, llm.spec, list(llm.drafters))
+        return await self._reply(request, chat, [what], ResponsesReply(asked, llm.name))
+
     def _head(self, prefix: str, logprobs: bool) -> tuple[str, str, str, Any, bool]:
         service = self.service
         name = f"{prefix}-{secrets.token_hex(12)}"
         return name, service.llm.name, service.fingerprint, service.llm.tokenizer, logprobs
 
-    async def _reply(
-        self, request: Request, asked: Sampling, what: list[Asked], reply: ChatReply | CompletionReply
-    ) -> Response:
+    async def _reply(self, request: Request, asked: Sampling, what: list[Asked], reply: AnyReply) -> Response:
         caller = Caller(learn=asked.learn is not False, priority=asked.priority or 0)
         headers = {"x-request-id": reply.id}
         if asked.stream:
@@ -116,7 +125,7 @@ class App:
             return JSONResponse(reply.whole(choices, usage(choices)), headers=headers)
 
     async def _stream(
-        self, asked: Asked, caller: Caller, reply: ChatReply | CompletionReply, options: StreamOptions
+        self, asked: Asked, caller: Caller, reply: AnyReply, options: StreamOptions
     ) -> AsyncIterator[bytes]:
         """Server-sent events, one or two for each round."""
         choices: list[Choice] = []
@@ -132,11 +141,11 @@ class App:
         except Failure as problem:
             if not begun:
                 raise
-            yield event(problem.body)
+            yield event(reply.failed(problem))
         else:
             if options.include_usage:
                 yield event(reply.last(usage(choices)))
-        yield b"data: [DONE]\n\n"
+        yield reply.end
 
     def _check_model(self, name: str) -> None:
         if name != self.service.llm.name:
@@ -253,7 +262,8 @@ async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
 
 
 def event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    named = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{named}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -58,10 +58,13 @@ def failure(error: Exception, param: str | None = None) -> Failure:
     return Failure(500, "internal error: the server's log says more", "server_error")
 
 
-def invalid(error: ValidationError, known: list[str]) -> Failure:
-    """The first thing that is wrong with a request, and the parameter it is wrong with."""
+def invalid(error: ValidationError, known: list[str], within: str = "") -> Failure:
+    """The first thing that is wrong with a request, and the parameter it is wrong with.
+
+    `within`: where the part that was read lies in the request.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
+    param = ".".join(str(part) for part in (within, *first["loc"]) if part != "")
     if first["type"] == "extra_forbidden":
         return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)
     return Failure(400, f"{param}: {first['msg']}", param=param)

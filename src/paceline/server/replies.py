@@ -3,15 +3,18 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.server.choice import Choice, Piece, chat_logprobs, completion_logprobs
+from paceline.server.failures import Failure
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 
 
 @dataclass(slots=True)
 class Reply:
     """What all chunks of one answer have in common."""
+
+    end: ClassVar[bytes] = b"data: [DONE]\n\n"  # of a stream
 
     id: str
     model: str
@@ -28,6 +31,10 @@ class Reply:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+    def failed(self, problem: Failure) -> dict[str, Any]:
+        """Instead of the rest of a stream."""
+        return problem.body
 
 
 class ChatReply(Reply):
