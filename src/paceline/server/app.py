@@ -246,6 +246,7 @@ async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
     """Ends what is inside as soon as the client is gone."""
     async with anyio.create_task_group() as tasks:
         gone = False
+        problem: Exception | None = None
 
         async def watch() -> None:
             nonlocal gone
@@ -255,8 +256,13 @@ async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(watch)
-        yield
+        try:
+            yield
+        except Exception as error:  # a task group would wrap it
+            problem = error
         tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
     if gone:
         raise ClientDisconnect
 
