@@ -111,7 +111,8 @@ class App:
         if asked.stream:
             options = asked.stream_options or StreamOptions()
             pieces = self._stream(what[0], caller, reply, options)
-            first = await anext(pieces)  # what is wrong with the request shows here, before any of the stream
+            async with cancelled_by_disconnect(request):
+                first = await anext(pieces)  # what is wrong with the request shows before any of the stream
             return StreamingResponse(_after(first, pieces), media_type="text/event-stream", headers=headers)
         async with cancelled_by_disconnect(request):
             choices: list[Choice] = []
