@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape. No prompt, no path of the machine, no stack."""
 
+import re
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -28,6 +29,8 @@ _KINDS: Final = (
     (CacheFull, 503, "server_error", "cache_full"),
     (TimedOut, 408, "timeout_error", "timeout"),
 )
+_SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
+_PARAMS: Final = {"stop_tokens": "stop_token_ids"}  # settings whose parameters are called otherwise
 
 
 class Failure(Exception):
@@ -54,8 +57,14 @@ def failure(error: Exception, param: str | None = None) -> Failure:
     for kind, status, type_, code in _KINDS:
         if isinstance(error, kind):
             retry = 1.0 if status in (429, 503) else None
-            return Failure(status, str(error), type_, param, code, retry)
+            return Failure(status, str(error), type_, param or _param(error), code, retry)
     return Failure(500, "internal error: the server's log says more", "server_error")
+
+
+def _param(error: Exception) -> str | None:
+    """The parameter that an error is about, where it says so."""
+    named = _SETTING.match(str(error))
+    return _PARAMS.get(named[1], named[1]) if named else None
 
 
 def invalid(error: ValidationError, known: list[str], within: str = "") -> Failure:
