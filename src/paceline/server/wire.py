@@ -65,7 +65,7 @@ class Sampling(_Wire):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -88,7 +88,7 @@ class ChatRequest(Sampling):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
