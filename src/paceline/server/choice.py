@@ -84,9 +84,9 @@ class Choice:
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    seqs = {choice.made.seq.prompt_len: choice.made.seq for choice in choices}
-    prompt = max(seqs)
-    cached = max((choice.made.seq.shared for choice in choices), default=0)
+    firsts = [choice.made.seq for choice in choices if choice.made.seq.params.choice == 0]  # one per prompt
+    prompt = sum(seq.prompt_len for seq in firsts)
+    cached = sum(seq.shared for seq in firsts)
     output = sum(len(choice.tally.tokens) for choice in choices)
     drafted = sum(choice.tally.drafted["prediction"] for choice in choices)
     accepted = sum(choice.tally.accepted["prediction"] for choice in choices)
