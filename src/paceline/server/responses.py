@@ -97,7 +97,9 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
     else:
         if item.call_id not in called:
             raise Failure(
-                400, f"no function_call before it has call_id {item.call_id!r}", param=f"{where}.call_id"
+                400,
+                f"{where}: no function_call before it has call_id {item.call_id!r}",
+                param=f"{where}.call_id",
             )
         text = read_text(item.output, f"{where}.output")
         chat.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
