@@ -64,7 +64,9 @@ class App:
             ("/version", self.version, "GET"),
         ]
         routes = [Path(path, guarded(handler), methods=[method]) for path, handler, method in paths]
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={404: not_found})
+        return Starlette(
+            routes=routes, lifespan=self._lifespan, exception_handlers={404: not_found, 405: not_allowed}
+        )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -240,6 +242,11 @@ def guarded(handler: Handler) -> Handler:
 
 async def not_found(request: Request, problem: Exception) -> Response:
     return JSONResponse(Failure(404, f"no such path: {request.url.path}").body, 404)
+
+
+async def not_allowed(request: Request, problem: Exception) -> Response:
+    refused = Failure(405, f"{request.method} is not what {request.url.path} is for")
+    return JSONResponse(refused.body, 405, getattr(problem, "headers", None))
 
 
 @asynccontextmanager
