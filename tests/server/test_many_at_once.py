@@ -89,6 +89,19 @@ def test_a_client_that_hears_nothing_and_leaves_frees_its_request(
     assert until(lambda: server.in_flight == 0, IDLE_S / 2)
 
 
+def test_a_client_that_leaves_the_queue_frees_its_request(server: Running) -> None:
+    crowd = server.client().completions.create(
+        model=server.model, prompt="Once", stream=True, n=16, max_tokens=4000, extra_body={"ignore_eos": True}
+    )
+    assert until(lambda: server.in_flight == 16, IDLE_S)
+    body = {"model": server.model, "prompt": "Twice", "stream": True, **LONG}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=1.0, trust_env=False)
+    assert until(lambda: server.in_flight == 16, IDLE_S / 4)
+    crowd.close()
+    assert until(lambda: server.in_flight == 0, IDLE_S)
+
+
 def test_several_choices_are_all_freed(server: Running) -> None:
     stream = server.client().completions.create(
         model=server.model,
