@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape. No prompt, no path of the machine, no stack."""
 
 import re
+from itertools import takewhile
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -31,6 +32,10 @@ _KINDS: Final = (
 )
 _SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
 _PARAMS: Final = {"stop_tokens": "stop_token_ids"}  # settings whose parameters are called otherwise
+
+_ONE_OF: Final = re.compile(
+    r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)"
+)  # of a union, not a name
 
 
 class Failure(Exception):
@@ -73,7 +78,8 @@ def invalid(error: ValidationError, known: list[str], within: str = "") -> Failu
     `within`: where the part that was read lies in the request.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    param = ".".join(str(part) for part in (within, *first["loc"]) if part != "")
+    place, *inner = [str(part) for part in (within, *first["loc"]) if part != ""]
+    param = ".".join([place, *takewhile(lambda part: not _ONE_OF.fullmatch(part), inner)])
     if first["type"] == "extra_forbidden":
         return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)
     return Failure(400, f"{param}: {first['msg']}", param=param)
