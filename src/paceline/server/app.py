@@ -191,7 +191,10 @@ class App:
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read(request, DetokenizeRequest)
-        return JSONResponse({"prompt": self.service.llm.tokenizer.decode(asked.tokens)})
+        tokenizer = self.service.llm.tokenizer
+        if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
+            raise Failure(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
+        return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
 
     async def health(self, request: Request) -> Response:
         alive = self.service.worker.alive
