@@ -136,18 +136,10 @@ def _used_tools(chat: Sequence[dict[str, Any]]) -> bool:
 def _message(message: Any, source: str) -> dict[str, Any]:
     if not isinstance(message, dict) or "role" not in message:
         raise TextError("not a message: expected a mapping with role and content")
-    if not _are_calls(message.get("tool_calls") or []):
-        raise TextError('tool_calls cannot be read: expected a list of {"function": {"name": ..., ...}}')
     if message["role"] == "developer" and "developer" not in source:
         message = {**message, "role": "system"}  # its newer name, which few templates know
     content = message.get("content")
     return {**message, "content": text_of(content)} if isinstance(content, list) else message
-
-
-def _are_calls(given: Any) -> bool:
-    return isinstance(given, list) and all(
-        isinstance(call, dict) and isinstance(call.get("function", call), dict) for call in given
-    )
 
 
 def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
