@@ -304,3 +304,10 @@ def test_logprobs_of_completions(server: Running) -> None:
 def test_models(server: Running) -> None:
     assert [model.id for model in server.client().models.list()] == [server.model]
     assert server.client().models.retrieve(server.model).id == server.model
+
+
+def test_developer_messages_are_system_messages(server: Running) -> None:
+    def told(role: str) -> str:
+        return text(chat(server, messages=[{"role": role, "content": "Answer in one word."}, *ASKED]))
+
+    assert told("developer") == told("system") != text(chat(server))

@@ -29,6 +29,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"messages": []}, "messages"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"modalities": ["audio"]}, "modalities.0"),
@@ -63,6 +64,8 @@ def test_what_cannot_be_done_is_named(server: Running, asked: dict[str, Any], pa
 
 COMPLETIONS_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
+    ({"prompt": [["a"]]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
     ({"echo": True}, "echo"),
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 3}, "best_of"),
@@ -78,7 +81,27 @@ def test_what_completions_cannot_do_is_named(server: Running, asked: dict[str, A
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"role": "user", "content": [5]},
+        {"role": "user", "content": {"secret": 1}},
+        {"role": "assistant", "content": None, "tool_calls": [5]},
+        {"role": "assistant", "content": None, "tool_calls": "secret"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": 5}]},
+    ],
+)
+def test_messages_that_cannot_be_read(server: Running, message: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().chat.completions.create(model=server.model, messages=[message])  # type: ignore[list-item]
+    assert "secret" not in caught.value.message
+
+
 def test_tokens_that_are_not_the_models(server: Running) -> None:
+    for tokens in ([10**6], [-1]):
+        body = {"tokens": tokens}
+        assert httpx.post(f"{server.url}/detokenize", json=body, trust_env=False).status_code == 400
     with pytest.raises(openai.BadRequestError):
         server.client().completions.create(model=server.model, prompt=[10**6])
     with pytest.raises(openai.BadRequestError):
