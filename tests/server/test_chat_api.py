@@ -5,21 +5,17 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import turns
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from running import Running
+from turns import CITY
 
 pytestmark = pytest.mark.model
 
 ASKED: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
 LOG = "INFO ready\nINFO ready\nINFO ready\nINFO"
-CITY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 TIME: Any = {"type": "function", "function": {"name": "get_time", "parameters": CITY}}
 WHERE: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -181,23 +177,23 @@ def test_tools_are_called(server: Running, choice: Any) -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_tools_may_be_called(server: Running, parallel: bool) -> None:
     asked: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "The weather in Oslo and in Rome, please."}],
-        "tools": [WEATHER],
+        "messages": turns.as_messages(),
+        "tools": turns.CHAT_TOOLS,
         "tool_choice": "auto",
         "parallel_tool_calls": parallel,
-        "max_completion_tokens": 150,
+        "max_completion_tokens": 120,
     }
     found = chat(server, **asked).choices[0]
     calls: list[Any] = list(found.message.tool_calls or ())
-    assert calls or found.message.content
-    if not parallel:
-        assert len(calls) <= 1
-    if found.finish_reason == "tool_calls":
-        for call in calls:
-            jsonschema.validate(json.loads(call.function.arguments), CITY)
+    assert found.finish_reason == "tool_calls"
+    assert len({call.id for call in calls}) == len(calls) == (2 if parallel else 1)
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), CITY)
     parts = [p for c in chunks(server, **asked) for p in c.choices[0].delta.tool_calls or ()]
-    names = [p.function.name for p in parts if p.function.name]
-    assert names == [call.function.name for call in calls]
+    for i, call in enumerate(calls):
+        mine = [part.function for part in parts if part.index == i]
+        assert [part.name for part in mine if part.name] == [call.function.name]
+        assert "".join(part.arguments for part in mine) == call.function.arguments
 
 
 def test_a_turn_with_calls_and_results(server: Running) -> None:

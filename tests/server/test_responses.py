@@ -6,19 +6,15 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+import turns
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 from running import Running
+from turns import CITY
 
 pytestmark = pytest.mark.model
 
 ASKED = "Name three colours of the rainbow."
-CITY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
@@ -244,23 +240,30 @@ def test_tools_are_called(server: Running, choice: Any) -> None:
     assert essence(streamed[-1].response) == essence(found)
 
 
-def test_several_calls_are_several_items(server: Running) -> None:
-    asked: dict[str, Any] = {
-        "input": "What is the weather in Oslo, and what time is it in Rome?",
-        "tools": [TIME, WEATHER],
-        "tool_choice": "required",
-        "max_output_tokens": 200,
-    }
-    found = answer(server, **asked)
-    streamed = events(server, **asked)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_several_calls_are_several_items(server: Running, choice: str, parallel: bool) -> None:
+    asked: dict[str, Any] = {"tool_choice": choice, "parallel_tool_calls": parallel}
+    given = {**asked, "input": turns.as_items(), "tools": turns.ITEM_TOOLS, "max_output_tokens": 120}
+    found = answer(server, **given)
+    calls = [item for item in found.output if isinstance(item, ResponseFunctionToolCall)]
+    assert len(calls) == len(found.output) == (2 if parallel else 1)
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), CITY)
+
+    streamed = events(server, **given)
     assert essence(streamed[-1].response) == essence(found)
     added = [e for e in streamed if e.type == "response.output_item.added"]
-    assert [e.output_index for e in added] == list(range(len(found.output)))
-    assert len({e.item.call_id for e in added}) == len({e.item.id for e in added}) == len(added)
-    for call in found.output:
-        assert isinstance(call, ResponseFunctionToolCall)
-        if call.status == "completed":
-            jsonschema.validate(json.loads(call.arguments), CITY)
+    assert [e.output_index for e in added] == list(range(len(calls)))
+    assert len({e.item.call_id for e in added}) == len({e.item.id for e in added}) == len(calls)
+
+    chat = server.client().chat.completions.create(
+        model=server.model, messages=turns.as_messages(), temperature=0, tools=turns.CHAT_TOOLS, **asked
+    )
+    through_chat: list[Any] = list(chat.choices[0].message.tool_calls or ())
+    assert [(c.function.name, c.function.arguments) for c in through_chat] == [
+        (call.name, call.arguments) for call in calls
+    ]
 
 
 def test_an_answer_follows_a_schema(server: Running) -> None:
