@@ -1,4 +1,4 @@
-"""A conversation in which every turn made two calls, so that the next turn does too, even of a small model."""
+"""A conversation in which every turn made two calls: even a small model makes two in the next one."""
 
 import json
 from typing import Any
