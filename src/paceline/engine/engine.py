@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.walk import masks, words
+from paceline.constraints.walk import masks, refused, words
 from paceline.engine.guessing import Guessing
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
@@ -251,7 +251,7 @@ class Engine:
         for token in new:
             seq.tokens.append(token)
             if seq.cursor is not None and not seq.cursor.advance(token):
-                raise ConstraintError(f"the grammar allowed token {token} and then could not take it")
+                raise refused(token)
             if (reason := self._ends(seq, token)) is not None:
                 return reason
         return None
