@@ -1,0 +1,1 @@
+"""The HTTP server, and what it tells about its requests."""
