@@ -77,8 +77,9 @@ _NO_SPAN: Final = _NoSpan()
 NO_SPANS: Final[Spans] = _NoSpans()
 
 
-def spans_from_environment(environ: Mapping[str, str] = os.environ) -> Spans:
+def spans_from_environment() -> Spans:
     """Spans go to the endpoint that the standard OTEL variables name, over HTTP."""
+    environ = os.environ
     if not _wanted(environ):
         return NO_SPANS
     protocol = _first(environ, PROTOCOLS) or _SPOKEN
