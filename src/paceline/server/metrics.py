@@ -174,13 +174,16 @@ class Metrics:
         self._common.accepted_tokens.inc(len(r.path))
         depths = _depths(r.draft)
         for position in range(min(max(depths), POSITIONS)):
-            self._common.accepted_at(position).inc(len(r.path) > position)
+            reached = self._common.accepted_at(position)  # shown from the first time it was guessed
+            if position < len(r.path):
+                reached.inc()
         kept = set(r.path)
         for node, depth in enumerate(depths):
             source = r.draft.sources[node] if r.draft.sources else OTHER
             drafted, accepted = route.nodes(self._drafter(source), depth - 1)
             drafted.inc()
-            accepted.inc(node in kept)
+            if node in kept:
+                accepted.inc()
 
 
 @dataclass(slots=True)
