@@ -1,6 +1,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -303,3 +305,24 @@ def test_metrics_do_not_share_a_registry() -> None:
     one, other = some_metrics(), some_metrics()
     one.refused("draining")
     assert total(other, "paceline_refused_total") == 0
+
+
+def test_the_page_names_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for family in text_string_to_metric_families(some_metrics().render()[0].decode()):
+        wire = family.name + "_total" if family.type == "counter" else family.name
+        assert f"`{wire}`" in page or f"`{wire}{{" in page, wire
+
+
+def test_rounds_are_counted_while_others_read() -> None:
+    metrics = some_metrics()
+    draft = Draft(tuple(range(20)), None, ("ngram",) * 20)
+    r = Round("a", 0, (), draft, (0, 1), (1, 2, 3), 20, 1, 21, 1, 1)
+    writers = [Thread(target=lambda: [metrics.round(r) for _ in range(300)]) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        metrics.render()
+    assert value(metrics, "vllm:generation_tokens_total") == 2700
+    assert value(metrics, "paceline_accepted_total", route="default", drafter="ngram", position="1") == 900
+    assert value(metrics, "paceline_metrics_faults_total") == 0
