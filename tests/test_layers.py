@@ -29,10 +29,11 @@ LEVEL = {
     "engine": 5,
     "answer": 6,
     "llm": 7,
-    "cli": 8,
-    "__main__": 9,
+    "server": 8,
+    "cli": 9,
+    "__main__": 10,
 }
-CORE = set(LEVEL) - {"text", "models", "answer", "llm", "cli", "__main__"}
+CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "cli", "__main__"}
 CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}
 
 
