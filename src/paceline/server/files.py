@@ -119,7 +119,7 @@ def _refuse(why: str, where: Any) -> NoReturn:
 def _yaml_problem(problem: Exception) -> str:
     if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark:
         mark = problem.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {problem.problem}"
+        return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(str(problem.problem).split())}"
     return f"not YAML: {str(problem).splitlines()[0]}"
 
 
@@ -142,7 +142,7 @@ def _unplain(data: Any, place: str) -> Iterator[str]:
             if not isinstance(key, str):
                 yield f"{here}: the key {key!r} is not usable: expected a text; put it in quotes"
             else:
-                yield from _unplain(value, f"{place}.{key}" if place else key)
+                yield from _unplain(value, f"{place}{_dotted(key)}".removeprefix("."))
     elif isinstance(data, list):
         for i, value in enumerate(data):
             yield from _unplain(value, f"{place}[{i}]")
@@ -171,14 +171,19 @@ def _from_context(detail: ErrorDetails) -> str:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part != "[key]"]
+    parts = [f"[{part}]" if isinstance(part, int) else _dotted(part) for part in loc if part != "[key]"]
     return "".join(parts).removeprefix(".") or "the file"
+
+
+def _dotted(key: str) -> str:
+    """A key as part of a place, whatever characters it has."""
+    return f".{key}" if re.fullmatch(r"[\w-]+", key) else f".{_short(key)}"
 
 
 def _unknown(key: str, known: list[str]) -> str:
     near = get_close_matches(key, known, 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown key {key!r}{hint} Known: {', '.join(known)}"
+    return f"unknown key {_short(key)}{hint} Known: {', '.join(known)}"
 
 
 def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
