@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,9 @@ def test_nobody_waits_for_a_file_that_is_being_read(tmp_path: Path) -> None:
     reader = threading.Thread(target=reloaded.current)
     reader.start()
     assert reading.wait(10)
+    start = time.monotonic()
     assert reloaded.current() == 1
+    assert time.monotonic() - start < 1
     go_on.set()
     reader.join()
     assert reloaded.current() == 2

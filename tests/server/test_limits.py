@@ -1,13 +1,16 @@
 """Limits against a slow model that remembers everything, and what they promise."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.server import limits as limits_module
 from paceline.server.keys import Key, KeyLimits
 from paceline.server.limits import Limits, Refused, Ticket
 
@@ -235,12 +238,20 @@ def test_limits_may_change_while_requests_run() -> None:
     entered(limits.enter(key(concurrent=2), 0, 0.0))
 
 
-def test_threads_never_exceed_a_limit() -> None:
-    limits, owner = Limits(), key(requests=500, concurrent=3)
+def test_threads_never_exceed_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = limits_module._refusal
+
+    def slow_judge(*of: Any) -> Refused | None:
+        found = judge(*of)
+        time.sleep(0)  # lets another thread run between the look and the charge
+        return found
+
+    monkeypatch.setattr(limits_module, "_refusal", slow_judge)
+    limits, owner = Limits(), key(requests=200, concurrent=3)
     lock, counts = threading.Lock(), {"now": 0, "most": 0, "admitted": 0}
 
     def work() -> None:
-        for _ in range(400):
+        for _ in range(300):
             found = limits.enter(owner, 1, 0.0)
             if isinstance(found, Ticket):
                 with lock:
@@ -257,4 +268,15 @@ def test_threads_never_exceed_a_limit() -> None:
     for worker in workers:
         worker.join()
     assert counts["most"] <= 3
-    assert counts["admitted"] == 500
+    assert counts["admitted"] == 200
+
+
+def test_nobody_leaves_while_another_enters() -> None:
+    limits = Limits()
+    ticket = entered(limits.enter(key(), 0, 0.0))
+    leaver = threading.Thread(target=ticket.leave, args=(0, 0.0))
+    with limits._lock:
+        leaver.start()
+        leaver.join(0.05)
+        assert leaver.is_alive()
+    leaver.join()

@@ -275,6 +275,7 @@ ESSAY = (
         ),
         ([{"role": "system", "content": PYTHON}, {"role": "user", "content": "hi"}], None, None, "chat"),
         ([{"role": "user", "content": PYTHON}, {"role": "assistant", "content": "ok"}], None, None, "code"),
+        ([{"role": "user", "content": PYTHON}, {"role": "user", "content": "hi"}], None, None, "chat"),
         ([7, {"role": "user", "content": None}, {"role": "user"}], None, None, "chat"),
         ([1, 2, 3], None, None, "chat"),
         ([], "", "json", "chat"),

@@ -31,7 +31,7 @@ class _Bucket:
         self.level += self.per_minute * max(0, at - self.at)
         self.at = max(self.at, at)
         self.per_minute = per_minute  # may have changed with the keys file
-        self._cap()
+        self.level = min(self.level, per_minute * MINUTE)
 
     def wait(self, wanted: int) -> int:
         """Nanoseconds until so many fit. What is more than a minute's worth needs a full bucket."""
@@ -39,12 +39,8 @@ class _Bucket:
         return max(0, -(-missing // self.per_minute))
 
     def take(self, taken: int) -> None:
-        """Less than 0: gives back."""
+        """Less than 0: gives back. What is too much runs over when it is refilled next."""
         self.level -= taken * MINUTE
-        self._cap()
-
-    def _cap(self) -> None:
-        self.level = min(self.level, self.per_minute * MINUTE)
 
 
 @dataclass(slots=True)
