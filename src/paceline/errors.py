@@ -12,6 +12,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ DrafterMismatch           a drafter cannot draft for this target
+ ├─ StoreError                the trace store cannot be opened, read or written
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
@@ -61,6 +62,10 @@ class CacheFull(PacelineError):
 
 
 class DrafterMismatch(PacelineError):
+    pass
+
+
+class StoreError(PacelineError):
     pass
 
 
