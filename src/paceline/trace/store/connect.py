@@ -133,7 +133,7 @@ def errors(what: str) -> Iterator[None]:
         yield
     except StoreError as error:
         raise StoreError(f"{what}: {error}") from None
-    except (SQLAlchemyError, OverflowError) as error:
+    except (SQLAlchemyError, OverflowError, TypeError, ValueError) as error:  # the latter: values of a record
         raise StoreError(f"{what}: {_reason(error)}") from None
 
 

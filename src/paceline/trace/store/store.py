@@ -1,9 +1,10 @@
 """Requests and their rounds, kept until they are too old or too many."""
 
 import math
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, and_, delete, func, insert, literal, or_, select, text
 
@@ -163,8 +164,9 @@ class Store:
     def _give_back(self) -> None:
         """Returns the room of deleted requests to the disk."""
         if self._engine.dialect.name == "sqlite":
-            with self._writing.begin() as connection:
-                connection.exec_driver_sql("PRAGMA incremental_vacuum").fetchall()
+            with self._engine.connect() as connection:
+                raw = cast(sqlite3.Connection, connection.connection.driver_connection)
+                raw.executescript("PRAGMA incremental_vacuum")  # execute() would free a single page
             return
         with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql(f"VACUUM (FULL) {REQUESTS.name}, {ROUNDS.name}")
