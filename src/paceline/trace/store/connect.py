@@ -114,7 +114,9 @@ def _check_file(path: Path) -> None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=10)
+    # Without a log the file says all there is, and SQLite need not put a new log beside it.
+    how = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
+    return sqlite3.connect(f"{path.as_uri()}?{how}", uri=True, timeout=10)
 
 
 def _make_private(path: Path) -> None:
