@@ -2,13 +2,12 @@
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from paceline.errors import SettingError, StoreError
 from paceline.trace.record import TEXT, RequestRecord, RoundRecord, as_dict, write_json
@@ -17,7 +16,9 @@ if TYPE_CHECKING:  # other commands start without a database
     from paceline.trace.store import Store
 
 trace_app = typer.Typer(no_args_is_help=True, help="What was asked of the server, round by round.")
-out = Console(highlight=False, soft_wrap=True)
+
+REQUEST_HEAD = ("id", "time", "model", "route", "prompt", "output", "per pass", "kept", "first", "all", "end")
+ROUND_HEAD = ("round", "at", "budget", "drafted", "kept", "tokens", "batch", "rows", "draft", "target", "by")
 
 StoreUrl = Annotated[
     str | None,
@@ -42,12 +43,7 @@ def list_requests(
     if as_json:
         print(write_json([_summary(record) for record in found]))
         return
-    table = Table(
-        "id", "time", "model", "route", "prompt", "output", "tokens/pass", "kept", "first", "all", "end"
-    )
-    for record in found:
-        table.add_row(*_cells(record))
-    out.print(table)
+    _print_table(REQUEST_HEAD, map(_request_cells, found))
 
 
 @trace_app.command("show")
@@ -67,8 +63,8 @@ def show_request(
     record, rounds = found
     for name, value in as_dict(record, ()).items():
         if name != "rounds" and value not in (None, "", {}, ()):
-            out.print(f"{name:<18} {_printable(value)}", markup=False)
-    out.print(_round_table(rounds))
+            print(f"{name:<18} {_printable(value)}")
+    _print_table(ROUND_HEAD, map(_round_cells, rounds))
 
 
 @trace_app.command("export")
@@ -108,34 +104,35 @@ def _summary(record: RequestRecord) -> dict[str, Any]:
     return {name: value for name, value in as_dict(record, ()).items() if name not in (*TEXT, "rounds")}
 
 
-def _cells(record: RequestRecord) -> list[str]:
-    first = "" if record.first_token_s is None else f"{record.first_token_s * 1e3:.0f} ms"
-    cells = [
+def _request_cells(record: RequestRecord) -> tuple[str, ...]:
+    first = "-" if record.first_token_s is None else f"{record.first_token_s * 1e3:.0f} ms"
+    return (
         record.id,
         f"{datetime.fromtimestamp(record.created):%m-%d %H:%M:%S}",
         record.model,
-        record.route,
+        record.route or "-",
         str(record.prompt_tokens),
         str(record.output_tokens),
         f"{record.tokens_per_pass:.2f}",
         f"{record.accepted}/{record.drafted}",
         first,
         f"{record.seconds:.2f} s",
-        record.finish or "",
-    ]
-    return [_printable(cell).replace("[", r"\[") for cell in cells]
-
-
-def _round_table(rounds: tuple[RoundRecord, ...]) -> Table:
-    table = Table(
-        "round", "at", "budget", "drafted", "kept", "tokens", "by", "batch", "rows", "draft", "target"
+        record.finish or "-",
     )
-    for r in rounds:
-        by = " ".join(f"{_printable(name)}:{count}" for name, count in r.sources).replace("[", r"\[")
-        counts = (r.index, r.start, r.budget, r.drafted, r.accepted, r.committed)
-        times = (f"{r.draft_us} µs", f"{r.target_us} µs")
-        table.add_row(*map(str, counts), by, str(r.batch), str(r.rows), *times)
-    return table
+
+
+def _round_cells(r: RoundRecord) -> tuple[str, ...]:
+    counts = (r.index, r.start, r.budget, r.drafted, r.accepted, r.committed, r.batch, r.rows)
+    by = " ".join(f"{name}:{count}" for name, count in r.sources)
+    return (*map(str, counts), f"{r.draft_us} µs", f"{r.target_us} µs", by or "-")
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """As wide as it is: an id that is cut cannot be copied."""
+    lines = [head, *([_printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def _printable(value: object) -> str:
