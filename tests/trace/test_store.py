@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import postgres_server
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,12 +40,13 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
         return lambda: str(tmp_path / f"{uuid4().hex}.db")
     server: str = request.getfixturevalue("postgres")
 
-    def new_database() -> str:
-        name = f"t{uuid4().hex}"
-        postgres_server.execute(server.format("postgres"), f"CREATE DATABASE {name}")
-        return server.format(name)
+    return lambda: new_database(server)
 
-    return new_database
+
+def new_database(server: str) -> str:
+    name = f"t{uuid4().hex}"
+    postgres_server.execute(server.format("postgres"), f"CREATE DATABASE {name}")
+    return server.format(name)
 
 
 @pytest.fixture
@@ -181,6 +183,7 @@ def test_prune_by_size_takes_the_oldest_and_no_more_than_needed(url: str) -> Non
             save(store, a_request(f"r{i}", created=now - i, prompt=os.urandom(15_000).hex(), passes=20))
         assert store.size() > 1.5 * limit
         gone = store.prune()
+        assert gone < 80
         assert 0.5 * limit < store.size() <= limit
         assert ids(store) == [f"r{i}" for i in range(120 - gone)]
         assert all(len(request["rounds"]) == 20 for request in store.export())
@@ -192,6 +195,21 @@ def test_a_store_that_cannot_be_small_enough_ends_empty(url: str) -> None:
         save(store, *(a_request(f"r{i}", prompt="x" * 50_000) for i in range(20)))
         assert store.prune() > 0
         assert len(ids(store)) <= 1
+
+
+def test_nothing_is_deleted_while_its_room_cannot_be_had(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "LOCK_WAIT_MS", 100)
+    url = new_database(postgres)
+    with closing(Store.open(url, max_mb=0.05)) as store:
+        save(store, *(a_request(f"r{i}", created=time.time()) for i in range(20)))
+        with psycopg.connect(url) as reader:
+            reader.execute("SELECT id FROM paceline_requests")
+            with pytest.raises(StoreError, match="lock timeout"):
+                store.prune()
+            assert len(ids(store)) == 20
+        assert store.prune() > 0
 
 
 def test_readers_see_whole_requests_while_others_write(url: str) -> None:
@@ -276,9 +294,7 @@ def test_many_may_make_a_store_at_once(places: Places) -> None:
 
 
 def test_others_tables_of_our_name_are_refused_and_their_database_shared(postgres: str) -> None:
-    name = f"t{uuid4().hex}"
-    url = postgres.format(name)
-    postgres_server.execute(postgres.format("postgres"), f"CREATE DATABASE {name}")
+    url = new_database(postgres)
     postgres_server.execute(url, "CREATE TABLE users (id int)")
     Store.open(url).close()
     postgres_server.execute(url, "DROP TABLE paceline_schema_version")

@@ -17,8 +17,10 @@ from paceline.trace.store.versions import version
 
 SQLITE_FIRST_BYTES = b"SQLite format 3\0"
 
+LOCK_WAIT_MS = 10_000  # for another writer
+
 PRAGMAS = (
-    "busy_timeout = 10000",  # milliseconds a writer waits for another
+    f"busy_timeout = {LOCK_WAIT_MS}",
     "foreign_keys = ON",
     "auto_vacuum = INCREMENTAL",  # heeded while the file is empty: pruning can then shorten it
     "journal_mode = WAL",  # readers and the writer do not wait for each other
@@ -73,11 +75,18 @@ def engine(url: URL, create: bool) -> Engine:
 def _postgres(url: URL) -> Engine:
     wait = {} if "connect_timeout" in url.query else {"connect_timeout": 10}
     try:
-        return create_engine(
+        made = create_engine(
             url, connect_args=wait, pool_pre_ping=True, hide_parameters=True, json_serializer=write_json
         )
     except ModuleNotFoundError:
         raise StoreError("PostgreSQL needs a driver: pip install 'paceline[postgres]'") from None
+    event.listen(made, "connect", _limit_waiting)
+    return made
+
+
+def _limit_waiting(connection: Any, _: object) -> None:
+    connection.execute(f"SET lock_timeout = {LOCK_WAIT_MS}")
+    connection.commit()
 
 
 def _sqlite(url: URL) -> Engine:

@@ -141,7 +141,11 @@ class Store:
         return gone
 
     def _delete_until_it_fits(self) -> int:
-        gone, size = 0, self.size()
+        gone = 0
+        if self.size() <= self._max_bytes:
+            return gone
+        self._give_back()  # else what was deleted before would count still, and more would go for it
+        size = self.size()
         while size > self._max_bytes:
             with self._engine.begin() as connection:
                 count = connection.execute(select(func.count()).select_from(REQUESTS)).scalar_one()
