@@ -19,6 +19,7 @@ PacelineError                 one line for the user; the command line exits with
  │   └─ KeyFileError          the file of API keys
  ├─ BadBody                   a request's body is not JSON as the server takes it
  │   └─ BodyTooLarge
+ ├─ StoreError                the trace store cannot be opened, read or written
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
@@ -100,6 +101,10 @@ class BadBody(PacelineError):
 
 
 class BodyTooLarge(BadBody):
+    pass
+
+
+class StoreError(PacelineError):
     pass
 
 

@@ -1,4 +1,4 @@
-"""paceline generate, chat, schema, routes, keys, pull, models, doctor."""
+"""paceline generate, chat, serve, schema, routes, keys, trace, pull, models, doctor."""
 
 import json
 import secrets
@@ -18,6 +18,7 @@ from paceline.cli.keys import keys_app
 from paceline.cli.routes import routes_app
 from paceline.cli.schema import schema_app
 from paceline.cli.show import bar, write
+from paceline.cli.trace import trace_app
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError
 
@@ -25,6 +26,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
+app.add_typer(trace_app, name="trace")
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]

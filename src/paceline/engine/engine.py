@@ -62,6 +62,10 @@ class Engine:
         self._in_step = False
         self._walks = ThreadPoolExecutor(1, "paceline-grammar")
 
+    def listen(self, sink: Sink) -> None:
+        """Tells one more sink of every round from now on."""
+        self._sinks = (*self._sinks, sink)
+
     @property
     def busy(self) -> bool:
         return len(self._scheduler) > 0

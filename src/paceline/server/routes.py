@@ -161,6 +161,7 @@ class Route(Checked):
             tree_width=1 if accept == "block" else width,  # for chains, wherever the width is from
             adaptive=base.adaptive if self.adaptive is None else self.adaptive,
             accept=accept,
+            threshold=base.threshold if self.acceptance_threshold is None else self.acceptance_threshold,
         )
 
 
