@@ -17,6 +17,7 @@ from paceline.cli.doctor import model_report, report
 from paceline.cli.keys import keys_app
 from paceline.cli.routes import routes_app
 from paceline.cli.schema import schema_app
+from paceline.cli.serve import serve
 from paceline.cli.show import bar, write
 from paceline.cli.trace import trace_app
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
@@ -27,6 +28,7 @@ app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
+app.command()(serve)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]

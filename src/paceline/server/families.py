@@ -98,7 +98,7 @@ class Own:
         self.drafted = counter("drafted", "Tokens guessed", node)
         self.accepted = counter("accepted", "Guessed tokens that were kept", node)
         self.rejected_by_grammar = counter(
-            "rejected_by_grammar", "Tokens guessed that the output's grammar forbids", ["route", "drafter"]
+            "rejected_by_grammar", "Tokens guessed that the output's grammar forbids", ["route"]
         )
         self.draft_seconds = counter("draft_seconds", "Time spent guessing", route)
         self.prefill_seconds = counter("prefill_seconds", "Time of passes that read prompts", route)

@@ -104,6 +104,8 @@ class Metrics:
                 live.route.plain_rounds.inc()
         if len(r.draft):
             self._count_draft(r, live.route)
+        if r.draft.refused:
+            self._own.rejected_by_grammar.labels(live.route.name).inc(r.draft.refused)
 
     @_counted
     def finish(self, seq: Seq, reason: Finish) -> None:
@@ -131,12 +133,6 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
         self._own.refused.labels(reason if reason in REFUSALS else OTHER).inc()
-
-    @_counted
-    def rejected_by_grammar(self, route: str, drafter: str, tokens: int) -> None:
-        """A drafter guessed tokens that the output's grammar forbids."""
-        labels = (self._route(route).name, self._drafter(drafter))
-        self._own.rejected_by_grammar.labels(*labels).inc(tokens)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics if the Accept header asks for it."""
