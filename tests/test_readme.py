@@ -5,9 +5,12 @@ import io
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bench import readme, run
 from paceline.cli import main
@@ -16,28 +19,61 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+@dataclass(frozen=True)
+class Example:
+    """A block of a page, and the output shown below it, if there is one."""
+
+    code: str
+    shown: str | None
+
+
+def examples(page: Path, language: str) -> list[Example]:
+    found = re.findall(rf"```{language}\n(.*?)```\n(?:\n```text\n(.*?)```)?", page.read_text(), re.S)
+    return [Example(code, shown or None) for code, shown in found]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Those that the page shows: a name and a colon, then a block."""
+    for name, text in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page.read_text(), re.S | re.M):
+        (folder / name).write_text(text)
+
+
+def compare(example: Example, printed: str) -> None:
+    """The outputs shown are those of a CPU; other rounding may choose other words."""
+    if example.shown is not None and not torch.cuda.is_available():
+        assert printed == example.shown, example.code
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, smollm2_path: Path) -> None:
-    for code in blocks(page, "python"):
-        exec(compile(code, str(page), "exec"), {"__name__": "example"})
+    names: dict[str, Any] = {"__name__": "example"}  # later blocks go on from earlier ones
+    for example in examples(page, "python"):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(example.code, str(page), "exec"), names)
+        compare(example, out.getvalue())
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_commands_run(page: Path, smollm2_path: Path) -> None:
-    for block in blocks(page, "sh"):
-        for line in block.strip().splitlines():
-            program, *arguments = shlex.split(line, comments=True)
-            assert program == "paceline"
-            with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
-                main(arguments)
-            assert end.value.code in (0, None), line
-            assert out.getvalue().strip()
+def test_commands_run(
+    page: Path, smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path)
+    for example in examples(page, "sh"):
+        printed = [output_of(line) for line in example.code.strip().splitlines()]
+        compare(example, "".join(printed))
+
+
+def output_of(line: str) -> str:
+    program, *arguments = shlex.split(line, comments=True)
+    assert program == "paceline"
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code in (0, None), line
+    assert out.getvalue().strip()
+    return out.getvalue()
 
 
 def test_make_targets_exist() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from paceline.errors import ConstraintError
 from paceline.text import TextStream, ToolCall, ToolFormat, parse_tool_calls
 from paceline.trace.tally import Tally
 from paceline.types import Finish, Round, Seq, TokenLogprob
@@ -45,7 +46,8 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     content: str = ""  # the text beside the tool calls
-    value: Any = None  # the answer as the `output` that was asked for; None while incomplete
+    value: Any = None  # the answer as the `output` that was asked for; None while incomplete or refused
+    refused: str = ""  # why the answer is complete and yet no value: a validator of the output's own
 
     @property
     def tokens_per_pass(self) -> float:
@@ -59,11 +61,16 @@ class Reader:
     parse: Callable[[str], Any] | None = None
     tools: ToolFormat | None = None
 
-    def read(self, text: str, complete: bool) -> tuple[tuple[ToolCall, ...], str, Any]:
-        """The tool calls, the text beside them, the value."""
+    def read(self, text: str, complete: bool) -> dict[str, Any]:
+        """Fields of a result."""
         content, calls, _ = parse_tool_calls(text, self.tools) if self.tools else (text, [], [])
-        value = self.parse(content) if self.parse is not None and complete and not calls else None
-        return tuple(calls), content, value
+        found: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
+        if self.parse is None or not complete or calls:
+            return found
+        try:
+            return found | {"value": self.parse(content)}
+        except ConstraintError as error:
+            return found | {"refused": str(error)}
 
 
 class Stream(Iterator[Piece]):
@@ -125,7 +132,8 @@ class Stream(Iterator[Piece]):
     @property
     def result(self) -> Result:
         tally, text = self._tally, "".join(self._said)
-        calls, content, value = self._reader.read(text, self._finish == "stop")
+        cursor = self._seq.cursor
+        complete = self._finish == "stop" and (cursor is None or cursor.finished)
         return Result(
             text=text,
             token_ids=tuple(tally.tokens),
@@ -141,9 +149,7 @@ class Stream(Iterator[Piece]):
             seconds=self._last,
             first_token_seconds=self._first,
             logprobs=tuple(tally.logprobs),
-            tool_calls=calls,
-            content=content,
-            value=value,
+            **self._reader.read(text, complete),
         )
 
 

@@ -21,7 +21,7 @@ from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
-PROMPT_END: Final = 16  # tokens at its end, in which a prompt may open the model's reasoning
+PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
@@ -37,7 +37,7 @@ class Prepared:
 class LLM:
     """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
 
-    Without a spec, the drafters are suffix, ngram, those given here, and the draft model if there is one.
+    Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class LLM:
         """Everything a request needs before the engine sees it. May be called from any thread."""
         tokens = self._encode(prompt, wanted.tools)
         marks = self.tokenizer.tool_marks if wanted.tools else frozenset()
+        opening = self._opening(prompt, wanted) if wanted.bound else ""
         guess = prediction and self._choosing
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
@@ -108,10 +109,10 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, tokens),
+            cursor=self._cursor(wanted, opening),
             learn=learn,
         )
-        reader = Reader(wanted.parser(), self.tokenizer.tool_format if wanted.tools else None)
+        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.tools else None)
         return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
 
     def stream(
@@ -158,9 +159,15 @@ class LLM:
         self._inbox[made.seq.id] = deque()
         return Stream(self, made.seq, made.text, made.reader)
 
-    def _cursor(self, wanted: Wanted, prompt: Sequence[int]) -> Cursor | None:
-        end = self.tokenizer.decode(prompt[-PROMPT_END:])
-        constraint = wanted.constraint(self.tokenizer.tool_format, end)
+    def _opening(self, prompt: Prompt, wanted: Wanted) -> str:
+        """How the prompt lets the model begin; what the user says in a chat has no part in it."""
+        if isinstance(prompt, str):
+            return prompt[-PROMPT_END:]
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        return self.tokenizer.opening(messages, wanted.tools or None) if messages else ""
+
+    def _cursor(self, wanted: Wanted, opening: str) -> Cursor | None:
+        constraint = wanted.constraint(self.tokenizer.tool_format, opening)
         return None if constraint is None else self.constraints.cursor(constraint)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:

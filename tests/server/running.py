@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import openai
 import uvicorn
 
-from paceline import LLM, EngineConfig
+from paceline import EngineConfig
 from paceline.server.app import App
-from paceline.server.service import Service
+from paceline.server.serving import ServerSettings, build
 
 START_S = 60
 IDLE_S = 20
@@ -41,7 +41,7 @@ class Running:
 
 @contextmanager
 def running(model: str, config: EngineConfig | None = None) -> Iterator[Running]:
-    app = App(Service(LLM(model, config=config or EngineConfig(cache_mb=256))))
+    app = build(ServerSettings(model, engine=config or EngineConfig(cache_mb=256), store="none"))
     server = uvicorn.Server(
         uvicorn.Config(app.asgi(), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
     )

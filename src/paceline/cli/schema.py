@@ -27,7 +27,7 @@ def check_schema(
     if as_json:
         print(json.dumps({"file": file, "supported": reason is None, "reason": reason}, ensure_ascii=False))
     else:
-        print(f"{file}: supported" if reason is None else f"{file}: {reason}")
+        print(f"{file}: {reason or 'supported'}" if not (reason or "").startswith(file) else reason)
     if reason is not None:
         raise typer.Exit(2)
 

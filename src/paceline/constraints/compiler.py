@@ -8,7 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from paceline.constraints.cursor import GrammarCursor, Walker
+from paceline.constraints.cursor import Grammar, GrammarCursor, Walker
 from paceline.constraints.explain import explain
 from paceline.constraints.grammars import Constraint, Json, Switched, quoted
 from paceline.constraints.switch import SwitchCursor, Trigger
@@ -28,7 +28,7 @@ KEPT_BYTES: Final = 16 << 20  # of their texts
 LIMITS: Final = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 20_000,
+    "step_max_items": 2_000,
     "max_items_in_row": 2_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 500_000,
@@ -67,30 +67,32 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may be more than the tokenizer has
-        self._grammars: _Kept[str, LLMatcher] = _Kept(KEPT, KEPT_BYTES)
+        self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
         self._triggers: _Kept[tuple[str, Switched], Trigger] = _Kept(KEPT, KEPT_BYTES)
 
     def cursor(self, constraint: Constraint | Switched) -> Cursor:
         """At the start of an output."""
         if isinstance(constraint, Switched):
             return SwitchCursor(self._trigger(constraint))
-        return GrammarCursor(Walker(self._matcher(constraint), self._tables))
+        return GrammarCursor(Walker(self._grammar(constraint), self._tables))
 
-    def _matcher(self, constraint: Constraint) -> "LLMatcher":
-        grammar = constraint.rules("start", self.spell)
-        return self._grammars.get(grammar, len(grammar), lambda: compiled(constraint, grammar, self._tables))
+    def _grammar(self, constraint: Constraint) -> Grammar:
+        rules = constraint.rules("start", self.spell)
+        return self._grammars.get(
+            rules, len(rules), lambda: Grammar(lambda: compiled(constraint, rules, self._tables))
+        )
 
     def _trigger(self, switched: Switched) -> Trigger:
         grammar = "" if switched.then is None else switched.then.rules("start", self.spell)
         return self._triggers.get((grammar, switched), len(grammar), lambda: self._new_trigger(switched))
 
     def _new_trigger(self, switched: Switched) -> Trigger:
-        matcher = None if switched.then is None else self._matcher(switched.then)
+        grammar = None if switched.then is None else self._grammar(switched.then)
 
         def start(written: bytes) -> Cursor | None:
-            if matcher is None:
+            if grammar is None:
                 return None
-            cursor = GrammarCursor(Walker(matcher, self._tables))
+            cursor = GrammarCursor(Walker(grammar, self._tables))
             fed = self._tables.tokenize_bytes(written) if written else []
             return cursor if all(cursor.advance(token) for token in fed) else None
 
@@ -101,6 +103,7 @@ class Compiler:
             switched.again,
             switched.anywhere,
             self._tokenizer.eos_ids,
+            switched.must,
         )
 
     def spell(self, text: str) -> str:

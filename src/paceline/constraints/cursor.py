@@ -4,13 +4,16 @@ One matcher serves all cursors of an output: it is taken from place to place by 
 places part and reading on from there. So a fork costs nothing, whatever the length of the output.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from paceline.errors import ConstraintError
 from paceline.types import Bits
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+T = TypeVar("T")
 
 
 class _Place:
@@ -25,20 +28,47 @@ class _Place:
         self.stopped = stopped  # only an end may follow
 
 
+class Grammar:
+    """A grammar as compiled, to be copied for each output.
+
+    Copies share the memory of their lexer, so an error in one spoils all: then it is compiled anew.
+    """
+
+    def __init__(self, make: "Callable[[], LLMatcher]") -> None:
+        self._make = make
+        self.matcher = make()
+
+    def renew(self) -> None:
+        self.matcher = self._make()
+
+
 class Walker:
     """A matcher that can be taken to any place."""
 
-    def __init__(self, pristine: "LLMatcher", tokenizer: "LLTokenizer") -> None:
+    def __init__(self, grammar: Grammar, tokenizer: "LLTokenizer") -> None:
         self.tokenizer = tokenizer
         self.eos: Final = frozenset(tokenizer.eos_tokens)
-        self._pristine = pristine
-        self._matcher = pristine.deep_copy()
+        self._grammar = grammar
+        self._of = grammar.matcher
+        self._matcher = grammar.matcher.deep_copy()
+        self._careful = False
         self.start = self._at = _Place(None, -1, 0, self._matcher.is_stopped())
 
-    def at(self, place: _Place) -> "LLMatcher":
-        """The matcher, standing there."""
-        if self._at is place:
-            return self._matcher
+    def ask(self, place: _Place, question: "Callable[[LLMatcher], T]") -> T:
+        """What a matcher says that stands there. An error counts only if a new matcher makes it too."""
+        message = ""
+        for _ in range(2):
+            if self._move(place):
+                said = question(self._matcher)
+                if not self._matcher.is_error():
+                    return said
+            message = _broken(self._matcher)
+            self._grammar.renew()
+        raise ConstraintError(message)
+
+    def _move(self, place: _Place) -> bool:
+        if self._of is not self._grammar.matcher:
+            self._start_again()
         back, there, path = self._at, place, []
         while back is not there:
             if back.depth >= there.depth and back.parent is not None:
@@ -47,41 +77,67 @@ class Walker:
                 assert there.parent is not None
                 path.append(there.token)
                 there = there.parent
-        self._move(self._at.depth - back.depth, path[::-1])
+        up = self._at.depth - back.depth
         self._at = place
-        return self._matcher
+        return (not up or self._matcher.rollback(up)) and self._read(path[::-1])
 
-    def _move(self, back: int, tokens: list[int]) -> None:
-        if back and not self._matcher.rollback(back):
-            raise ConstraintError(_broken(self._matcher))
-        if tokens and self._matcher.try_consume_tokens(tokens) != len(tokens):
-            raise ConstraintError(_broken(self._matcher))
+    def _read(self, tokens: list[int]) -> bool:
+        if not self._careful:
+            return not tokens or self._matcher.try_consume_tokens(tokens) == len(tokens)
+        for token in tokens:
+            self._matcher.compute_bitmask()
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return False
+        return True
+
+    def _start_again(self) -> None:
+        """After an error, in this output or in another.
+
+        From then on a mask comes before each token, as when an output is written token by token: how much a
+        matcher may still be asked depends on what it was asked before.
+        """
+        self._of = self._grammar.matcher
+        self._matcher = self._of.deep_copy()
+        self._at = self.start
+        self._careful = True
 
     def step(self, place: _Place, token: int) -> _Place | None:
-        matcher = self.at(place)
-        taken = matcher.try_consume_tokens([token]) == 1
-        if matcher.is_error():
-            self._restart(place)
+        """None: the token cannot be taken."""
+        try:
+            taken, stopped = self.ask(
+                place, lambda matcher: (matcher.try_consume_tokens([token]) == 1, matcher.is_stopped())
+            )
+        except ConstraintError:
             return None
-        if taken:
-            self._at = _Place(place, token, place.depth + 1, matcher.is_stopped())
-        return self._at if taken else None
-
-    def _restart(self, place: _Place) -> None:
-        """A matcher never leaves an error behind: a new one reads all from the start."""
-        self._matcher = self._pristine.deep_copy()
-        self._at = self.start
-        self.at(place)
+        if not taken:
+            return None
+        self._at = _Place(place, token, place.depth + 1, stopped)
+        return self._at
 
     def fill(self, place: _Place, row: Bits) -> None:
-        matcher = self.at(place)
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if matcher.is_error():  # the row then allows an end, as if the output were complete
-            message = _broken(matcher)
-            self._restart(place)
-            raise ConstraintError(message)
+        """An error would leave a row that allows an end, as if the output were complete."""
+        self.ask(place, lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
+
+    def accepting(self, place: _Place) -> bool:
+        try:
+            return self.ask(place, lambda matcher: matcher.is_accepting())
+        except ConstraintError:
+            return False
+
+    def forced(self, place: _Place) -> list[int]:
+        """A guess: where it goes wrong, nothing is certain."""
+        try:
+            return self.ask(place, lambda matcher: matcher.compute_ff_tokens())
+        except ConstraintError:
+            return []
+
+    def forced_text(self, place: _Place) -> bytes:
+        try:
+            return self.ask(place, lambda matcher: matcher.compute_ff_bytes())
+        except ConstraintError:
+            return b""
 
 
 class GrammarCursor:
@@ -105,7 +161,7 @@ class GrammarCursor:
         if not 0 <= token < self._walker.tokenizer.vocab_size:
             return False
         if token in self._walker.eos:  # never shown to the matcher, which could not take it back
-            self._ended = self._walker.at(self._place).is_accepting()
+            self._ended = self._walker.accepting(self._place)
             return self._ended
         place = self._walker.step(self._place, token)
         if place is not None:
@@ -113,13 +169,13 @@ class GrammarCursor:
         return place is not None
 
     def forced(self) -> list[int]:
-        return [] if self.finished else self._walker.at(self._place).compute_ff_tokens()
+        return [] if self.finished else self._walker.forced(self._place)
 
     def spelled(self) -> list[int]:
         """Text that ends within a word is left alone: the model would write the whole word as one token."""
         if self.finished:
             return []
-        text = self._walker.at(self._place).compute_ff_bytes()
+        text = self._walker.forced_text(self._place)
         if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
             return []
         return self._walker.tokenizer.tokenize_bytes(text)

@@ -12,7 +12,10 @@ _KEYWORDS: Final = (
     (re.compile(r"Unknown format: "), "format"),
     (re.compile(r"oneOf constraints"), "oneOf"),
     (re.compile(r"Invalid type: "), "type"),
-    (re.compile(r"Resource '.*' is not present|[Ff]ailed to resolve|\$ref"), "$ref"),
+    (
+        re.compile(r"Resource '.*' is not present|Pointer '.*' does not exist|[Ff]ailed to resolve|\$ref"),
+        "$ref",
+    ),
     (re.compile(r"[Rr]egex|pattern"), "pattern"),
 )
 _HINTS: Final = {
@@ -37,6 +40,9 @@ def _reason(message: str) -> str:
     """The first line that says something, without where the engine was."""
     line = _POSITION.sub("", message.strip().splitlines()[0] if message.strip() else "no reason was given")
     line = line.removeprefix("failed to compile JSON schema: ").strip()
+    detail = [other.removeprefix("error: ") for other in message.splitlines() if other.startswith("error: ")]
+    if line.endswith(":") and detail:
+        return f"{line} {detail[0]}"
     found = _KEYS.search(line)
     if found:
         words = _loads(found[1])

@@ -110,6 +110,7 @@ class Switched:
     then: Constraint | None  # None: the trigger must not appear
     again: bool = False  # free text may follow, and another trigger
     anywhere: bool = True  # False: the trigger counts only at the very start
+    must: bool = False  # the text cannot end before the trigger
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _After:
 
 def after(mark: str, constraint: Constraint) -> Switched:
     """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
-    return Switched(mark, _After(mark, constraint))
+    return Switched(mark, _After(mark, constraint), must=True)
 
 
 def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:
@@ -155,14 +156,14 @@ def parsed(text: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """As a string of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    """As a string of a Lark grammar, which holds no character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _slashed(pattern: str) -> str:
     """Between the slashes of a Lark grammar, which no slash and no line break may end."""
-    escaped = re.sub(r"\\.|/", lambda m: "\\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
-    return escaped.replace("\n", "\\n")
+    changed = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+    return re.sub(r"\\.|/|\n", lambda m: changed.get(m[0], m[0]), pattern, flags=re.DOTALL)
 
 
 def _unanchored(pattern: str) -> str:
@@ -170,7 +171,7 @@ def _unanchored(pattern: str) -> str:
     body = pattern.removeprefix("^").removeprefix("\\A")
     if body.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", body):
         body = body[:-1]
-    return body.removesuffix("\\Z").removesuffix("\\z") or pattern
+    return re.sub(r"(?<!\\)((\\\\)*)\\[Zz]\Z", r"\1", body) or pattern
 
 
 def _limited(text: str, what: str) -> None:

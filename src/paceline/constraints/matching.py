@@ -25,6 +25,8 @@ def ends(constraint: Constraint, text: bytes, start: int, places: Iterable[int])
     at = start
     for place in places:
         if matcher.try_consume_tokens(list(text[at:place])) != place - at:
+            if matcher.is_error():  # which spoils the copies to come
+                _pristine.cache_clear()
             return
         at = place
         if matcher.is_accepting():

@@ -27,19 +27,23 @@ class Wanted:
     output: Any = None  # a Python type, a pattern, a constraint
     whitespace: Whitespace = "fixed"
 
-    def constraint(self, form: ToolFormat, prompt: str = "") -> Constraint | Switched | None:
-        """`prompt`: the end of the text to be continued. Reasoning that it opens is free."""
+    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Switched | None:
+        """`opening`: how the prompt lets the model begin. Reasoning that it opens is free."""
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):
                 raise ConstraintError(f"tool_choice={self.tool_choice!r} needs tools: give at least one")
-            return _thought(answer, prompt)
+            return _thought(answer, opening)
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):
-            return _thought(calls, prompt)
+            return _thought(calls, opening)
         if isinstance(calls, Switched) and calls.then is not None:
             answer = Either((calls.then, answer))
-        return _thought(answer, prompt)
+        return _thought(answer, opening)
+
+    @property
+    def bound(self) -> bool:
+        return bool(self.tools) or self.output is not None or self.response_format is not None
 
     def _answer(self) -> Constraint | None:
         if self.output is None:
@@ -49,9 +53,12 @@ class Wanted:
             raise ConstraintError("output and response_format say the same thing: give one of them")
         return output_of(self.output, self.whitespace).constraint
 
-    def parser(self) -> Callable[[str], Any] | None:
+    def parser(self, opening: str = "") -> Callable[[str], Any] | None:
         """From a complete answer's text to its value."""
-        return None if self.output is None else output_of(self.output, self.whitespace).parse
+        if self.output is None:
+            return None
+        parse = output_of(self.output, self.whitespace).parse
+        return (lambda text: parse(_said(text))) if thinks(opening) else parse
 
 
 ANYTHING: Final = Wanted()
@@ -69,10 +76,19 @@ class Either:
         return "\n".join([f"{name}: {' | '.join(names)}", *rules])
 
 
-def _thought(constraint: Constraint | Switched | None, prompt: str) -> Constraint | Switched | None:
-    """Tool calls wait for their trigger in any case; everything else waits for the end of reasoning."""
+def thinks(opening: str) -> bool:
+    """Whether the prompt leaves the model's reasoning open."""
     begun, ended = THINKING
-    thinking = prompt.rfind(begun) > prompt.rfind(ended)
-    if constraint is None or isinstance(constraint, Switched) or not thinking:
+    return opening.rfind(begun) > opening.rfind(ended)
+
+
+def _thought(constraint: Constraint | Switched | None, opening: str) -> Constraint | Switched | None:
+    """Tool calls wait for their trigger in any case; everything else waits for the end of reasoning."""
+    if constraint is None or isinstance(constraint, Switched) or not thinks(opening):
         return constraint
-    return after(ended, constraint)
+    return after(THINKING[1], constraint)
+
+
+def _said(text: str) -> str:
+    """What follows the reasoning."""
+    return text.partition(THINKING[1])[2].lstrip()

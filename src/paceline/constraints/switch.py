@@ -28,6 +28,7 @@ class Trigger:
     again: bool
     anywhere: bool
     eos: frozenset[int]
+    must: bool = False
     _gates: dict[int, Bits | None] = field(default_factory=dict)
     _last: list[int] = field(default_factory=list)  # tokens with the trigger's last byte
 
@@ -59,19 +60,19 @@ class Trigger:
 
     def gate(self, written: int) -> Bits | None:
         """What may come while free: None if any token may."""
-        if written == NEVER:
+        if written == NEVER and not self.must:
             return None
         if written not in self._gates:
             self._gates[written] = self._closed(written)
         return self._gates[written]
 
     def _closed(self, written: int) -> Bits | None:
-        completing = [t for t in self._last if self.completes(written, t)]
-        if not completing:
-            return None
+        completing = [t for t in self._last if written != NEVER and self.completes(written, t)]
         words = (len(self.pieces) + 31) // 32
         row = np.full(words, 0xFFFFFFFF, np.uint32)
         shut = [t for t in completing if self.entered(written, t) is None]
+        if self.must:
+            shut += self.eos
         for token in shut:
             row[token // 32] &= ~np.uint32(1 << token % 32)
         return row if shut else None
@@ -113,11 +114,12 @@ class SwitchCursor:
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
         if token in trigger.eos:
-            self._ended = True
-        elif self._written != NEVER and trigger.completes(self._written, token):
+            self._ended = not trigger.must
+            return self._ended
+        if self._written != NEVER and trigger.completes(self._written, token):
             self._inner = trigger.entered(self._written, token)
             return self._inner is not None
-        elif self._written != NEVER:
+        if self._written != NEVER:
             self._written = trigger.after(self._written, token)
         return True
 

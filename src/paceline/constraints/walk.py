@@ -30,6 +30,10 @@ FREE: Final = Masks(())
 UNREACHED: Final = ConstraintError("a row was read that no legal text leads to")
 
 
+def refused(token: int) -> ConstraintError:
+    return ConstraintError(f"the grammar allowed token {token} and then could not take it")
+
+
 def words(vocab: int) -> int:
     """The length of a row of bits."""
     return (vocab + 31) // 32
@@ -45,13 +49,16 @@ def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
     rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):
         before = cursors.get(draft.parent(node))
+        row: Row = UNREACHED
         if before is not None and before.finished:
-            cursors[node] = before
+            cursors[node], row = before, None
         elif before is not None and _legal(rows[draft.parent(node) + 1], token):
             here = before.fork()
             if here.advance(token):
-                cursors[node] = here
-        rows.append(_filled(cursors[node], width) if node in cursors else UNREACHED)
+                cursors[node], row = here, _filled(here, width)
+            else:
+                row = refused(token)
+        rows.append(row)
     return Masks(rows)
 
 

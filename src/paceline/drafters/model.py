@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from paceline.drafters.legal import unsure
-from paceline.errors import CacheFull
+from paceline.errors import CacheFull, ConstraintError
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
 from paceline.types import NO_DRAFT, Ask, Bits, Cursor, Draft, Drafter, Feed, Seq, Target
 
@@ -118,7 +118,11 @@ class ModelDrafter(Drafter):
         width = min(seq.spec.tree_width, g.ask.budget - len(g.tokens))
         written = g.mirror.tokens[len(seq.tokens) :]
         row, history = self._padded(row), History(seq.tokens, seq.prompt_len, written)
-        mask = self._mask(g.at)
+        try:
+            mask = self._mask(g.at)
+        except ConstraintError:  # which ends the output only if it comes by here
+            g.ended = True
+            return
         of = law(row, seq.params, history, mask)
         if seq.params.temperature == 0 and not _needs_q(seq):
             found = greedy(row, seq.params, history, width, mask)

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.walk import masks, words
+from paceline.constraints.walk import masks, refused, words
 from paceline.engine.guessing import Guessing
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
@@ -61,6 +61,10 @@ class Engine:
         self._cancelled: list[str] = []
         self._in_step = False
         self._walks = ThreadPoolExecutor(1, "paceline-grammar")
+
+    def listen(self, sink: Sink) -> None:
+        """Tells one more sink of every round from now on."""
+        self._sinks = (*self._sinks, sink)
 
     @property
     def busy(self) -> bool:
@@ -251,7 +255,7 @@ class Engine:
         for token in new:
             seq.tokens.append(token)
             if seq.cursor is not None and not seq.cursor.advance(token):
-                raise ConstraintError(f"the grammar allowed token {token} and then could not take it")
+                raise refused(token)
             if (reason := self._ends(seq, token)) is not None:
                 return reason
         return None

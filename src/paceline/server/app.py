@@ -1,29 +1,37 @@
 """The HTTP application: paths, bodies, streams, errors."""
 
-import json
-import logging
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import anyio
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from paceline import __version__
-from paceline.errors import PacelineError
 from paceline.server.asked import Asked, from_chat, from_completion, prompts
+from paceline.server.body import parse_json
 from paceline.server.choice import Choice, usage
-from paceline.server.failures import Failure, failure, invalid
+from paceline.server.failures import Failure
+from paceline.server.plumbing import (
+    after,
+    cancelled_by_disconnect,
+    event,
+    guarded,
+    kind_of,
+    not_allowed,
+    not_found,
+    shaped,
+)
+from paceline.server.reception import Reception, Visit
 from paceline.server.replies import ChatReply, CompletionReply
 from paceline.server.responses import ResponsesReply, as_chat
 from paceline.server.responses_wire import ResponsesRequest
-from paceline.server.service import Caller, Service
+from paceline.server.service import Service
 from paceline.server.wire import (
     ChatRequest,
     CompletionRequest,
@@ -32,23 +40,22 @@ from paceline.server.wire import (
     StreamOptions,
     TokenizeRequest,
 )
+from paceline.text import Tokenizer
 
-log = logging.getLogger("paceline.server")
-R = TypeVar("R", bound=BaseModel)
-Handler = Callable[[Request], Awaitable[Response]]
 AnyReply = ChatReply | CompletionReply | ResponsesReply
 
 MAX_BODY: Final = 8 << 20  # bytes
-CLOSED: Final = 499  # the client left before its answer
+CLOSING_S: Final = 5.0  # for the engine's thread, and for what is still to be written
 
 
 class App:
     """Handlers around one service."""
 
-    def __init__(self, service: Service, drain_s: float = 10.0) -> None:
+    def __init__(self, service: Service, reception: Reception, max_body: int = MAX_BODY) -> None:
         self.service = service
-        self._drain_s = drain_s
+        self.reception = reception
         self.ready = False
+        self._max_body = max_body
 
     def asgi(self) -> Starlette:
         paths = [
@@ -61,12 +68,12 @@ class App:
             ("/detokenize", self.detokenize, "POST"),
             ("/health", self.health, "GET"),
             ("/ready", self.is_ready, "GET"),
+            ("/metrics", self.metrics, "GET"),
             ("/version", self.version, "GET"),
         ]
         routes = [Path(path, guarded(handler), methods=[method]) for path, handler, method in paths]
-        return Starlette(
-            routes=routes, lifespan=self._lifespan, exception_handlers={404: not_found, 405: not_allowed}
-        )
+        problems = {404: not_found, 405: not_allowed}
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=problems)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -74,81 +81,144 @@ class App:
         self.ready = True
         yield
         self.ready = False
-        await anyio.to_thread.run_sync(partial(self.service.worker.stop, self._drain_s))
+        await asyncio.to_thread(self.service.worker.stop, CLOSING_S)
+        await asyncio.to_thread(self.reception.close, CLOSING_S)
+
+    def drain(self) -> None:
+        """Nothing new is let in; what runs may end."""
+        self.ready = False
+        self.service.worker.drain()
 
     async def chat(self, request: Request) -> Response:
-        asked = await read(request, ChatRequest)
+        data = await self._body(request)
+        asked = shaped(data, ChatRequest)
         self._check_model(asked.model)
-        llm = self.service.llm
-        what = from_chat(asked, llm.spec, list(llm.drafters))
+        visit = self.reception.admit(request.url.path, request.headers, data, asked)
         reply = ChatReply(*self._head("chatcmpl", bool(asked.logprobs)))
-        return await self._reply(request, asked, [what], reply)
+        with self._noted(visit, reply.id):
+            what = from_chat(asked, visit.route.spec(self.service.llm.spec), self._drafters())
+        return await self._reply(request, visit, asked, [what], reply)
 
     async def completions(self, request: Request) -> Response:
-        asked = await read(request, CompletionRequest)
+        data = await self._body(request)
+        asked = shaped(data, CompletionRequest)
         self._check_model(asked.model)
-        llm = self.service.llm
-        given = prompts(asked.prompt)
-        what = [from_completion(asked, prompt, llm.spec, list(llm.drafters)) for prompt in given]
-        if asked.stream and len(what) > 1:
-            raise Failure(400, "several prompts cannot be streamed: send them one by one", param="prompt")
+        visit = self.reception.admit(request.url.path, request.headers, data, asked)
         reply = CompletionReply(*self._head("cmpl", asked.logprobs is not None))
-        return await self._reply(request, asked, what, reply)
+        with self._noted(visit, reply.id):
+            given, spec = prompts(asked.prompt), visit.route.spec(self.service.llm.spec)
+            if asked.stream and len(given) > 1:
+                raise Failure(400, "several prompts cannot be streamed: send them one by one", param="prompt")
+            what = [from_completion(asked, prompt, spec, self._drafters()) for prompt in given]
+        return await self._reply(request, visit, asked, what, reply)
 
     async def responses(self, request: Request) -> Response:
-        asked = await read(request, ResponsesRequest)
+        data = await self._body(request)
+        asked = shaped(data, ResponsesRequest)
         self._check_model(asked.model)
-        llm, chat = self.service.llm, as_chat(asked)
-        what = from_chat(chat, llm.spec, list(llm.drafters))
-        return await self._reply(request, chat, [what], ResponsesReply(asked, llm.name))
+        chat = as_chat(asked)
+        visit = self.reception.admit(request.url.path, request.headers, data, chat)
+        reply = ResponsesReply(asked, self.service.llm.name)
+        with self._noted(visit, reply.id):
+            what = from_chat(chat, visit.route.spec(self.service.llm.spec), self._drafters())
+        return await self._reply(request, visit, chat, [what], reply)
 
-    def _head(self, prefix: str, logprobs: bool) -> tuple[str, str, str, Any, bool]:
+    def _drafters(self) -> list[str]:
+        return list(self.service.llm.drafters)
+
+    def _head(self, prefix: str, logprobs: bool) -> tuple[str, str, str, Tokenizer, bool]:
         service = self.service
         name = f"{prefix}-{secrets.token_hex(12)}"
         return name, service.llm.name, service.fingerprint, service.llm.tokenizer, logprobs
 
-    async def _reply(self, request: Request, asked: Sampling, what: list[Asked], reply: AnyReply) -> Response:
-        caller = Caller(learn=asked.learn is not False, priority=asked.priority or 0)
+    @contextmanager
+    def _noted(self, visit: Visit, response: str, choices: Sequence[Choice] = ()) -> Iterator[None]:
+        """A request that fails in here is noted as failed."""
+        try:
+            yield
+        except BaseException as problem:
+            self.reception.done(visit, choices, response, failed=kind_of(problem))
+            raise
+
+    async def _reply(
+        self,
+        request: Request,
+        visit: Visit,
+        asked: Sampling,
+        what: list[Asked],
+        reply: AnyReply,
+    ) -> Response:
         headers = {"x-request-id": reply.id}
+        what = [self.reception.bound(visit, one) for one in what]
         if asked.stream:
-            options = asked.stream_options or StreamOptions()
-            pieces = self._stream(what[0], caller, reply, options)
+            pieces = self._stream(what[0], visit, asked, reply)
             async with cancelled_by_disconnect(request):
                 first = await anext(pieces)  # what is wrong with the request shows before any of the stream
-            return StreamingResponse(_after(first, pieces), media_type="text/event-stream", headers=headers)
-        async with cancelled_by_disconnect(request):
-            choices: list[Choice] = []
-            for one in what:
-                mine: list[Choice] = []
-                async for _ in self.service.answer(one, caller, mine):
-                    pass
-                for choice in mine:
-                    choice.index += len(choices)
-                choices += mine
-            return JSONResponse(reply.whole(choices, usage(choices)), headers=headers)
+            return StreamingResponse(after(first, pieces), media_type="text/event-stream", headers=headers)
+        choices: list[Choice] = []
+        with self._noted(visit, reply.id, choices):
+            async with cancelled_by_disconnect(request):
+                for one in what:
+                    await self._run(one, visit, choices)
+        self.reception.done(visit, choices, reply.id)
+        whole = reply.whole(choices, usage(choices)) | self._metrics_of(visit, asked, choices)
+        return JSONResponse(whole, headers=headers)
+
+    async def _run(self, asked: Asked, visit: Visit, choices: list[Choice]) -> None:
+        """Adds the choices of one prompt to those before."""
+        mine: list[Choice] = []
+        before = len(choices)
+
+        def opened(choice: Choice) -> None:
+            self.reception.opened(visit, choice)
+            choices.append(choice)
+
+        async for _ in self.service.answer(asked, visit.caller, mine, opened):
+            pass
+        for choice in mine:
+            choice.index += before
+
+    def _metrics_of(self, visit: Visit, asked: Sampling, choices: Sequence[Choice]) -> dict[str, Any]:
+        if not asked.metrics:
+            return {}
+        return {"metrics": self.reception.report(visit, choices, asked.metrics == "detailed")}
 
     async def _stream(
-        self, asked: Asked, caller: Caller, reply: AnyReply, options: StreamOptions
+        self, asked: Asked, visit: Visit, wire: Sampling, reply: AnyReply
     ) -> AsyncIterator[bytes]:
         """Server-sent events, one or two for each round."""
         choices: list[Choice] = []
         begun: set[int] = set()
+        options = wire.stream_options or StreamOptions()
+        answer = self.service.answer(asked, visit.caller, choices, partial(self.reception.opened, visit))
         try:
-            async for choice, piece in self.service.answer(asked, caller, choices):
-                if choice.index not in begun:
-                    begun.add(choice.index)
-                    opening = reply.first(choice)
-                    yield b"" if opening is None else event(opening)
-                for chunk in reply.chunks(choice, piece):
-                    yield event(chunk)
+            with self._noted(visit, reply.id, choices):
+                async for choice, piece in answer:
+                    if choice.index not in begun:
+                        begun.add(choice.index)
+                        yield event(reply.first(choice))
+                    for chunk in reply.chunks(choice, piece):
+                        yield event(chunk)
         except Failure as problem:
             if not begun:
                 raise
             yield event(reply.failed(problem))
         else:
+            self.reception.done(visit, choices, reply.id)
             if options.include_usage:
-                yield event(reply.last(usage(choices)))
+                yield event(reply.last(usage(choices)) | self._metrics_of(visit, wire, choices))
         yield reply.end
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body:
+                raise Failure(413, f"the body is too large: at most {self._max_body:,} bytes are read")
+        data = parse_json(bytes(body), self._max_body)
+        if not isinstance(data, dict):
+            raise Failure(400, "the body is not a JSON object")
+        return data
 
     def _check_model(self, name: str) -> None:
         if name != self.service.llm.name:
@@ -177,7 +247,8 @@ class App:
         return JSONResponse(self._card())
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await read(request, TokenizeRequest)
+        self.reception.check_key(request.headers)
+        asked = shaped(await self._body(request), TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise Failure(400, "give either prompt or messages", param="prompt")
         tokenizer = self.service.llm.tokenizer
@@ -190,7 +261,8 @@ class App:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        asked = await read(request, DetokenizeRequest)
+        self.reception.check_key(request.headers)
+        asked = shaped(await self._body(request), DetokenizeRequest)
         tokenizer = self.service.llm.tokenizer
         if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
             raise Failure(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
@@ -200,90 +272,12 @@ class App:
         alive = self.service.worker.alive
         return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
+    async def metrics(self, request: Request) -> Response:
+        body, kind = self.reception.metrics.render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
+
     async def is_ready(self, request: Request) -> Response:
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})
-
-
-async def read(request: Request, shape: type[R]) -> R:
-    """The request's body as one of our shapes."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise Failure(413, f"the body is too large: at most {MAX_BODY:,} bytes are read")
-    try:
-        data = json.loads(bytes(body))
-    except (ValueError, RecursionError) as problem:
-        raise Failure(400, f"the body is not JSON ({problem})") from None
-    if not isinstance(data, dict):
-        raise Failure(400, "the body is not a JSON object")
-    try:
-        return shape.model_validate(data)
-    except ValidationError as problem:
-        raise invalid(problem, list(shape.model_fields)) from None
-
-
-def guarded(handler: Handler) -> Handler:
-    """Whatever goes wrong becomes an answer in OpenAI's shape."""
-
-    async def call(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ClientDisconnect:
-            return Response(status_code=CLOSED)
-        except Exception as problem:
-            if not isinstance(problem, Failure | PacelineError):
-                log.exception("%s failed", request.url.path)
-            known = problem if isinstance(problem, Failure) else failure(problem)
-            return JSONResponse(known.body, known.status, known.headers)
-
-    return call
-
-
-async def not_found(request: Request, problem: Exception) -> Response:
-    return JSONResponse(Failure(404, f"no such path: {request.url.path}").body, 404)
-
-
-async def not_allowed(request: Request, problem: Exception) -> Response:
-    refused = Failure(405, f"{request.method} is not what {request.url.path} is for")
-    return JSONResponse(refused.body, 405, getattr(problem, "headers", None))
-
-
-@asynccontextmanager
-async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
-    """Ends what is inside as soon as the client is gone."""
-    async with anyio.create_task_group() as tasks:
-        gone = False
-        problem: Exception | None = None
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            gone = True
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(watch)
-        try:
-            yield
-        except Exception as error:  # a task group would wrap it
-            problem = error
-        tasks.cancel_scope.cancel()
-    if problem is not None:
-        raise problem
-    if gone:
-        raise ClientDisconnect
-
-
-def event(data: dict[str, Any]) -> bytes:
-    named = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{named}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-
-
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for part in rest:
-        yield part

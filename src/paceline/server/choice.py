@@ -32,6 +32,7 @@ class Choice:
     tally: Tally = field(default_factory=Tally)
     deltas: list[Delta] = field(default_factory=list)
     finish: Finish | None = None
+    queued: float = 0.0  # seconds until the engine took it up
     first_token: float = 0.0  # seconds after it was submitted
     last_token: float = 0.0
     tools: ToolStream | None = None
@@ -42,6 +43,8 @@ class Choice:
 
     def take(self, r: Round) -> Piece:
         now = time.perf_counter() - self.submitted
+        if not self.rounds:
+            self.queued = max(0.0, now - (r.draft_us + r.target_us) / 1e6)
         self.rounds.append(r)
         self.tally.add(r)
         if r.tokens:

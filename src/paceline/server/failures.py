@@ -7,6 +7,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from paceline.errors import (
+    BadBody,
+    BodyTooLarge,
     Busy,
     CacheFull,
     ConstraintError,
@@ -23,6 +25,8 @@ _KINDS: Final = (
     (PromptTooLong, 400, "invalid_request_error", "context_length_exceeded"),
     (ConstraintError, 400, "invalid_request_error", "invalid_constraint"),
     (SettingError, 400, "invalid_request_error", None),
+    (BodyTooLarge, 413, "invalid_request_error", None),
+    (BadBody, 400, "invalid_request_error", None),
     (TextError, 400, "invalid_request_error", None),
     (DrafterMismatch, 400, "invalid_request_error", None),
     (UnknownModel, 404, "invalid_request_error", "model_not_found"),

@@ -126,8 +126,9 @@ class CompletionReply(Reply):
             "finish_reason": choice.reason,
         }
 
-    def first(self, choice: Choice) -> None:
-        return None
+    def first(self, choice: Choice) -> dict[str, Any]:
+        one = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": None}
+        return {**self.head("text_completion"), "choices": [one]}
 
     def chunks(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         text = "".join(delta.text for delta in piece.deltas if isinstance(delta, ContentDelta))

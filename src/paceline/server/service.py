@@ -1,7 +1,7 @@
 """Runs requests on the engine's thread and hands their rounds to whoever awaits them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from paceline import __version__
@@ -37,27 +37,32 @@ class Service:
         return f"{self.llm.name}-{self.llm.target.fingerprint[:12]}-paceline-{__version__}"
 
     async def answer(
-        self, asked: Asked, caller: Caller, opened: list[Choice]
+        self,
+        asked: Asked,
+        caller: Caller,
+        opened: list[Choice],
+        check: Callable[[Choice], None] = lambda _: None,
     ) -> AsyncIterator[tuple[Choice, Piece]]:
-        """Pieces of all choices as they come; `opened` gets every choice when it is let in.
+        """Pieces of all choices as they come; `opened` gets every choice that `check` lets pass.
 
         The first choice reads the prompt; the others begin once that is in the cache.
         """
-        first = await self._open(asked, caller, 0)
-        opened.append(first)
         inbox: asyncio.Queue[tuple[Choice, Round]] = asyncio.Queue()
+        wanted = 1
         try:
-            await self._submit(first, inbox)
             while True:
+                for index in range(len(opened), wanted):
+                    choice = await self._open(asked, caller, index)
+                    check(choice)
+                    opened.append(choice)
+                    await self._submit(choice, inbox)
                 choice, r = await inbox.get()
                 piece = choice.take(r)
                 if r.error is not None:
                     raise failure(r.error)
                 yield choice, piece
-                if len(opened) < asked.n and first.tally.tokens:
-                    for index in range(1, asked.n):
-                        opened.append(await self._open(asked, caller, index))
-                        await self._submit(opened[-1], inbox)
+                if opened[0].tally.tokens:
+                    wanted = asked.n
                 if len(opened) == asked.n and all(choice.finish for choice in opened):
                     return
         finally:
@@ -102,7 +107,7 @@ class Service:
             raise failure(error)
 
 
-def _soon(loop: asyncio.AbstractEventLoop, call: object) -> None:
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """A loop that is closed has nobody left to hear it."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(call)  # type: ignore[arg-type]
+        loop.call_soon_threadsafe(call)

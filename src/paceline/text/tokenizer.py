@@ -113,6 +113,14 @@ class Tokenizer:
         """The conversation as the one text the model was trained to continue."""
         return self.template.render(messages, tools, add_generation_prompt, variables)
 
+    def opening(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **variables: Any
+    ) -> str:
+        """What the template adds after the conversation, for the model to go on from."""
+        with_it = self.render(messages, tools, True, **variables)
+        without = self.render(messages, tools, False, **variables)
+        return with_it[len(without) :] if with_it.startswith(without) else ""
+
     def encode_chat(
         self,
         messages: Sequence[Message],

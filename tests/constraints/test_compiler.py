@@ -1,0 +1,192 @@
+"""From a constraint to a cursor, for any tokenizer; what was compiled is kept, within bounds."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cursors import after, allowed, row_of, said, tokenizer_with
+
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Switched, check, compiler
+from paceline.constraints.compiler import _Kept
+from paceline.constraints.walk import allows
+from paceline.errors import ConstraintError
+from paceline.text import Tokenizer
+
+MARKED = tokenizer_with(["ab"], ["<mark>"])
+VOCAB = MARKED.vocab_size
+LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Json.of(LOOP),
+        Json.of(False),
+        Json.of({"type": "integer", "minimum": 5, "maximum": 3}),
+        Json.of({"enum": []}),
+        Json.of(
+            {"type": "object", "required": ["a"], "properties": {"a": False}, "additionalProperties": False}
+        ),
+        Lark("start: start"),
+        Regex("["),
+        Lark("x: /a/"),
+    ],
+)
+def test_what_nothing_fits_is_refused_at_once(constraint: Any) -> None:
+    with pytest.raises(ConstraintError, match="cannot be enforced"):
+        Compiler(MARKED, VOCAB).cursor(constraint)
+    with pytest.raises(ConstraintError, match="cannot be enforced"):
+        check(constraint)
+
+
+@pytest.mark.parametrize(("name", "most"), [("max_grammar_size", 10), ("initial_lexer_fuel", 10)])
+def test_limits_on_the_grammar_itself(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    monkeypatch.setitem(compiler.LIMITS, name, most)
+    with pytest.raises(ConstraintError, match="cannot be enforced"):
+        Compiler(MARKED, VOCAB).cursor(Json.of({"type": "object", "properties": {"abc": {"type": "string"}}}))
+
+
+def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = compiler.compiled
+    monkeypatch.setattr(compiler, "compiled", lambda c, g, t: (calls.append(g), real(c, g, t))[1])
+    made = Compiler(MARKED, VOCAB)
+    for _ in range(3):
+        made.cursor(Regex("a+"))
+        made.cursor(Switched("<", Regex("<b")))
+    assert len(calls) == 2
+
+
+def test_an_error_at_compile_time_is_not_kept() -> None:
+    made = Compiler(MARKED, VOCAB)
+    for _ in range(2):
+        with pytest.raises(ConstraintError, match="cannot be enforced"):
+            made.cursor(Regex("("))
+
+
+def test_the_oldest_goes_first() -> None:
+    kept: _Kept[str, str] = _Kept(2, 100)
+    for key in ("a", "b"):
+        kept.get(key, 1, lambda: "old")
+    kept.get("a", 1, lambda: "new")
+    kept.get("c", 1, lambda: "old")
+    assert kept.get("a", 1, lambda: "new") == "old"
+    assert kept.get("b", 1, lambda: "new") == "new"
+
+
+def test_long_texts_count_by_their_length() -> None:
+    kept: _Kept[int, str] = _Kept(100, 10)
+    for key in range(4):
+        kept.get(key, 4, lambda: "old")
+    assert [kept.get(key, 4, lambda: "new") for key in (3, 2)] == ["old", "old"]
+    kept.get(9, 50, lambda: "old")  # more than there is room for: kept alone
+    assert kept.get(9, 50, lambda: "new") == "old"
+    assert kept.get(3, 4, lambda: "new") == "new"
+
+
+def test_marks_in_fixed_text_are_single_tokens() -> None:
+    made = Compiler(MARKED, VOCAB)
+    (mark,) = MARKED.encode("<mark>", special=True, bos=False)
+    assert made.spell("a<mark>b") == f'"a" <[{mark}]> "b"'
+    assert made.spell("") == '""'
+    assert made.spell('"\n\\') == '"\\"\\n\\\\"'
+    assert made.spell("é") == '"é"'
+
+
+@pytest.mark.parametrize("constraint", [Json.of({"type": "string"}), Regex("(.|\n)*"), Choice(("<mark>",))])
+def test_marks_are_never_text(constraint: Any) -> None:
+    cursor = Compiler(MARKED, VOCAB).cursor(constraint)
+    for token in cursor.forced() or [ord('"')]:
+        row = row_of(cursor, VOCAB)
+        assert row is not None
+        assert not any(allows(row, mark) for mark in MARKED.added - MARKED.eos_ids)
+        assert cursor.advance(token)
+
+
+@pytest.mark.parametrize("more", [1, 31, 32, 33, 500])
+def test_padding_beyond_the_vocabulary_is_never_allowed(more: int) -> None:
+    made = Compiler(MARKED, VOCAB + more)
+    for constraint in (Json.of({}), Regex("(.|\n)*"), Lark("start: /(.|\n)+/")):
+        cursor = made.cursor(constraint)
+        assert max(allowed(cursor, (VOCAB + more + 31) // 32 * 32)) < VOCAB
+        assert not cursor.advance(VOCAB)
+        assert not cursor.advance(VOCAB + more - 1)
+
+
+def test_padding_is_free_text_like_any_other() -> None:
+    made = Compiler(MARKED, VOCAB + 40)
+    cursor = made.cursor(Switched("ab", Regex("abc")))
+    assert cursor.advance(ord("a"))
+    assert cursor.advance(VOCAB + 39)
+    assert not cursor.advance(VOCAB + 40)
+
+
+NFD, NFC = "e\u0301te\u0301", "\u00e9t\u00e9"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+def test_a_tokenizer_with_a_normal_form_can_write_text_in_another(form: str) -> None:
+    """As its encoder would change the text, the grammar must not be cut into tokens by it."""
+    tokenizer = tokenizer_with(["ab"], normal_form=form)
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    schema = {
+        "type": "object",
+        "properties": {NFD: {"enum": [NFD, NFC + "!", "\ufb01"]}},
+        "required": [NFD],
+        "additionalProperties": False,
+    }
+    for value in (NFD, NFC + "!", "\ufb01"):
+        written = f'{{"{NFD}": "{value}"}}'.encode()
+        cursor = made.cursor(Json.of(schema))
+        assert bytes(cursor.forced())[:8] == written[:8]
+        for token in written:
+            assert token in allowed(cursor, tokenizer.vocab_size)
+            assert cursor.advance(token)
+        assert cursor.finished
+
+
+@pytest.mark.large
+def test_a_real_tokenizer_with_a_normal_form_can_write_text_in_another(qwen_path: Path) -> None:
+    tokenizer = Tokenizer.load(qwen_path)
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    schema = {
+        "type": "object",
+        "properties": {NFD: {"enum": [NFD]}},
+        "required": [NFD],
+        "additionalProperties": False,
+    }
+    cursor = made.cursor(Json.of(schema))
+    tokens: list[int] = []
+    while not cursor.finished:
+        found = allowed(cursor, tokenizer.vocab_size)
+        tokens.append(found[0])
+        assert cursor.advance(found[0])
+    assert tokenizer.decode(tokens) == f'{{"{NFD}": "{NFD}"}}'
+
+
+@pytest.mark.large
+def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> None:
+    from paceline.constraints.grammars import after as once_seen
+
+    tokenizer = Tokenizer.load(qwen_path)
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    thinking = once_seen("</think>", Json.of({"type": "object", "properties": {"a": {"const": 1}}}))
+    tokens = tokenizer.encode("hm</think>{", special=False)
+    assert tokenizer.piece(tokens[-1]) == b">{"
+    cursor = after(made, thinking, tokens[:-1])
+    found = {
+        tokenizer.piece(token) for token in set(range(tokenizer.vocab_size)) - set(allowed(cursor, 151936))
+    }
+    assert b">" not in found
+    assert b">{" not in found
+    assert b">{{" in found
+    assert b">," in found
+    assert cursor.advance(tokens[-1])
+    assert said(cursor, tokenizer.vocab_size)[1] is not None
+
+
+def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConstraintError, match="pip install llguidance"):
+        check(Regex("a"))
