@@ -5,19 +5,22 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psycopg
+
+TIED = '"$@" & read _; kill -INT $!; wait'  # ends with its standard input, even if the tests are killed
 
 
 def missing() -> str | None:
     """Why there can be no server here."""
-    if _program("initdb") is None or _program("pg_ctl") is None:
-        return "PostgreSQL's initdb and pg_ctl are not here"
+    if _program("initdb") is None or _program("postgres") is None:
+        return "PostgreSQL's initdb and postgres are not here"
     if os.geteuid() == 0 and _owner() is None:
         return "PostgreSQL does not run as root, and there is no user postgres or nobody"
     return None
@@ -31,12 +34,12 @@ def running() -> Iterator[str]:
     _give_away(folder)
     try:
         _run("initdb", "-D", data, "-U", "paceline", "-A", "trust", "-E", "UTF8", "--no-sync")
-        options = f"-c listen_addresses= -c unix_socket_directories={folder} -F"
-        _run("pg_ctl", "-D", data, "-w", "-o", options, "-l", folder / "log", "start")
-        try:
-            yield f"postgresql://paceline@/{{}}?host={folder}"
-        finally:
-            _run("pg_ctl", "-D", data, "-m", "immediate", "stop")
+        url = f"postgresql://paceline@/{{}}?host={folder}"
+        settings = ("-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-F")
+        server = [_program("postgres"), "-D", data, *settings]
+        with (folder / "log").open("w") as log, _popen("sh", "-c", TIED, "sh", *server, log=log):
+            _wait_for(url.format("postgres"))
+            yield url
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -65,9 +68,26 @@ def _give_away(folder: Path) -> None:
 
 
 def _run(name: str, *arguments: object) -> None:
-    owner = _owner() if os.geteuid() == 0 else None
-    who: dict[str, Any] = (
-        {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner is not None else {}
-    )
     command = [str(_program(name)), *map(str, arguments)]
-    subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL, timeout=60, **who)
+    subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL, timeout=60, **_as_owner())
+
+
+def _popen(*command: object, log: IO[str]) -> "subprocess.Popen[bytes]":
+    words = [str(word) for word in command]
+    return subprocess.Popen(words, cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=log, **_as_owner())
+
+
+def _as_owner() -> dict[str, Any]:
+    owner = _owner() if os.geteuid() == 0 else None
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner is not None else {}
+
+
+def _wait_for(url: str) -> None:
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return psycopg.connect(url).close()
+        except psycopg.OperationalError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.05)

@@ -185,9 +185,17 @@ def test_prunes_at_the_start_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -
     shelf = Shelf()
     monkeypatch.setattr(recorder_module, "SAVES_BETWEEN_PRUNES", 4)
     with recording(shelf) as recorder:
+        wait_for(lambda: shelf.prunes == 1)
         for i in range(12):
             recorder.finished(a_request(f"r{i}"))
-    assert shelf.prunes == 4
+        wait_for(lambda: shelf.prunes == 4)
+
+
+def test_prunes_though_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf()
+    monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PRUNES", 0.01)
+    with recording(shelf):
+        wait_for(lambda: shelf.prunes >= 3)
 
 
 def test_close_says_whether_all_is_saved_and_what_comes_later_is_dropped() -> None:

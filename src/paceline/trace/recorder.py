@@ -1,6 +1,7 @@
 """Hands what happened to the trace store without ever making a request wait."""
 
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -53,8 +54,9 @@ class Recorder(Sink):
         self._held = 0  # rounds in memory
         self._changed = threading.Condition()  # guards all of the above
         self._closing = False
-        self._last_log = -SECONDS_BETWEEN_LOGS
-        self._last_prune = time.monotonic()
+        self._last_log = -math.inf
+        self._last_prune = -math.inf
+        self._since_prune = 0  # requests
         self._writer = threading.Thread(target=self._write, name="paceline-traces", daemon=True)
         self._writer.start()
 
@@ -101,20 +103,24 @@ class Recorder(Sink):
             self._held -= len(rounds)
 
     def _write(self) -> None:
-        self._try(self._store.prune)
-        while (job := self._next()) is not None:
-            self._save(job)
+        while not self._done():
             if self._prune_is_due():
-                self._try(self._store.prune)
-                self._last_prune = time.monotonic()
+                self._prune()
+            if (job := self._next()) is not None:
+                self._save(job)
+
+    def _done(self) -> bool:
+        with self._changed:
+            return self._closing and not self._waiting
 
     def _next(self) -> Job | None:
-        """None: closed, and nothing waits."""
+        """None: none came for so long that it is time to prune again, or none will come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._changed.wait_for(lambda: self._waiting or self._closing, SECONDS_BETWEEN_PRUNES)
             return self._waiting[0] if self._waiting else None
 
     def _save(self, job: Job) -> None:
+        self._since_prune += 1
         if self._try(lambda: self._store.save(*job)):
             self.saved += 1
         with self._changed:  # only now: until it is saved, it takes up room
@@ -122,8 +128,12 @@ class Recorder(Sink):
             self._held -= len(job[1])
 
     def _prune_is_due(self) -> bool:
-        late = time.monotonic() - self._last_prune > SECONDS_BETWEEN_PRUNES
-        return late or (self.saved > 0 and self.saved % SAVES_BETWEEN_PRUNES == 0)
+        late = time.monotonic() - self._last_prune >= SECONDS_BETWEEN_PRUNES
+        return late or self._since_prune >= SAVES_BETWEEN_PRUNES
+
+    def _prune(self) -> None:
+        self._try(self._store.prune)
+        self._last_prune, self._since_prune = time.monotonic(), 0
 
     def _try(self, act: Callable[[], object]) -> bool:
         try:
