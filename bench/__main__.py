@@ -4,13 +4,22 @@ python -m bench                      both models, every workload, within half an
 python -m bench own [--write]        paceline's own figures: the agent workflow, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench divergence           how far from the float32 model the next-token distribution is
+python -m bench tools                tool calls of BFCL and tau-bench under their schemas
+python -m bench schemas              every recorded schema: accepted, followed, equal with guessing
 """
 
 import sys
 
-from bench import cli, divergence, passes, run
+from bench import cli, divergence, passes, run, schemas, tools
 
-COMMANDS = {"own": run.main, "passes": passes.main, "divergence": divergence.main, "compare": cli.main}
+COMMANDS = {
+    "own": run.main,
+    "passes": passes.main,
+    "divergence": divergence.main,
+    "tools": tools.main,
+    "schemas": schemas.main,
+    "compare": cli.main,
+}
 
 
 def main(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import report
+from bench import call_rows, report, schema_rows
 
 Lines = list[str]
 
@@ -52,6 +52,39 @@ def divergence(result: dict[str, Any]) -> Lines:
     return [*lines, ""]
 
 
+def tools(result: dict[str, Any]) -> Lines:
+    lines = [*measured(result, "tool calls"), _row(list(call_rows.HEAD)), _row(["---"] * len(call_rows.HEAD))]
+    lines += [_row(call_rows.cells(row)) for row in result["rows"]]
+    masks = result["masks"]
+    return [
+        *lines,
+        "",
+        "Temperature 0, tool_choice required; unconstrained: the same prompt, nothing enforced. Each list of "
+        "drafters saw the same turns in the same order, with a suffix memory of its own. Passes over prompts "
+        "are not counted. As recorded: every argument is the reference's, which counts too few, since the "
+        "data has one of several right answers; but for optional: optional arguments may be added.",
+        "",
+        f"Masks of a round, {masks['positions']} positions at {masks['vocab']:,} tokens: mean "
+        f"{masks['mean_ms']} ms, median {masks['p50_ms']} ms, p99 {masks['p99_ms']} ms over "
+        f"{masks['rounds']} rounds.",
+        "",
+    ]
+
+
+def schemas(result: dict[str, Any]) -> Lines:
+    head = list(schema_rows.HEAD)
+    lines = [*measured(result, "JSON Schemas"), _row(head), _row(["---"] * len(head))]
+    lines += [_row(schema_rows.cells(row)) for row in result["rows"]]
+    lines += [
+        "",
+        "Each accepted schema has two answers, plain and guessed, by the same seed. Why refused:",
+        "",
+    ]
+    lines += [f"- {count}: {reason}" for reason, count in result["reasons"]]
+    lines += ["", *(f"- {problem}" for problem in result["problems"])]
+    return [*lines, ""]
+
+
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -64,4 +97,6 @@ KINDS: Final[dict[str, Callable[[dict[str, Any]], Lines]]] = {
     "peers": report.page,
     "passes": passes,
     "divergence": divergence,
+    "tools": tools,
+    "schemas": schemas,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.answer import Piece, Result, Stream
     from paceline.config import EngineConfig, SamplingParams, SpecConfig
+    from paceline.constraints import Choice, Json, Lark, Regex, Template
     from paceline.errors import PacelineError
     from paceline.llm import LLM
     from paceline.types import Ask, Draft, Drafter, Seq
@@ -19,7 +20,12 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 _HOME = {
+    "Choice": "constraints",
     "EngineConfig": "config",
+    "Json": "constraints",
+    "Lark": "constraints",
+    "Regex": "constraints",
+    "Template": "constraints",
     "PacelineError": "errors",
     "LLM": "llm",
     "Piece": "answer",
@@ -36,16 +42,21 @@ _HOME = {
 __all__ = [
     "LLM",
     "Ask",
+    "Choice",
     "Draft",
     "Drafter",
     "EngineConfig",
+    "Json",
+    "Lark",
     "PacelineError",
     "Piece",
+    "Regex",
     "Result",
     "SamplingParams",
     "Seq",
     "SpecConfig",
     "Stream",
+    "Template",
 ]
 
 

@@ -109,7 +109,7 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, opening),
+            cursor=self._cursor(wanted, opening, params.ignore_eos),
             learn=learn,
         )
         reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.tools else None)
@@ -166,9 +166,9 @@ class LLM:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         return self.tokenizer.opening(messages, wanted.tools or None) if messages else ""
 
-    def _cursor(self, wanted: Wanted, opening: str) -> Cursor | None:
+    def _cursor(self, wanted: Wanted, opening: str, ignore_eos: bool) -> Cursor | None:
         constraint = wanted.constraint(self.tokenizer.tool_format, opening)
-        return None if constraint is None else self.constraints.cursor(constraint)
+        return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
         """The whole answer at once; options as for `stream`."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.constraints import Constraint
 from paceline.constraints.compiler import bytewise
-from paceline.constraints.cursor import Grammar, GrammarCursor, Walker
+from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.types import Bits, Cursor
 
 BYTES = llguidance.LLTokenizer("byte")  # each byte of a text is a token
@@ -16,7 +16,7 @@ CLOSING = ('"', "]", "}")
 
 
 def byte_cursor(constraint: Constraint) -> GrammarCursor:
-    return GrammarCursor(Walker(Grammar(lambda: bytewise(constraint)), BYTES))
+    return GrammarCursor(Grammar(lambda: bytewise(constraint), BYTES))
 
 
 def walked(

@@ -10,10 +10,10 @@ MERGES = [("a", "b"), ("b", "c"), ("ab", "c"), ("c", "a"), ("a", "a")]
 EOS = "<eos>"
 
 
-def small_tokenizer() -> Tokenizer:
-    """All bytes, five merged tokens, one end."""
-    letters = sorted(byte_alphabet(), key=lambda c: byte_alphabet()[c])
-    names = [*letters, *(left + right for left, right in MERGES), EOS]
+def small_tokenizer(letters: str = "") -> Tokenizer:
+    """These letters or else all bytes, five merged tokens, one end."""
+    bytes_ = sorted(byte_alphabet(), key=lambda c: byte_alphabet()[c])
+    names = [*(letters or bytes_), *(left + right for left, right in MERGES), EOS]
     ids = {name: i for i, name in enumerate(names)}
     backend = Backend(models.BPE(vocab=ids, merges=MERGES))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

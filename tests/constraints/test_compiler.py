@@ -50,7 +50,12 @@ def test_limits_on_the_grammar_itself(monkeypatch: pytest.MonkeyPatch, name: str
 def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     real = compiler.compiled
-    monkeypatch.setattr(compiler, "compiled", lambda c, g, t: (calls.append(g), real(c, g, t))[1])
+
+    def counted(constraint: Any, grammar: str, tables: Any) -> Any:
+        calls.append(grammar)
+        return real(constraint, grammar, tables)
+
+    monkeypatch.setattr(compiler, "compiled", counted)
     made = Compiler(MARKED, VOCAB)
     for _ in range(3):
         made.cursor(Regex("a+"))
@@ -184,6 +189,44 @@ def test_reasoning_that_ends_inside_a_token_of_a_real_model(qwen_path: Path) -> 
     assert b">," in found
     assert cursor.advance(tokens[-1])
     assert said(cursor, tokenizer.vocab_size)[1] is not None
+
+
+@pytest.mark.parametrize(
+    "constraint", [Choice(("a<mark>b",)), Json.of({"const": "<mark><eos>"}), Regex("<eos>")]
+)
+def test_text_that_must_come_and_reads_like_a_mark_is_written_as_text(constraint: Any) -> None:
+    """The end of the output among them."""
+    cursor = Compiler(MARKED, VOCAB).cursor(constraint)
+    certain = cursor.forced()
+    assert not MARKED.added & set(certain)
+    for token in certain:
+        assert allowed(cursor, VOCAB) == [token]
+        assert cursor.advance(token)
+    assert cursor.finished
+
+
+def check_marks_as_text(tokenizer: Tokenizer) -> None:
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    text = "a <tool_call>\n<|im_start|></tool_call><|im_end|> b"
+    cursor = made.cursor(Choice((text,)))
+    tokens: list[int] = []
+    while not cursor.finished:
+        found = allowed(cursor, tokenizer.vocab_size)
+        tokens.append(found[0])
+        assert len(found) == 1
+        assert cursor.advance(found[0])
+    assert tokenizer.decode(tokens) == text
+    assert not {t for t in tokens if tokenizer.piece(t).startswith(b"<") and len(tokenizer.piece(t)) > 4}
+
+
+@pytest.mark.model
+def test_marks_as_text_in_a_real_vocabulary(smollm2_path: Path) -> None:
+    check_marks_as_text(Tokenizer.load(smollm2_path))
+
+
+@pytest.mark.large
+def test_marks_as_text_in_a_larger_vocabulary(qwen_path: Path) -> None:
+    check_marks_as_text(Tokenizer.load(qwen_path))
 
 
 def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import Ask, Cursor, Draft, Seq, Verdict
 
-TOKENIZER = small_tokenizer()
+TOKENIZER = small_tokenizer("abcd")
 VOCAB = TOKENIZER.vocab_size
 WORDS = (VOCAB + 31) // 32
 COMPILER = Compiler(TOKENIZER, VOCAB)
@@ -130,7 +130,7 @@ def few(q: Doubles, cursor: Cursor, legal_only: bool) -> Doubles:
         return q
     keep = allowed(cursor)
     if not legal_only:
-        keep = [*keep, *[t for t in range(97, 105) if t not in keep][:2]]
+        keep = [*keep, *[t for t in range(4) if t not in keep][:2]]
     thin = np.zeros(VOCAB)
     thin[keep] = q[keep]
     return np.asarray(thin / thin.sum())

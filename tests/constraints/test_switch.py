@@ -1,6 +1,7 @@
 """Free text until a trigger, wherever tokens' edges fall, then a grammar."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def shut(cursor: Cursor) -> set[int]:
 
 
 def everything(cursor: Cursor) -> bool:
-    """One token is never taken: it holds other text and the whole trigger."""
-    return shut(cursor) <= {ID["x</think>"]}
+    """But the end, and a token that holds other text and the whole trigger."""
+    return shut(cursor) <= {ID["x</think>"], END}
 
 
 def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
@@ -49,7 +50,7 @@ def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
     assert cursor.forced() == cursor.spelled() == []
     for token in letters("</think"):
         assert cursor.advance(token)
-    assert shut(cursor) == {ID[">x"], ID["><"], ID["x</think>"]}
+    assert shut(cursor) == {ID[">x"], ID["><"], ID["x</think>"], END}
     assert cursor.advance(ID[">"])
     plain = {token for token in allowed(cursor, VOCAB) if token < 128}  # other spaces begin with other bytes
     assert plain == set(letters("[ \t\n\r\x0b\x0c"))
@@ -108,14 +109,24 @@ def test_reasoning_that_ends_inside_a_draft_has_the_right_mask_at_each_node() ->
     rows = [made.after(node) for node in range(ROOT, len(draft))]
     counts = [None if row is None else sum(int(word).bit_count() for word in row) for row in rows]
     free = VOCAB // 32 * 32
-    assert all(count is not None and count >= free - 4 for count in counts[:5])
+    assert all(count is not None and count >= free - 5 for count in counts[:5])
     assert all(count is not None and count < 14 for count in counts[5:8])
     assert counts[8:] == [None, None]
 
 
-def test_an_output_may_end_before_the_trigger_and_inside_it() -> None:
+def test_an_output_cannot_end_within_its_reasoning() -> None:
     for text in ("", "x", "</thi"):
         cursor = after(COMPILER, THINKING, letters(text))
+        assert END not in allowed(cursor, VOCAB)
+        assert not cursor.advance(END)
+        assert not cursor.finished
+        assert cursor.advance(ID["x"])
+
+
+def test_an_output_may_end_before_a_call_and_inside_its_trigger() -> None:
+    optional = replace(THINKING, must=False)
+    for text in ("", "x", "</thi"):
+        cursor = after(COMPILER, optional, letters(text))
         assert cursor.advance(END)
         assert cursor.finished
         assert not cursor.advance(ID["x"])
@@ -332,3 +343,12 @@ def test_a_trigger_spelled_out_by_the_tokens_of_a_real_model(real: Tokenizer) ->
     shut = [real.piece(token) for token in set(range(real.vocab_size)) - set(row)]
     assert shut
     assert all(piece.startswith(b">") and piece != b">" for piece in shut)
+
+
+def test_an_end_that_is_ignored_is_text() -> None:
+    auto = replace(THINKING, must=False)
+    cursor = COMPILER.cursor(auto, ignore_eos=True)
+    assert cursor.advance(END)
+    assert not cursor.finished
+    assert not cursor.fork().finished
+    assert cursor.advance(ID["x"])

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from paceline.constraints.cursor import Grammar, GrammarCursor, Walker
+from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
 from paceline.constraints.grammars import Constraint, Json, Switched, quoted
 from paceline.constraints.switch import SwitchCursor, Trigger
@@ -26,12 +26,12 @@ KEPT: Final = 256  # compiled grammars
 KEPT_BYTES: Final = 16 << 20  # of their texts
 # Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
 LIMITS: Final = {
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 2_000,
-    "max_items_in_row": 2_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 20_000,
     "max_lexer_states": 50_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 50_000,
 }
 
 
@@ -70,16 +70,18 @@ class Compiler:
         self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
         self._triggers: _Kept[tuple[str, Switched], Trigger] = _Kept(KEPT, KEPT_BYTES)
 
-    def cursor(self, constraint: Constraint | Switched) -> Cursor:
-        """At the start of an output."""
+    def cursor(self, constraint: Constraint | Switched, ignore_eos: bool = False) -> Cursor:
+        """At the start of an output. ignore_eos: an end token does not end its free text."""
         if isinstance(constraint, Switched):
-            return SwitchCursor(self._trigger(constraint))
-        return GrammarCursor(Walker(self._grammar(constraint), self._tables))
+            return SwitchCursor(self._trigger(constraint), ignore_eos)
+        return GrammarCursor(self._grammar(constraint))
 
     def _grammar(self, constraint: Constraint) -> Grammar:
         rules = constraint.rules("start", self.spell)
         return self._grammars.get(
-            rules, len(rules), lambda: Grammar(lambda: compiled(constraint, rules, self._tables))
+            rules,
+            len(rules),
+            lambda: Grammar(lambda: compiled(constraint, rules, self._tables), self._tables),
         )
 
     def _trigger(self, switched: Switched) -> Trigger:
@@ -92,7 +94,7 @@ class Compiler:
         def start(written: bytes) -> Cursor | None:
             if grammar is None:
                 return None
-            cursor = GrammarCursor(Walker(grammar, self._tables))
+            cursor = GrammarCursor(grammar)
             fed = self._tables.tokenize_bytes(written) if written else []
             return cursor if all(cursor.advance(token) for token in fed) else None
 
@@ -127,7 +129,7 @@ class Compiler:
     @cached_property
     def _tables(self) -> "LLTokenizer":
         tables: LLTokenizer = _library().LLTokenizer(
-            _without_normal_form(self._tokenizer.to_json()),
+            _for_grammars(self._tokenizer.to_json()),
             n_vocab=self._vocab,
             eos_token=sorted(self._tokenizer.eos_ids),
         )
@@ -167,9 +169,21 @@ def _library() -> ModuleType:
     return llguidance
 
 
-def _without_normal_form(tokenizer: str) -> str:
-    """A grammar's text is taken as it is: where Unicode's normal form changes it, it could not be spelled."""
+def _for_grammars(tokenizer: str) -> str:
+    """A description by which a grammar's text is cut into tokens that can write it.
+
+    Without a normal form that changes the text, and with names for a model's marks that no text holds: where
+    a text must come that reads like one, it is written as text.
+    """
     described: dict[str, Any] = json.loads(tokenizer)
     if (described.get("normalizer") or {}).get("type") in ("NFC", "NFKC"):
         described["normalizer"] = None
+    vocab = described["model"]["vocab"]
+    for token in described["added_tokens"]:
+        content, name = token["content"], f"\ufdd0{token['id']}\ufdd1"
+        mark = token["special"] or (content.startswith("<") and content.endswith(">"))
+        if mark and isinstance(vocab, dict):
+            if content in vocab:
+                vocab[name] = vocab.pop(content)
+            token |= {"content": name, "special": True}
     return json.dumps(described, ensure_ascii=False)

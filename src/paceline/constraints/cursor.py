@@ -1,11 +1,12 @@
 """A place in a grammar.
 
-One matcher serves all cursors of an output: it is taken from place to place by rolling back to where two
-places part and reading on from there. So a fork costs nothing, whatever the length of the output.
+The matcher is never rolled back: it was seen to keep a mask over a rollback and to give it for another text.
+A fork shares its origin's matcher until either of them moves on, and then takes a copy with it.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.errors import ConstraintError
 from paceline.types import Bits
@@ -16,25 +17,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Place:
-    """The end of some tokens that the grammar takes."""
-
-    __slots__ = ("depth", "parent", "stopped", "token")
-
-    def __init__(self, parent: "_Place | None", token: int, depth: int, stopped: bool) -> None:
-        self.parent = parent
-        self.token = token
-        self.depth = depth
-        self.stopped = stopped  # only an end may follow
-
-
 class Grammar:
     """A grammar as compiled, to be copied for each output.
 
     Copies share the memory of their lexer, so an error in one spoils all: then it is compiled anew.
     """
 
-    def __init__(self, make: "Callable[[], LLMatcher]") -> None:
+    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer") -> None:
+        self.tokenizer = tokenizer
+        self.eos = frozenset(tokenizer.eos_tokens)
         self._make = make
         self.matcher = make()
 
@@ -42,23 +33,78 @@ class Grammar:
         self.matcher = self._make()
 
 
-class Walker:
-    """A matcher that can be taken to any place."""
+class _Read:
+    """The tokens read so far, the last one first."""
 
-    def __init__(self, grammar: Grammar, tokenizer: "LLTokenizer") -> None:
-        self.tokenizer = tokenizer
-        self.eos: Final = frozenset(tokenizer.eos_tokens)
+    __slots__ = ("before", "token")
+
+    def __init__(self, before: "_Read | None", token: int) -> None:
+        self.before = before
+        self.token = token
+
+
+class GrammarCursor:
+    def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._of = grammar.matcher
+        self._of = grammar.matcher  # what ours is a copy of
         self._matcher = grammar.matcher.deep_copy()
-        self._careful = False
-        self.start = self._at = _Place(None, -1, 0, self._matcher.is_stopped())
+        self._shared = False  # with a fork
+        self._read: _Read | None = None
+        self._ended = False
+        self._stopped = self._matcher.is_stopped()  # only an end may follow
 
-    def ask(self, place: _Place, question: "Callable[[LLMatcher], T]") -> T:
-        """What a matcher says that stands there. An error counts only if a new matcher makes it too."""
+    @property
+    def finished(self) -> bool:
+        return self._ended or self._stopped
+
+    def fork(self) -> "GrammarCursor":
+        self._shared = True
+        return copy(self)
+
+    def fill(self, row: Bits) -> bool:
+        """An error would leave a row that allows an end, as if the output were complete."""
+        assert not self.finished, "nothing can follow"
+        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+        if not row.any():
+            raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
+        return True
+
+    def advance(self, token: int) -> bool:
+        if self.finished or not 0 <= token < self._grammar.tokenizer.vocab_size:
+            return False
+        if token in self._grammar.eos:  # never shown to the matcher: a stopped one would not count it
+            self._ended = self._guess(lambda matcher: matcher.is_accepting(), False)
+            return self._ended
+        if self._shared:
+            self._matcher, self._shared = self._matcher.deep_copy(), False
+        taken, stopped = self._guess(
+            lambda matcher: (matcher.try_consume_tokens([token]) == 1, matcher.is_stopped()), (False, False)
+        )
+        if taken:
+            self._read, self._stopped = _Read(self._read, token), stopped
+        return taken
+
+    def forced(self) -> list[int]:
+        return [] if self.finished else self._guess(lambda matcher: matcher.compute_ff_tokens(), [])
+
+    def spelled(self) -> list[int]:
+        """Text that ends within a word is left alone: the model would write the whole word as one token."""
+        text = b"" if self.finished else self._guess(lambda matcher: matcher.compute_ff_bytes(), b"")
+        if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
+            return []
+        return self._grammar.tokenizer.tokenize_bytes(text)
+
+    def _guess(self, question: "Callable[[LLMatcher], T]", otherwise: T) -> T:
+        try:
+            return self._ask(question)
+        except ConstraintError:
+            return otherwise
+
+    def _ask(self, question: "Callable[[LLMatcher], T]") -> T:
+        """What a matcher says that stands here. An error counts only if a new matcher makes it too."""
         message = ""
         for _ in range(2):
-            if self._move(place):
+            if self._of is self._grammar.matcher or self._start_again():
                 said = question(self._matcher)
                 if not self._matcher.is_error():
                     return said
@@ -66,122 +112,23 @@ class Walker:
             self._grammar.renew()
         raise ConstraintError(message)
 
-    def _move(self, place: _Place) -> bool:
-        if self._of is not self._grammar.matcher:
-            self._start_again()
-        back, there, path = self._at, place, []
-        while back is not there:
-            if back.depth >= there.depth and back.parent is not None:
-                back = back.parent
-            else:
-                assert there.parent is not None
-                path.append(there.token)
-                there = there.parent
-        up = self._at.depth - back.depth
-        self._at = place
-        return (not up or self._matcher.rollback(up)) and self._read(path[::-1])
+    def _start_again(self) -> bool:
+        """After an error, in this output or in another: a new matcher reads it all.
 
-    def _read(self, tokens: list[int]) -> bool:
-        if not self._careful:
-            return not tokens or self._matcher.try_consume_tokens(tokens) == len(tokens)
-        for token in tokens:
+        A mask comes before each token, as when an output is written token by token: how much a matcher may
+        still be asked depends on what it was asked before.
+        """
+        self._of = self._grammar.matcher
+        self._matcher, self._shared = self._of.deep_copy(), False
+        tokens, at = [], self._read
+        while at is not None:
+            tokens.append(at.token)
+            at = at.before
+        for token in reversed(tokens):
             self._matcher.compute_bitmask()
             if self._matcher.try_consume_tokens([token]) != 1:
                 return False
         return True
-
-    def _start_again(self) -> None:
-        """After an error, in this output or in another.
-
-        From then on a mask comes before each token, as when an output is written token by token: how much a
-        matcher may still be asked depends on what it was asked before.
-        """
-        self._of = self._grammar.matcher
-        self._matcher = self._of.deep_copy()
-        self._at = self.start
-        self._careful = True
-
-    def step(self, place: _Place, token: int) -> _Place | None:
-        """None: the token cannot be taken."""
-        try:
-            taken, stopped = self.ask(
-                place, lambda matcher: (matcher.try_consume_tokens([token]) == 1, matcher.is_stopped())
-            )
-        except ConstraintError:
-            return None
-        if not taken:
-            return None
-        self._at = _Place(place, token, place.depth + 1, stopped)
-        return self._at
-
-    def fill(self, place: _Place, row: Bits) -> None:
-        """An error would leave a row that allows an end, as if the output were complete."""
-        self.ask(place, lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
-        if not row.any():
-            raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
-
-    def accepting(self, place: _Place) -> bool:
-        try:
-            return self.ask(place, lambda matcher: matcher.is_accepting())
-        except ConstraintError:
-            return False
-
-    def forced(self, place: _Place) -> list[int]:
-        """A guess: where it goes wrong, nothing is certain."""
-        try:
-            return self.ask(place, lambda matcher: matcher.compute_ff_tokens())
-        except ConstraintError:
-            return []
-
-    def forced_text(self, place: _Place) -> bytes:
-        try:
-            return self.ask(place, lambda matcher: matcher.compute_ff_bytes())
-        except ConstraintError:
-            return b""
-
-
-class GrammarCursor:
-    def __init__(self, walker: Walker, place: _Place | None = None, ended: bool = False) -> None:
-        self._walker = walker
-        self._place = place or walker.start
-        self._ended = ended
-
-    @property
-    def finished(self) -> bool:
-        return self._ended or self._place.stopped
-
-    def fill(self, row: Bits) -> bool:
-        assert not self.finished, "nothing can follow"
-        self._walker.fill(self._place, row)
-        return True
-
-    def advance(self, token: int) -> bool:
-        if self.finished:
-            return False
-        if not 0 <= token < self._walker.tokenizer.vocab_size:
-            return False
-        if token in self._walker.eos:  # never shown to the matcher, which could not take it back
-            self._ended = self._walker.accepting(self._place)
-            return self._ended
-        place = self._walker.step(self._place, token)
-        if place is not None:
-            self._place = place
-        return place is not None
-
-    def forced(self) -> list[int]:
-        return [] if self.finished else self._walker.forced(self._place)
-
-    def spelled(self) -> list[int]:
-        """Text that ends within a word is left alone: the model would write the whole word as one token."""
-        if self.finished:
-            return []
-        text = self._walker.forced_text(self._place)
-        if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
-            return []
-        return self._walker.tokenizer.tokenize_bytes(text)
-
-    def fork(self) -> "GrammarCursor":
-        return GrammarCursor(self._walker, self._place, self._ended)
 
 
 def _broken(matcher: "LLMatcher") -> str:

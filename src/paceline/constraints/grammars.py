@@ -20,6 +20,7 @@ _OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
 }
 MAX_BYTES: Final = 1 << 20  # of one schema or grammar
+MAX_PATTERNS: Final = 100  # of properties' names in a schema: the work grows with their square
 
 
 class Constraint(Protocol):
@@ -57,6 +58,10 @@ class Json:
         schema = parsed(self.schema)
         if not isinstance(schema, dict | bool):
             raise ConstraintError(f"a schema is an object or true or false, not {_short(self.schema)}")
+        if (patterns := _patterns(schema)) > MAX_PATTERNS:
+            raise ConstraintError(
+                f"the schema has {patterns} patternProperties: at most {MAX_PATTERNS} can be enforced in time"
+            )
         if schema is not False:
             schema = {**({} if schema is True else schema), "x-guidance": _OPTIONS[self.whitespace]}
         return f"{name}: %json {json.dumps(schema, ensure_ascii=False)}"
@@ -158,6 +163,15 @@ def parsed(text: str) -> Any:
 def quoted(text: str) -> str:
     """As a string of a Lark grammar, which holds no character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _patterns(schema: Any) -> int:
+    if isinstance(schema, list):
+        return sum(map(_patterns, schema))
+    if not isinstance(schema, dict):
+        return 0
+    own = schema.get("patternProperties")
+    return (len(own) if isinstance(own, dict) else 0) + sum(map(_patterns, schema.values()))
 
 
 def _slashed(pattern: str) -> str:

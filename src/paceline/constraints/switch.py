@@ -6,6 +6,7 @@ begins with the trigger, so that it is told of the part already written, and the
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,13 +80,12 @@ class Trigger:
 
 
 class SwitchCursor:
-    def __init__(
-        self, trigger: Trigger, written: int = 0, inner: Cursor | None = None, ended: bool = False
-    ) -> None:
+    def __init__(self, trigger: Trigger, ignore_eos: bool = False) -> None:
         self._trigger = trigger
-        self._written = written  # bytes of the trigger that the text ends with
-        self._inner = inner  # the grammar's cursor, once the trigger is there
-        self._ended = ended
+        self._ignore_eos = ignore_eos  # in free text
+        self._written = 0  # bytes of the trigger that the text ends with
+        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger is there
+        self._ended = False
 
     @property
     def finished(self) -> bool:
@@ -113,7 +113,7 @@ class SwitchCursor:
 
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
-        if token in trigger.eos:
+        if token in trigger.eos and not self._ignore_eos:
             self._ended = not trigger.must
             return self._ended
         if self._written != NEVER and trigger.completes(self._written, token):
@@ -137,5 +137,6 @@ class SwitchCursor:
         return [] if self._inner is None else self._inner.spelled()
 
     def fork(self) -> "SwitchCursor":
-        inner = None if self._inner is None else self._inner.fork()
-        return SwitchCursor(self._trigger, self._written, inner, self._ended)
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.fork()
+        return other

@@ -53,7 +53,8 @@ def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
         if before is not None and before.finished:
             cursors[node], row = before, None
         elif before is not None and _legal(rows[draft.parent(node) + 1], token):
-            here = before.fork()
+            alone = draft.parents is None and node  # in a chain nobody comes back to the node before
+            here = before if alone else before.fork()
             if here.advance(token):
                 cursors[node], row = here, _filled(here, width)
             else:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from paceline.errors import ConstraintError
 from paceline.sampling import ACCEPT, RESAMPLE, Doubles, coin
 from paceline.types import ROOT, Draft, Verdict
 
@@ -46,8 +47,12 @@ def match(draft: Draft, choice: Callable[[int], int]) -> Verdict:
     path: list[int] = []
     node, token = ROOT, choice(ROOT)
     while (nxt := draft.child(node, token)) is not None:
+        try:
+            following = choice(nxt)
+        except ConstraintError:  # the next round says so, as plain decoding does
+            break
         path.append(nxt)
-        node, token = nxt, choice(nxt)
+        node, token = nxt, following
     return Verdict(tuple(path), token)
 
 

@@ -1,0 +1,153 @@
+"""Real grammars in the engine: what goes wrong in one output ends no other, and only if it comes by."""
+
+from collections.abc import Sequence
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from paceline.config import SamplingParams, SpecConfig
+from paceline.constraints import Compiler, Constraint, Json, Regex, Switched, compiler
+from paceline.constraints.grammars import after
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.errors import ConstraintError
+from paceline.testing import ToyTarget
+from paceline.text import Tokenizer
+from paceline.text.vocabulary import Vocabulary, byte_alphabet
+from paceline.types import Ask, Draft, Drafter, Round, Seq
+
+PLAIN = SpecConfig(("none",), max_draft=0)
+A, B, X = (ord(letter) for letter in "abx")
+HARD = "((x{1,30}){1,30}y){1,20}z"
+
+
+def _of(letters: list[str]) -> Tokenizer:
+    ids = {name: i for i, name in enumerate([*letters, "<eos>"])}
+    backend = Backend(models.BPE(vocab=ids, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    end = frozenset({ids["<eos>"]})
+    return Tokenizer(
+        Vocabulary(
+            backend=backend,
+            spelling="byte-level",
+            size=len(ids),
+            control=end,
+            added=end,
+            bos_id=None,
+            adds_bos=False,
+            eos_ids=end,
+            strips_first_space=False,
+            names={},
+            templates={},
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Each byte is a token."""
+    return _of(sorted(byte_alphabet(), key=lambda letter: byte_alphabet()[letter]))
+
+
+@pytest.fixture(scope="session")
+def lettered() -> Tokenizer:
+    """Nothing can be written but a, b and c."""
+    return _of(["a", "b", "c"])
+
+
+class Stubborn(Drafter):
+    """Always guesses the same."""
+
+    name = "stubborn"
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tuple(tokens)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft(self._tokens[: ask.budget], None, (self.name,) * min(ask.budget, 6)) for ask in asks]
+
+
+def run(
+    tokenizer: Tokenizer,
+    constraints: Sequence[Constraint | Switched | None],
+    spec: SpecConfig,
+    likes: Sequence[int] = (),
+    guess: Sequence[int] = (),
+) -> tuple[list[list[int]], list[Round]]:
+    """Outputs, and the last round of each."""
+    made = Compiler(tokenizer, tokenizer.vocab_size)
+    drafters: dict[str, Drafter] = {**model_free(), "stubborn": Stubborn(guess)}
+    engine = Engine(ToyTarget(tokenizer.vocab_size), drafters, Fixed(), eos=tokenizer.eos_ids)
+    bias = tuple((token, 20.0) for token in likes)
+    seqs = []
+    for i, constraint in enumerate(constraints):
+        params = SamplingParams(temperature=1.0, seed=i, max_tokens=20, logit_bias=bias)
+        cursor = None if constraint is None else made.cursor(constraint)
+        seqs.append(Seq(f"s{i}", [1, 2], 2, params, spec, cursor=cursor))
+        engine.submit(seqs[-1])
+    rounds = []
+    while engine.busy:
+        rounds += engine.step()
+    last = {r.request: r for r in rounds}
+    return [seq.output for seq in seqs], [last[seq.id] for seq in seqs]
+
+
+GUESSES = SpecConfig(("stubborn",), max_draft=6, adaptive=False)
+
+
+def test_a_limit_that_only_a_guess_runs_into_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.setitem(compiler.LIMITS, "step_lexer_fuel", 600)
+    pattern = Regex(f"(a|b|{HARD})*")
+    plain, ends = run(tokenizer, [pattern] * 3, PLAIN, [A, B])
+    assert [end.finish for end in ends] == ["length"] * 3
+    for guess in ([X] * 6, [A, X, X, X, X, X]):
+        fast, ends = run(tokenizer, [pattern] * 3, GUESSES, [A, B], guess)
+        assert fast == plain
+        assert [end.finish for end in ends] == ["length"] * 3
+
+
+def test_a_limit_that_an_output_runs_into_ends_it_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """Not with an end that looks like any other, and no other output of the same grammar."""
+    monkeypatch.setitem(compiler.LIMITS, "step_lexer_fuel", 600)
+    hard, easy = Regex(HARD), Regex("a+|" + HARD)
+    for spec in (PLAIN, GUESSES):
+        outputs, ends = run(tokenizer, [easy, hard, None, easy, hard, easy, easy], spec, [A, X], [A] * 6)
+        began = [chr(output[0]) for output in outputs]
+        assert {"a", "x"} == {began[i] for i in (0, 3, 5, 6)}
+        assert [end.finish == "error" for end in ends] == [
+            i in (1, 4) or (i != 2 and began[i] == "x") for i in range(len(ends))
+        ]
+        for i in (1, 4):
+            assert isinstance(ends[i].error, ConstraintError)
+            assert "too many" in str(ends[i].error)
+            assert not set(outputs[i]) & tokenizer.eos_ids
+
+
+def test_a_dead_end_ends_one_output(lettered: Tokenizer) -> None:
+    """No token of this vocabulary writes what must come."""
+    outputs, ends = run(lettered, [Regex("abz"), Regex("abab"), None], PLAIN)
+    assert [end.finish for end in ends] == ["error", "stop", "length"]
+    assert "dead end" in str(ends[0].error) or "cannot be followed" in str(ends[0].error)
+    assert outputs[1] == [lettered.encode(letter, special=False)[0] for letter in "abab"]
+    fast, ends = run(lettered, [Regex("abz"), Regex("abab"), None], SpecConfig(("grammar",), adaptive=False))
+    assert [end.finish for end in ends] == ["error", "stop", "length"]
+    assert fast[1:] == outputs[1:]
+
+
+def test_reasoning_ends_inside_a_draft(tokenizer: Tokenizer) -> None:
+    thinking = after("</think>", Json.of({"type": "array", "items": {"const": 1}, "maxItems": 3}))
+    guess = list(b"x</think>[1, 1]")
+    biased = sorted(set(guess))
+    plain, ends = run(tokenizer, [thinking] * 4, PLAIN, biased)
+    for start in range(6):
+        fast, _ = run(tokenizer, [thinking] * 4, GUESSES, biased, guess[start:])
+        assert fast == plain
+    assert all(end.error is None for end in ends)
