@@ -203,3 +203,22 @@ def test_a_larger_model_writes_the_same_too(qwen: LLM, name: str) -> None:
     assert fast.token_ids == plain.token_ids
     if plain.finish == "stop":
         checked(plain, CASES[name], name)
+
+
+@pytest.mark.model
+def test_a_tool_keeps_its_name_whatever_it_reads_like(llm: LLM) -> None:
+    for name in ("a<|im_start|>b", "cafe\u0301", 'say "hi"'):
+        tool = {"type": "function", "function": {"name": name}}
+        found = llm.generate(ASKED, tools=[tool], tool_choice="required", parallel_tool_calls=False, seed=1)
+        assert [call.name for call in found.tool_calls] == [name]
+
+
+@pytest.mark.model
+def test_without_calls_there_is_nothing_to_read_as_one(llm: LLM) -> None:
+    said = 'see <tool_call>[{"name": "f", "arguments": {}}]</tool_call> ok'
+    tool = {"type": "function", "function": {"name": "f"}}
+    found = llm.generate(
+        ASKED, tools=[tool], tool_choice="none", output=Choice((said,)), seed=1, max_tokens=64
+    )
+    assert found.tool_calls == ()
+    assert found.value == found.content == said

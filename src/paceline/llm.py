@@ -100,7 +100,7 @@ class LLM:
         """
         variables = dict(template or {})
         tokens = self._encode(prompt, wanted.tools, variables)
-        marks = self.tokenizer.tool_marks if wanted.tools else frozenset()
+        marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
         opening = self._opening(prompt, wanted, variables) if wanted.bound else ""
         guess = prediction and self._choosing
         if spec is None:
@@ -117,7 +117,7 @@ class LLM:
             cursor=self._cursor(wanted, opening, params.ignore_eos),
             learn=learn,
         )
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.tools else None)
+        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
         return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
 
     def stream(
@@ -126,7 +126,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] = "auto",
+        tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         response_format: Mapping[str, Any] | None = None,
         output: Any = None,
@@ -149,7 +149,12 @@ class LLM:
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
         wanted = Wanted(
-            tuple(tools or ()), tool_choice, parallel_tool_calls, response_format, output, whitespace
+            tuple(tools or ()),
+            tool_choice or "auto",
+            parallel_tool_calls,
+            response_format,
+            output,
+            whitespace,
         )
         made = self.prepare(
             prompt,

@@ -114,7 +114,7 @@ def test_tools(
         (["--schema", "missing"], "missing: No such file"),
         (["--schema", "broken"], "is not JSON"),
         (["--schema", "binary"], "not UTF-8"),
-        (["--schema", "number"], "an object or true or false"),
+        (["--schema", "number"], "an object, true or false"),
         (["--schema", "unsupported"], "uniqueItems"),
         (["--lark", "missing"], "missing: No such file"),
         (["--lark", "bad lark"], "cannot be enforced"),

@@ -225,20 +225,14 @@ def test_fixed_text_is_certain(compiler: Compiler, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.model
-def test_marks_of_the_model_are_single_tokens(compiler: Compiler, tokenizer: Tokenizer) -> None:
-    template = Template("{q}<|im_start|>\n<file_sep>{who}: {n}", q=str, who=Choice(("user", "tool")), n=int)
-    marks = [tokenizer.encode(mark) for mark in ("<|im_start|>", "<file_sep>")]
-    assert all(len(mark) == 1 for mark in marks)
+def test_what_reads_like_a_mark_of_the_model_is_text(compiler: Compiler, tokenizer: Tokenizer) -> None:
+    template = Template("<filename>{q}<|im_end|> {n}", q=str, n=int)
+    text = "<filename>why?<|im_end|> 3"
     cursor = compiler.cursor(template)
-    for token in tokenizer.encode("why?", special=False):
+    for token in tokenizer.encode(text, special=False):
+        assert token not in tokenizer.added
         assert cursor.advance(token)
-    assert not any(cursor.fork().advance(token) for token in tokenizer.encode("<", special=False))
-    assert cursor.advance(marks[0][0])
-    assert cursor.forced()[-1:] == marks[1]
-    for token in tokenizer.encode("\n<file_sep>user: 3"):
-        assert cursor.advance(token)
-    text = "why?<|im_start|>\n<file_sep>user: 3"
-    assert template.parse(text) == {"q": "why?", "who": "user", "n": 3}
+    assert template.parse(text) == {"q": "why?", "n": 3}
 
 
 @pytest.mark.model

@@ -21,7 +21,7 @@ from paceline.cli.serve import serve
 from paceline.cli.show import bar, write
 from paceline.cli.trace import trace_app
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, SettingError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(schema_app, name="schema")
@@ -123,6 +123,8 @@ def generate(
     names = _names(drafters, draft_model, prediction)
     spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    if prompt == "-" and "-" in (schema, tools):
+        raise SettingError("standard input can be read once: give the prompt or the file another way")
     text = sys.stdin.read() if prompt == "-" else prompt
     wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)  # type: ignore[arg-type]  # checked there
     from paceline.answer import as_json

@@ -16,7 +16,15 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise ConstraintError(f"{path} is not JSON ({problem})") from None
+        name = "standard input" if path == "-" else path
+        raise ConstraintError(f"{name} is not JSON ({problem})") from None
+
+
+def read_schema(path: str) -> Any:
+    data = read_json(path)
+    if not isinstance(data, dict | bool):
+        raise ConstraintError(f"{path} holds no schema: expected an object, true or false")
+    return data
 
 
 def read_text(path: str) -> str:
@@ -38,7 +46,7 @@ def answer_options(
 ) -> dict[str, Any]:
     outputs: list[Constraint] = []
     if schema is not None:
-        outputs.append(Json.of(read_json(schema), whitespace))
+        outputs.append(Json.of(read_schema(schema), whitespace))
     if regex is not None:
         outputs.append(Regex(regex))
     if lark is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.constrain import read_json
+from paceline.cli.constrain import read_schema
 from paceline.constraints import Json, check
 from paceline.errors import ConstraintError
 
@@ -34,7 +34,7 @@ def check_schema(
 
 def _refused(file: str) -> str | None:
     try:
-        check(Json.of(read_json(file)))
+        check(Json.of(read_schema(file)))
     except ConstraintError as error:
         return str(error)
     return None

@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from paceline.constraints.schema import parts
 
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
 _KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
@@ -27,33 +29,28 @@ _HINTS: Final = {
 
 def explain(message: str, schema: Any = None) -> str:
     """One line: what is not supported, where it stands in the schema, what to do."""
-    reason = _reason(message)
-    keywords = _named(reason)
+    reason, keywords = _reason(message)
     if schema is None or not keywords:
         return reason
-    where = ", ".join(f"{word} at {place}" for word in keywords if (place := _find(schema, word)) is not None)
+    where = ", ".join(f"{word} at {place}" for word in keywords if (place := _find(schema, word, reason)))
     hint = next((_HINTS[word] for word in keywords if word in _HINTS), "")
     return f"{reason}{f' ({where})' if where else ''}{f': {hint}' if hint else ''}"
 
 
-def _reason(message: str) -> str:
-    """The first line that says something, without where the engine was."""
+def _reason(message: str) -> tuple[str, list[str]]:
+    """The first line that says something, without where the engine was, and the keywords it is about."""
     line = _POSITION.sub("", message.strip().splitlines()[0] if message.strip() else "no reason was given")
     line = line.removeprefix("failed to compile JSON schema: ").strip()
+    if found := _KEYS.search(line):
+        words = _loads(found[1])
+        return f"{', '.join(words)} {'is' if len(words) == 1 else 'are'} not supported", words
+    keywords = [word for pattern, word in _KEYWORDS if pattern.search(line)][:1]
     detail = [other.removeprefix("error: ") for other in message.splitlines() if other.startswith("error: ")]
     if line.endswith(":") and detail:
-        return f"{line} {detail[0]}"
-    found = _KEYS.search(line)
-    if found:
-        words = _loads(found[1])
-        return f"{', '.join(words)} {'is' if len(words) == 1 else 'are'} not supported"
-    return line.split(". Enable ")[0]
-
-
-def _named(reason: str) -> list[str]:
-    if reason.endswith("not supported") and "constraints" not in reason:
-        return reason.rsplit(" ", 3)[0].split(", ")
-    return [word for pattern, word in _KEYWORDS if pattern.search(reason)][:1]
+        return f"{line} {detail[0]}", keywords
+    if "NoExtension" in line:
+        return "no text fits: it refers to itself without end, or contradicts itself", ["$ref"]
+    return line.split(". Enable ")[0], keywords
 
 
 def _loads(text: str) -> list[str]:
@@ -63,15 +60,15 @@ def _loads(text: str) -> list[str]:
         return [text]
 
 
-def _find(schema: Any, keyword: str) -> str | None:
-    """Where a keyword stands, as a JSON pointer: the first of several."""
-    return next((f"#/{place}" for place in _places(schema, keyword)), None)
+def _find(schema: Any, keyword: str, reason: str) -> str | None:
+    """Where a keyword stands, as a JSON pointer: with the value that the reason names, if it names one."""
+    found = [(place, value) for place, value in _places(schema, keyword, "#")]
+    named = [place for place, value in found if isinstance(value, str) and value and value in reason]
+    return next(iter(named or [place for place, _ in found]), None)
 
 
-def _places(value: Any, keyword: str, path: str = "") -> Iterator[str]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        here = f"{path}{key}"
-        if key == keyword:
-            yield here
-        yield from _places(inner, keyword, here + "/")
+def _places(schema: Any, keyword: str, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(schema, Mapping) and keyword in schema:
+        yield f"{place}/{keyword}", schema[keyword]
+    for key, name, part in parts(schema):
+        yield from _places(part, keyword, f"{place}/{key}" if name is None else f"{place}/{key}/{name}")

@@ -104,6 +104,7 @@ class Choice:
         object.__setattr__(self, "options", tuple(given))
 
     def rules(self, name: str, spell: Spell) -> str:
+        _limited("".join(self.options), "choice")
         return f"{name}: " + " | ".join(quoted(option) for option in self.options)
 
 
@@ -147,7 +148,7 @@ def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") 
         if not isinstance(inner, Mapping) or "schema" not in inner:
             raise ConstraintError('response_format needs "json_schema": {"name": ..., "schema": {...}}')
         return Json.of(inner["schema"], whitespace)
-    raise ConstraintError(f"response_format={given!r} has no type: expected text, json_object or json_schema")
+    raise ConstraintError(f"response_format of type {kind!r}: expected text, json_object or json_schema")
 
 
 def parsed(text: str) -> Any:
@@ -189,6 +190,8 @@ def _unanchored(pattern: str) -> str:
 
 
 def _limited(text: str, what: str) -> None:
+    if not isinstance(text, str):
+        raise ConstraintError(f"the {what} is no text: {text!r}")
     if (size := len(text.encode("utf-8", "replace"))) > MAX_BYTES:
         raise ConstraintError(f"the {what} has {size:,} bytes: at most {MAX_BYTES:,} are taken")
 

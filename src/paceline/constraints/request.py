@@ -4,9 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Spell, Switched, Whitespace, after, response_format
+from paceline.constraints.grammars import (
+    WHITESPACE,
+    Constraint,
+    Spell,
+    Switched,
+    Whitespace,
+    after,
+    response_format,
+)
 from paceline.constraints.outputs import output as output_of
-from paceline.constraints.tools import tool_calls
+from paceline.constraints.tools import read_tools, tool_calls
 from paceline.errors import ConstraintError
 from paceline.text import ToolFormat
 
@@ -26,6 +34,18 @@ class Wanted:
     response_format: Mapping[str, Any] | None = None
     output: Any = None  # a Python type, a pattern, a constraint
     whitespace: Whitespace = "fixed"
+
+    def __post_init__(self) -> None:
+        if self.whitespace not in WHITESPACE:
+            raise ConstraintError(
+                f"whitespace={self.whitespace!r} is not usable: expected one of {', '.join(WHITESPACE)}"
+            )
+        read_tools(self.tools, self.whitespace)
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may hold tool calls."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Switched | None:
         """`opening`: how the prompt lets the model begin. Reasoning that it opens is free."""

@@ -5,19 +5,17 @@ lexer takes the longest text it can for each terminal, and a hole of its own wou
 follows wherever it may also be the hole's.
 """
 
-import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, zip_longest
 from typing import Any, Final
 
-from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Spell
+from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Spell, quoted
 from paceline.constraints.matching import as_bytes, ends
 from paceline.constraints.outputs import Output, output
 from paceline.errors import ConstraintError
 
-_ITEM: Final = re.compile(r'"(?:\\.|[^"\\])*"|<\[\d+\]>')  # of a rule that spells fixed text
 # Numbers and truth values are bare in JSON too; as patterns they may stand right before any text.
 _BARE: Final = {
     int: r"-?(?:0|[1-9][0-9]*)",
@@ -177,7 +175,7 @@ class _Part:
 def _parts(pieces: Sequence[Piece], name: str, spell: Spell) -> Iterator[_Part]:
     for i, (piece, following) in enumerate(zip_longest(pieces, pieces[1:], fillvalue="")):
         if isinstance(piece, str):
-            yield from (_Part(item, regular=item[0] == '"') for item in _ITEM.findall(spell(piece)))
+            yield _Part(quoted(piece), regular=True)
             continue
         constraint = piece.constraint(following if isinstance(following, str) else "")
         inner = f"{name}_{i}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace
+from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace, quoted
 from paceline.constraints.schema import closed
 from paceline.errors import ConstraintError
 from paceline.text import ToolFormat
@@ -25,9 +25,8 @@ class Call:
         before, between, end = self.format.call
         written = json.dumps(self.name, ensure_ascii=False)[1:-1]
         inner = f"{name}_arguments"
-        return f"{name}: {spell(before + written + between)} {inner} {spell(end)}\n" + self.arguments.rules(
-            inner, spell
-        )
+        own = f"{name}: {quoted(before + written + between)} {inner} {quoted(end)}"
+        return f"{own}\n{self.arguments.rules(inner, spell)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def tool_calls(
     auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
     A tool's name: nothing but calls of it. none: free text without calls.
     """
-    known = dict(_read(tool, whitespace) for tool in tools)
+    known = read_tools(tools, whitespace)
     if choice == "none":
         return Switched(form.trigger, None, anywhere=form.anywhere)
     if not known:
@@ -91,6 +90,17 @@ def _named(choice: str | Mapping[str, Any], known: Mapping[str, Json]) -> str | 
     return name
 
 
+def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> dict[str, Json]:
+    """What each tool takes, by its name."""
+    known: dict[str, Json] = {}
+    for tool in tools:
+        name, arguments = _read(tool, whitespace)
+        if name in known:
+            raise ConstraintError(f"two tools are called {name}: give each a name of its own")
+        known[name] = arguments
+    return known
+
+
 def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
@@ -98,7 +108,13 @@ def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
         raise ConstraintError(
             'a tool needs {"type": "function", "function": {"name": ..., "parameters": {...}}}'
         )
-    parameters = function.get("parameters") or NO_ARGUMENTS
-    if not isinstance(parameters, Mapping):
-        raise ConstraintError(f"the parameters of tool {name} are no schema: expected an object")
-    return name, Json.of(closed({"type": "object", **parameters}), whitespace)
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = NO_ARGUMENTS
+    kind = parameters.get("type", "object") if isinstance(parameters, Mapping) else "none"
+    if not isinstance(parameters, Mapping) or "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise ConstraintError(f"the parameters of tool {name} are no schema of an object")
+    try:
+        return name, Json.of(closed({**parameters, "type": "object"}), whitespace)
+    except RecursionError:
+        raise ConstraintError(f"the parameters of tool {name} are nested too deeply") from None

@@ -3,7 +3,7 @@
 A node's law or choice is what the target says *after* that node; after ROOT, what follows the text so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -67,7 +67,10 @@ def residual(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     path: list[int] = []
     node = ROOT
     while True:
-        p = law(node)
+        try:
+            p = law(node)
+        except ConstraintError:
+            return _up_to(draft, path)
         for child in draft.children(node):
             x = draft.tokens[child]
             if coins.flip(_ratio(p[x], q[child][x])):
@@ -92,7 +95,10 @@ def block(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     for i, x in enumerate(draft.tokens):
         if reach[i] == 0:  # the target cannot say this token, and has no law for what follows it
             break
-        reach.append(min(1.0, reach[i] * float(law(i - 1)[x]) / float(q[i][x])))
+        try:
+            reach.append(min(1.0, reach[i] * float(law(i - 1)[x]) / float(q[i][x])))
+        except ConstraintError:
+            return block(draft.first(i), law, coins) if i else _up_to(draft, ())
     kept = 0
     for i in range(1, len(reach)):
         if reach[i] == 0:
@@ -101,7 +107,10 @@ def block(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
         chance = reach[k] if i == k else _ratio(left, left + 1 - reach[i])
         if coins.flip(chance):
             kept = i
-    p = law(kept - 1)
+    try:
+        p = law(kept - 1)
+    except ConstraintError:
+        return _up_to(draft, range(kept))
     if kept < k:
         p = _remainder(reach[kept] * p, q[kept], otherwise=p)
     return Verdict(tuple(range(kept)), coins.pick(p))
@@ -113,7 +122,10 @@ def typical(draft: Draft, law: LawAt, choice: Callable[[int], int]) -> Verdict:
     path: list[int] = []
     node = ROOT
     while True:
-        p = law(node)
+        try:
+            p = law(node)
+        except ConstraintError:
+            return _up_to(draft, path)
         entropy = -float((p[p > 0] * np.log(p[p > 0])).sum())
         threshold = min(epsilon, delta * float(np.exp(-entropy)))
         liked = [c for c in draft.children(node) if p[draft.tokens[c]] > threshold]
@@ -121,6 +133,13 @@ def typical(draft: Draft, law: LawAt, choice: Callable[[int], int]) -> Verdict:
             return Verdict(tuple(path), choice(node))
         node = max(liked, key=lambda c: float(p[draft.tokens[c]]))
         path.append(node)
+
+
+def _up_to(draft: Draft, path: Sequence[int]) -> Verdict:
+    """To be called where the grammar fails after guesses that were kept: the next round says so."""
+    if not path:
+        raise  # the error being handled
+    return Verdict(tuple(path[:-1]), draft.tokens[path[-1]])
 
 
 def _rows(draft: Draft) -> list[Doubles]:

@@ -132,7 +132,7 @@ class Engine:
         self._guessing.draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
-            turns, scores, refused = self._forward(turns)
+            turns, scores, ended = self._forward(turns)
             logits = scores.logits.numpy(force=True)
         cost = Pass(
             len(turns),
@@ -147,7 +147,7 @@ class Engine:
         self.controller.learn(rounds)
         for turn, r in zip(turns, rounds, strict=True):
             self._report(turn.seq, r)
-        return failed + refused + rounds
+        return failed + ended + rounds
 
     def _expire(self) -> list[Round]:
         running = {seq.id for seq in self._scheduler.running()}
