@@ -1,8 +1,8 @@
 """A planner, its tools, a verifier and an answer, with the `openai` package against a running server.
 
-The plan and the verdict follow a JSON Schema, and every call is of a tool that the plan names: the model decides
-what is in them, the server sees to it that they can be read. Nothing is scripted; a call that a tool refuses is
-answered with an error.
+The plan and the verdict follow a JSON Schema, and every call is of a tool that the plan names: the model
+decides what is in them, the server sees to it that they can be read. Nothing is scripted; a call that a tool
+refuses is answered with an error, and a verdict of "not complete" leads to a second plan.
 
     paceline serve smollm2-135m
     pip install openai
@@ -34,14 +34,14 @@ def get_price(item: str) -> dict[str, Any]:
     return {"item": item, "price": PRICES[item.removesuffix("s")]}
 
 
-def multiply(a: float, b: float) -> dict[str, Any]:
-    return {"product": a * b}
+def compute_total(quantity: int, price: float) -> dict[str, Any]:
+    return {"total": quantity * price}
 
 
 TOOLS: dict[str, Callable[..., dict[str, Any]]] = {
     "find_order": find_order,
     "get_price": get_price,
-    "multiply": multiply,
+    "compute_total": compute_total,
 }
 
 
@@ -60,7 +60,7 @@ def described(name: str, what: str, **types: str) -> dict[str, Any]:
 DESCRIBED: dict[str, Any] = {
     "find_order": described("find_order", "an order's item, quantity and status", order_id="string"),
     "get_price": described("get_price", "the price of one item", item="string"),
-    "multiply": described("multiply", "a times b", a="number", b="number"),
+    "compute_total": described("compute_total", "quantity times price", quantity="integer", price="number"),
 }
 
 
@@ -70,36 +70,45 @@ def schema(name: str, **properties: dict[str, Any]) -> Any:
     return {"type": "json_schema", "json_schema": form}
 
 
-PLAN = schema("plan", steps={"type": "array", "items": {"enum": list(TOOLS)}, "minItems": 1, "maxItems": 4})
+# Steps in words: small models plan better in them. The last one needs no tool, it is for the answer.
+STEPS = {"find order": "find_order", "get price": "get_price", "compute total": "compute_total"}
+REPORT = "report status"
+PLAN = schema(
+    "plan",
+    goal={"type": "string", "maxLength": 60},
+    steps={"type": "array", "items": {"enum": [*STEPS, REPORT]}, "minItems": 1, "maxItems": 4},
+)
 VERDICT = schema("verdict", result={"type": "string", "maxLength": 60}, complete={"type": "boolean"})
 
 # Worked examples: a model of 135M parameters needs to see the form.
 PLANNER = """Which tools answer the question, in order?
 find_order: an order's item, quantity and status
 get_price: the price of one item
-multiply: a times b"""
-PLANNED = {
-    "Where is order A-1001?": ["find_order"],
-    "What does order A-1001 cost?": ["find_order", "get_price", "multiply"],
-    "What does one spoon cost?": ["get_price"],
-    "What does order A-1002 cost?": ["find_order", "get_price", "multiply"],
-    "Where is order A-1002?": ["find_order"],
-}
-WORKER = "You look after a small shop. Answer with one tool call, or with a sentence once you have the result."
-WORKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (
-        "find_order",
-        {"order_id": "A-1001"},
-        {"order_id": "A-1001", "item": "teapot", "quantity": 3, "status": "lost"},
-    ),
-    ("get_price", {"item": "teapot"}, {"item": "teapot", "price": 18.5}),
-    ("multiply", {"a": 3, "b": 18.5}, {"product": 55.5}),
+compute_total: quantity times price"""
+PLANNED = [
+    ("Where is order A-1001?", "status of order A-1001", ["find order", REPORT]),
+    ("What does order A-1001 cost?", "cost of order A-1001", list(STEPS)),
+    ("Where is order A-1002?", "status of order A-1002", ["find order", REPORT]),
+    ("What does order A-1002 cost?", "cost of order A-1002", list(STEPS)),
 ]
-VERIFIER = "Does the last result answer the question?"
+WORKER = "You look after a small shop. Answer with one tool call."
+FOUND = {"order_id": "A-1001", "item": "teapot", "quantity": 3, "status": "lost"}
+WORKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("find_order", {"order_id": "A-1001"}, FOUND),
+    ("get_price", {"item": "teapot"}, {"item": "teapot", "price": 18.5}),
+    ("compute_total", {"quantity": 3, "price": 18.5}, {"total": 55.5}),
+]
+VERIFIER = "Does the result answer the question?"
 VERIFIED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("What does order A-1001 cost?", {"product": 55.5}, {"result": "55.5", "complete": True}),
-    ("Where is order A-1001?", {"error": "find_order: 'A'"}, {"result": "error", "complete": False}),
-    ("Where is order A-1002?", {"status": "lost"}, {"result": "lost", "complete": True}),
+    ("What does order A-1001 cost?", {"total": 55.5}, {"result": "55.5", "complete": True}),
+    ("Where is order A-1002?", {"error": "no such order"}, {"result": "error", "complete": False}),
+    ("Where is order A-1001?", FOUND, {"result": "lost", "complete": True}),
+]
+ANSWERER = "Answer the question in one sentence, from the result."
+ANSWERED: list[tuple[str, dict[str, Any], str]] = [
+    ("What does order A-1001 cost?", {"total": 55.5}, "Order A-1001 costs 55.5."),
+    ("Where is order A-1001?", FOUND, "Order A-1001 is lost."),
+    ("What does order A-1003 cost?", {"total": 10.0}, "Order A-1003 costs 10.0."),
 ]
 
 QUESTIONS = ["What does order B-2047 cost?", "Where is order C-3311?"]
@@ -121,11 +130,21 @@ def called(call_id: str, name: str, arguments: str, result: dict[str, Any]) -> l
     ]
 
 
-def planning(question: str) -> list[Message]:
-    messages = [said("system", PLANNER)]
-    for asked, steps in PLANNED.items():
-        messages += [said("user", asked), said("assistant", json.dumps({"steps": steps}))]
+def shown(system: str, examples: list[tuple[str, str]], question: str) -> list[Message]:
+    """A question after worked examples."""
+    messages = [said("system", system)]
+    for asked, answer in examples:
+        messages += [said("user", asked), said("assistant", answer)]
     return [*messages, said("user", question)]
+
+
+def with_result(question: str, result: dict[str, Any]) -> str:
+    return f"{question}\n{json.dumps(result)}"
+
+
+def planning(question: str) -> list[Message]:
+    examples = [(asked, json.dumps({"goal": goal, "steps": steps})) for asked, goal, steps in PLANNED]
+    return shown(PLANNER, examples, question)
 
 
 def working(question: str) -> list[Message]:
@@ -136,10 +155,13 @@ def working(question: str) -> list[Message]:
 
 
 def verifying(question: str, result: dict[str, Any]) -> list[Message]:
-    messages = [said("system", VERIFIER)]
-    for asked, found, verdict in VERIFIED:
-        messages += [said("user", f"{asked} {json.dumps(found)}"), said("assistant", json.dumps(verdict))]
-    return [*messages, said("user", f"{question} {json.dumps(result)}")]
+    examples = [(with_result(asked, found), json.dumps(verdict)) for asked, found, verdict in VERIFIED]
+    return shown(VERIFIER, examples, with_result(question, result))
+
+
+def answering(question: str, result: dict[str, Any]) -> list[Message]:
+    examples = [(with_result(asked, found), answer) for asked, found, answer in ANSWERED]
+    return shown(ANSWERER, examples, with_result(question, result))
 
 
 def use_tool(name: str, arguments: str) -> dict[str, Any]:
@@ -185,24 +207,20 @@ class Agent:
         cached = answer.usage.prompt_tokens_details.cached_tokens
         print(
             f"           {answer.usage.prompt_tokens} prompt tokens, {cached} of them cached; "
-            f"{tokens} tokens in {passes} passes"
+            f"{tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass"
         )
 
     def plan(self, question: str) -> list[str]:
+        """The tools to call, in order."""
         answer = self.ask("planner", planning(question), response_format=PLAN)
         steps: list[str] = json.loads(answer.choices[0].message.content or "")["steps"]
-        return steps
+        return [STEPS[step] for step in steps if step in STEPS]
 
     def call(self, messages: list[Message], name: str) -> dict[str, Any]:
         """One step of the plan. Adds the call and its result to the conversation."""
         choice = {"type": "function", "function": {"name": name}}
-        answer = self.ask(
-            "tool",
-            messages,
-            tools=list(DESCRIBED.values()),
-            tool_choice=choice,
-            parallel_tool_calls=False,
-        )
+        offered = {"tools": list(DESCRIBED.values()), "parallel_tool_calls": False}
+        answer = self.ask("tool", messages, tool_choice=choice, **offered)
         (call,) = answer.choices[0].message.tool_calls or []
         assert call.type == "function"
         result = use_tool(call.function.name, call.function.arguments)
@@ -219,13 +237,13 @@ class Agent:
     def answer(self, question: str) -> str:
         print(question)
         messages = working(question)
+        result: dict[str, Any] = {}
         for _ in range(MOST_PLANS):
-            result: dict[str, Any] = {}
-            for step in self.plan(question):
-                result = self.call(messages, step)
+            for tool in self.plan(question):
+                result = self.call(messages, tool)
             if self.verify(question, result):
                 break
-        last = self.ask("answer", messages, tools=list(DESCRIBED.values()), tool_choice="none")
+        last = self.ask("answer", answering(question, result))
         return (last.choices[0].message.content or "").strip()
 
 
