@@ -8,6 +8,7 @@ arguments that fit.
     python examples/langchain_agent.py [BASE_URL]
 """
 
+import json
 import os
 import sys
 from typing import Any
@@ -64,7 +65,7 @@ def show(messages: list[Any]) -> int:
     calls = 0
     for message in messages:
         for call in getattr(message, "tool_calls", []):
-            print(f"  call    {call['name']}({call['args']})")
+            print(f"  call    {call['name']}({json.dumps(call['args'])})")
             calls += 1
         if isinstance(message, ToolMessage):
             print(f"  result  {message.content}")

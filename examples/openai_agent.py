@@ -34,14 +34,14 @@ def get_price(item: str) -> dict[str, Any]:
     return {"item": item, "price": PRICES[item.removesuffix("s")]}
 
 
-def compute_total(quantity: int, price: float) -> dict[str, Any]:
+def total(quantity: int, price: float) -> dict[str, Any]:
     return {"total": quantity * price}
 
 
 TOOLS: dict[str, Callable[..., dict[str, Any]]] = {
     "find_order": find_order,
     "get_price": get_price,
-    "compute_total": compute_total,
+    "total": total,
 }
 
 
@@ -60,7 +60,7 @@ def described(name: str, what: str, **types: str) -> dict[str, Any]:
 DESCRIBED: dict[str, Any] = {
     "find_order": described("find_order", "an order's item, quantity and status", order_id="string"),
     "get_price": described("get_price", "the price of one item", item="string"),
-    "compute_total": described("compute_total", "quantity times price", quantity="integer", price="number"),
+    "total": described("total", "quantity times price", quantity="integer", price="number"),
 }
 
 
@@ -71,7 +71,7 @@ def schema(name: str, **properties: dict[str, Any]) -> Any:
 
 
 # Steps in words: small models plan better in them. The last one needs no tool, it is for the answer.
-STEPS = {"find order": "find_order", "get price": "get_price", "compute total": "compute_total"}
+STEPS = {"find order": "find_order", "get price": "get_price", "compute total": "total"}
 REPORT = "report status"
 PLAN = schema(
     "plan",
@@ -84,7 +84,7 @@ VERDICT = schema("verdict", result={"type": "string", "maxLength": 60}, complete
 PLANNER = """Which tools answer the question, in order?
 find_order: an order's item, quantity and status
 get_price: the price of one item
-compute_total: quantity times price"""
+total: quantity times price"""
 PLANNED = [
     ("Where is order A-1001?", "status of order A-1001", ["find order", REPORT]),
     ("What does order A-1001 cost?", "cost of order A-1001", list(STEPS)),
@@ -96,13 +96,17 @@ FOUND = {"order_id": "A-1001", "item": "teapot", "quantity": 3, "status": "lost"
 WORKED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("find_order", {"order_id": "A-1001"}, FOUND),
     ("get_price", {"item": "teapot"}, {"item": "teapot", "price": 18.5}),
-    ("compute_total", {"quantity": 3, "price": 18.5}, {"total": 55.5}),
+    ("total", {"quantity": 3, "price": 18.5}, {"total": 55.5}),
 ]
 VERIFIER = "Does the result answer the question?"
-VERIFIED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("What does order A-1001 cost?", {"total": 55.5}, {"result": "55.5", "complete": True}),
-    ("Where is order A-1002?", {"error": "no such order"}, {"result": "error", "complete": False}),
-    ("Where is order A-1001?", FOUND, {"result": "lost", "complete": True}),
+WAITING = {"order_id": "A-1005", "item": "cup", "quantity": 1, "status": "waiting for a driver"}
+VERIFIED: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("Where is order A-1003?", {"error": "find_order: 'A-1003'"}, "error", False),
+    ("What does order A-1001 cost?", {"total": 55.5}, "55.5", True),
+    ("What does order A-1004 cost?", {"error": "get_price: 'A-1004'"}, "error", False),
+    ("Where is order A-1001?", FOUND, "lost", True),
+    ("What does order A-1002 cost?", {"total": 7.2}, "7.2", True),
+    ("Where is order A-1005?", WAITING, "waiting for a driver", True),
 ]
 ANSWERER = "Answer the question in one sentence, from the result."
 ANSWERED: list[tuple[str, dict[str, Any], str]] = [
@@ -154,9 +158,12 @@ def working(question: str) -> list[Message]:
     return [*messages, said("assistant", "Order A-1001 costs 55.5."), said("user", question)]
 
 
-def verifying(question: str, result: dict[str, Any]) -> list[Message]:
-    examples = [(with_result(asked, found), json.dumps(verdict)) for asked, found, verdict in VERIFIED]
-    return shown(VERIFIER, examples, with_result(question, result))
+def verifying(question: str, found: dict[str, Any]) -> list[Message]:
+    examples = [
+        (with_result(asked, gave), json.dumps({"result": result, "complete": complete}))
+        for asked, gave, result, complete in VERIFIED
+    ]
+    return shown(VERIFIER, examples, with_result(question, found))
 
 
 def answering(question: str, result: dict[str, Any]) -> list[Message]:
