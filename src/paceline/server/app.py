@@ -197,8 +197,9 @@ class App:
                     if choice.index not in begun:
                         begun.add(choice.index)
                         yield event(reply.first(choice))
+                    sums = {"usage": usage(choices)} if options.continuous_usage_stats else {}
                     for chunk in reply.chunks(choice, piece):
-                        yield event(chunk)
+                        yield event(chunk | sums)
         except Failure as problem:
             if not begun:
                 raise

@@ -100,7 +100,7 @@ class Reception:
             self.metrics.refused("limit")
             raise Failure(
                 429,
-                f"too many {entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
+                f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
                 "rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=entry.retry_after_s,
