@@ -21,6 +21,7 @@ from openai import OpenAI
 PRICES = {"lantern": 32.25, "kettle": 21.9}
 STOCK = {"lantern": 40, "kettle": 0}
 QUESTIONS = ["What does a lantern cost?", "How many kettles are in stock?"]
+INSTRUCTIONS = "You look after a small shop. Look everything up with a tool first; never guess."
 MOST_STEPS = 12  # of the model and of tools, for each question
 
 
@@ -75,9 +76,7 @@ def show(messages: list[Any]) -> int:
 
 
 def main(base_url: str) -> int:
-    agent = create_agent(
-        served(base_url), [get_price, check_stock], system_prompt="You look after a small shop."
-    )
+    agent = create_agent(served(base_url), [get_price, check_stock], system_prompt=INSTRUCTIONS)
     history, calls = HISTORY, 0
     for question in QUESTIONS:
         print(question)

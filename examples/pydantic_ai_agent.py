@@ -29,6 +29,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 PRICES = {"lantern": 32.25, "kettle": 21.9}
 STOCK = {"lantern": 40, "kettle": 0}
 QUESTIONS = ["What does a lantern cost?", "How many kettles are in stock?"]
+INSTRUCTIONS = "You look after a small shop. Look everything up with a tool first; never guess."
 LIMITS = UsageLimits(request_limit=6)  # for each question
 
 
@@ -90,7 +91,7 @@ def main(base_url: str) -> int:
         served(base_url),
         output_type=NativeOutput(Answer),
         tools=[get_price, check_stock],
-        instructions="You look after a small shop.",
+        instructions=INSTRUCTIONS,
         model_settings={"temperature": 0.0, "max_tokens": 96},
     )
     history, calls = HISTORY, 0
