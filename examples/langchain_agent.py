@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
@@ -21,7 +22,7 @@ from openai import OpenAI
 PRICES = {"lantern": 32.25, "kettle": 21.9}
 STOCK = {"lantern": 40, "kettle": 0}
 QUESTIONS = ["What does a lantern cost?", "How many kettles are in stock?"]
-INSTRUCTIONS = "You look after a small shop. Look everything up with a tool first; never guess."
+INSTRUCTIONS = "You look after a small shop. Look everything up with a tool first."
 MOST_STEPS = 12  # of the model and of tools, for each question
 
 
@@ -61,6 +62,12 @@ def served(base_url: str) -> Any:
     return ChatOpenAI(model=name, base_url=base_url, api_key=key, temperature=0, max_tokens=96)
 
 
+def look_up_first(request: Any, handler: Any) -> Any:
+    """A question is answered with a call; what comes after its result is up to the model."""
+    asked = isinstance(request.messages[-1], HumanMessage)
+    return handler(request.override(tool_choice="required" if asked else "auto"))
+
+
 def show(messages: list[Any]) -> int:
     """Prints calls, results and answers; how many calls there were."""
     calls = 0
@@ -76,7 +83,12 @@ def show(messages: list[Any]) -> int:
 
 
 def main(base_url: str) -> int:
-    agent = create_agent(served(base_url), [get_price, check_stock], system_prompt=INSTRUCTIONS)
+    agent = create_agent(
+        served(base_url),
+        [get_price, check_stock],
+        system_prompt=INSTRUCTIONS,
+        middleware=[wrap_model_call(look_up_first)],
+    )
     history, calls = HISTORY, 0
     for question in QUESTIONS:
         print(question)
