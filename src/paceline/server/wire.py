@@ -16,7 +16,7 @@ class _Wire(BaseModel):
 class StreamOptions(_Wire):
     include_usage: bool = False
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
-    continuous_usage_stats: bool = False  # usage so far with every chunk
+    continuous_usage_stats: bool = False
 
 
 class Prediction(_Wire):
@@ -92,7 +92,7 @@ class ChatRequest(Sampling):
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, max_length=0)  # templates here take none
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionRequest(Sampling):
