@@ -87,6 +87,20 @@ def test_usage_at_the_end_of_a_stream(server: Running) -> None:
     assert all(chunk.choices for chunk in answer)
 
 
+def test_usage_with_every_chunk(server: Running) -> None:
+    first, *rest = chunks(server, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert first.usage is None
+    written = [chunk.usage.completion_tokens for chunk in rest]
+    assert written == sorted(written)
+    assert written[-1] == 20
+
+
+def test_metrics_tell_the_passes(server: Running) -> None:
+    found = chat(server, extra_body={"metrics": True, "learn": False})
+    plain = chat(server, extra_body={"metrics": True, "speculative_config": {"disabled": True}})
+    assert 1 <= found.to_dict()["metrics"]["passes"] <= plain.to_dict()["metrics"]["passes"]  # type: ignore[index]
+
+
 def test_several_choices(server: Running) -> None:
     sampled: dict[str, Any] = {"n": 3, "temperature": 0.9, "seed": 5}
     found = chat(server, **sampled)

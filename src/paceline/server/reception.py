@@ -100,7 +100,7 @@ class Reception:
             self.metrics.refused("limit")
             raise Failure(
                 429,
-                f"too many {entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
+                f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
                 "rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=entry.retry_after_s,
@@ -196,12 +196,13 @@ class Reception:
         )
 
     def report(self, visit: Visit, choices: Sequence[Choice], detailed: bool) -> dict[str, Any] | None:
-        """vLLM's `metrics` of a response; none for several choices."""
+        """vLLM's `metrics` of a response, and how many passes it took; none for several choices."""
         if len(choices) != 1:
             return None
         choice = choices[0]
         spec = speculative_metrics(choice.rounds, detailed, choice.made.seq.spec.max_draft)
-        return {**request_timings(self._finished(visit, choice, "")), "speculative_decoding": spec}
+        timings = request_timings(self._finished(visit, choice, ""))
+        return {**timings, "passes": choice.tally.passes, "speculative_decoding": spec}
 
     def close(self, timeout: float) -> None:
         self._spans.close()
