@@ -15,6 +15,7 @@ from paceline.errors import (
     DrafterMismatch,
     PromptTooLong,
     SettingError,
+    ShuttingDown,
     TextError,
     TimedOut,
     UnknownModel,
@@ -31,6 +32,7 @@ _KINDS: Final = (
     (DrafterMismatch, 400, "invalid_request_error", None),
     (UnknownModel, 404, "invalid_request_error", "model_not_found"),
     (Busy, 429, "rate_limit_error", "server_busy"),
+    (ShuttingDown, 503, "server_error", "shutting_down"),
     (CacheFull, 503, "server_error", "cache_full"),
     (TimedOut, 408, "timeout_error", "timeout"),
 )
