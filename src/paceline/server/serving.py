@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not uvicorn's own, which raises the signal again at the end: a clean stop would look like a crash."""
+        """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
