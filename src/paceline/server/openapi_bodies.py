@@ -32,12 +32,7 @@ MESSAGE: Final = {
                 _list(_object(type={"const": "text"}, text=_STRING)),
             ]
         },
-        "tool_calls": {
-            "anyOf": [
-                {"type": "null"},
-                _list(_object(function=_object(name=_STRING, arguments=_STRING))),
-            ]
-        },
+        "tool_calls": {"anyOf": [{"type": "null"}, _list({"type": "object"})]},
     },
     "required": ["role", "content"],
 }

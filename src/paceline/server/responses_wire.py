@@ -14,7 +14,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _absent(advice: str) -> BeforeValidator:
@@ -97,7 +97,7 @@ class JsonObject(_Wire):
 
 
 class JsonSchema(_Wire):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
     type: Literal["json_schema"]
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
