@@ -1,6 +1,5 @@
 """`paceline serve` as a process of its own, as its users run it."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -53,9 +52,7 @@ def served(*options: str) -> Iterator[Process]:
     """Ready for requests; killed at the end, if it still runs."""
     port = free_port()
     command = [*COMMAND, "serve", MODEL, "--port", str(port), "--cache-mb", "256", "--threads", "1", *options]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         started = Process(process, port)
         _wait_until_ready(started)

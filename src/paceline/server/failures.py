@@ -84,7 +84,7 @@ def invalid(error: ValidationError, known: list[str], within: str = "") -> Failu
     `within`: where the part that was read lies in the request.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    place, *inner = [str(part) for part in (within, *first["loc"]) if part != ""]
+    place, *inner = [str(part) for part in ((within,) if within else ()) + first["loc"]]
     param = ".".join([place, *takewhile(lambda part: not _ONE_OF.fullmatch(part), inner)])
     if first["type"] == "extra_forbidden":
         return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)
