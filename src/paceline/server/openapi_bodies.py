@@ -24,7 +24,7 @@ _HEAD: Final = {"id": _STRING, "created": _COUNT, "model": _STRING, "system_fing
 MESSAGE: Final = {
     "type": "object",
     "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "role": {"type": "string", "examples": ["system", "developer", "user", "assistant", "tool"]},
         "content": {
             "anyOf": [
                 _STRING,
@@ -32,7 +32,6 @@ MESSAGE: Final = {
                 _list(_object(type={"const": "text"}, text=_STRING)),
             ]
         },
-        "tool_calls": {"anyOf": [{"type": "null"}, _list({"type": "object"})]},
     },
     "required": ["role", "content"],
 }
