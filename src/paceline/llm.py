@@ -92,11 +92,16 @@ class LLM:
         prediction: str = "",
         tenant: str = "",
         learn: bool = True,
+        template: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Everything a request needs before the engine sees it. May be called from any thread."""
-        tokens = self._encode(prompt, wanted.tools)
+        """Everything a request needs before the engine sees it. May be called from any thread.
+
+        template: variables of the chat template.
+        """
+        variables = dict(template or {})
+        tokens = self._encode(prompt, wanted.tools, variables)
         marks = self.tokenizer.tool_marks if wanted.tools else frozenset()
-        opening = self._opening(prompt, wanted) if wanted.bound else ""
+        opening = self._opening(prompt, wanted, variables) if wanted.bound else ""
         guess = prediction and self._choosing
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
@@ -159,12 +164,12 @@ class LLM:
         self._inbox[made.seq.id] = deque()
         return Stream(self, made.seq, made.text, made.reader)
 
-    def _opening(self, prompt: Prompt, wanted: Wanted) -> str:
+    def _opening(self, prompt: Prompt, wanted: Wanted, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""
         if isinstance(prompt, str):
             return prompt[-PROMPT_END:]
         messages = [message for message in prompt if isinstance(message, Mapping)]
-        return self.tokenizer.opening(messages, wanted.tools or None) if messages else ""
+        return self.tokenizer.opening(messages, wanted.tools or None, **variables) if messages else ""
 
     def _cursor(self, wanted: Wanted, opening: str, ignore_eos: bool) -> Cursor | None:
         constraint = wanted.constraint(self.tokenizer.tool_format, opening)
@@ -189,7 +194,9 @@ class LLM:
                     f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
                 )
 
-    def _encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def _encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
+    ) -> list[int]:
         if not prompt:
             raise SettingError("the prompt is empty: give a text or a list of messages")
         if isinstance(prompt, str):
@@ -199,7 +206,7 @@ class LLM:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
-        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None)
+        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None, **variables)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -189,8 +189,9 @@ class App:
             self.reception.opened(visit, choice)
             choices.append(choice)
 
-        async for _ in self.service.answer(asked, visit.caller, mine, opened):
-            pass
+        async with aclosing(self.service.answer(asked, visit.caller, mine, opened)) as pieces:
+            async for _ in pieces:
+                pass
         for choice in mine:
             choice.index += before
 
@@ -198,6 +199,9 @@ class App:
         if not asked.metrics:
             return {}
         return {"metrics": self.reception.report(visit, choices, asked.metrics == "detailed")}
+
+    def _so_far(self, options: StreamOptions, choices: Sequence[Choice]) -> dict[str, Any]:
+        return {"usage": usage(choices)} if options.continuous_usage_stats else {}
 
     async def _stream(
         self, asked: Asked, visit: Visit, wire: Sampling, reply: AnyReply
@@ -209,12 +213,13 @@ class App:
         answer = self.service.answer(asked, visit.caller, choices, partial(self.reception.opened, visit))
         try:
             with self._noted(visit, reply.id, choices):
-                async for choice, piece in answer:
-                    if choice.index not in begun:
-                        begun.add(choice.index)
-                        yield event(reply.first(choice))
-                    for chunk in reply.chunks(choice, piece):
-                        yield event(chunk)
+                async with aclosing(answer) as pieces:
+                    async for choice, piece in pieces:
+                        if choice.index not in begun:
+                            begun.add(choice.index)
+                            yield event(reply.first(choice))
+                        for chunk in reply.chunks(choice, piece):
+                            yield event(chunk | self._so_far(options, choices))
         except Exception as problem:
             if not begun:
                 raise

@@ -1,8 +1,8 @@
 """From what a client sent to what the engine is asked."""
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.config import SamplingParams, SpecConfig
@@ -18,6 +18,7 @@ from paceline.server.wire import (
     StructuredOutputs,
 )
 
+OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
 
 
@@ -31,6 +32,7 @@ class Asked:
     spec: SpecConfig | None
     n: int
     prediction: str
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
 def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]) -> Asked:
@@ -44,6 +46,7 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
+        template=_template(request.chat_template_kwargs or {}),
     )
 
 
@@ -149,6 +152,13 @@ def _spec(
     if given.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
     return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in variables:
+        if name in OWN_VARIABLES or not name.isidentifier():
+            raise Failure(400, f"{name} cannot be set for the chat template", param="chat_template_kwargs")
+    return variables
 
 
 def _text(prediction: Prediction | None) -> str:

@@ -1,7 +1,7 @@
 """Runs requests on the engine's thread and hands their rounds to whoever awaits them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from paceline import __version__
@@ -42,7 +42,7 @@ class Service:
         caller: Caller,
         opened: list[Choice],
         check: Callable[[Choice], None] = lambda _: None,
-    ) -> AsyncIterator[tuple[Choice, Piece]]:
+    ) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """Pieces of all choices as they come; `opened` gets every choice that `check` lets pass.
 
         The first choice reads the prompt; the others begin once that is in the cache.
@@ -87,6 +87,7 @@ class Service:
             prediction=asked.prediction,
             tenant=caller.tenant,
             learn=caller.learn,
+            template=asked.template,
         )
         made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
         return made
