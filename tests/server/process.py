@@ -35,10 +35,11 @@ class Process:
     def exit_code(self, seconds: float) -> int:
         return self.process.wait(seconds)
 
-    @property
-    def refuses_connections(self) -> bool:
+    def answers_at(self, address: str) -> bool:
+        """Whether a connection can be opened."""
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) != 0
+            probe.settimeout(1)
+            return probe.connect_ex((address, self.port)) == 0
 
 
 def free_port() -> int:
