@@ -11,6 +11,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ ConstraintError           a schema, grammar or tool list cannot be enforced, or an output cannot follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ Busy                      too many requests wait already; later there may be room
+ ├─ ShuttingDown              the server lets nothing new in, and ends what still runs
  ├─ TimedOut                  a request's deadline came before its end
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ DrafterMismatch           a drafter cannot draft for this target
@@ -66,6 +67,11 @@ class PromptTooLong(PacelineError):
 
 class Busy(PacelineError):
     pass
+
+
+class ShuttingDown(PacelineError):
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down: try again later")
 
 
 class TimedOut(PacelineError):

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 import uvicorn
 
 from paceline import EngineConfig
 from paceline.server.app import App
-from paceline.server.serving import ServerSettings, build
+from paceline.server.serving import ServerSettings, asgi, build
 
 START_S = 60
 IDLE_S = 20
@@ -40,10 +41,14 @@ class Running:
 
 
 @contextmanager
-def running(model: str, config: EngineConfig | None = None) -> Iterator[Running]:
-    app = build(ServerSettings(model, engine=config or EngineConfig(cache_mb=256), store="none"))
+def running(model: str, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
+    engine = config or EngineConfig(cache_mb=256)
+    chosen = ServerSettings(**{"model": model, "engine": engine, "store": "none", **settings})
+    app = build(chosen)
     server = uvicorn.Server(
-        uvicorn.Config(app.asgi(), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            asgi(app, chosen), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5
+        )
     )
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()

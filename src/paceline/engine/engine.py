@@ -19,6 +19,7 @@ from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.turn import Pass, Turn, a_round
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
+from paceline.logs import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
@@ -228,7 +229,7 @@ class Engine:
         except PacelineError as error:
             return a_round(turn, cost, finish="error", error=error)
         except Exception as problem:
-            log.exception("request %s failed", turn.seq.id)
+            log_problem(log, f"request {turn.seq.id} failed", problem)
             return a_round(turn, cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
     def _commit(self, turn: Turn, rows: Floats, cost: Pass) -> Round:

@@ -8,6 +8,7 @@ from typing import Final
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
 from paceline.errors import SettingError
+from paceline.logs import log_problem
 from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
@@ -89,8 +90,8 @@ def _drafts(drafter: Drafter, group: Sequence[Turn]) -> list[Draft]:
     asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
     try:
         drafts = drafter.draft(asks)
-    except Exception:
-        log.exception("drafter %s failed; this round goes on without its guesses", drafter.name)
+    except Exception as problem:
+        log_problem(log, f"drafter {drafter.name} failed; this round goes on without its guesses", problem)
         return [NO_DRAFT] * len(asks)
     if len(drafts) != len(asks):
         log.error("drafter %s gave %d drafts for %d requests", drafter.name, len(drafts), len(asks))

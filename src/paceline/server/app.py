@@ -17,8 +17,11 @@ from paceline.server.asked import Asked, from_chat, from_completion, prompts
 from paceline.server.body import parse_json
 from paceline.server.choice import Choice, usage
 from paceline.server.failures import Failure
+from paceline.server.openapi import document
 from paceline.server.plumbing import (
+    Handler,
     after,
+    as_failure,
     cancelled_by_disconnect,
     event,
     guarded,
@@ -58,7 +61,7 @@ class App:
         self._max_body = max_body
 
     def asgi(self) -> Starlette:
-        paths = [
+        closed = [  # where the server has keys, only with one of them
             ("/v1/chat/completions", self.chat, "POST"),
             ("/v1/completions", self.completions, "POST"),
             ("/v1/responses", self.responses, "POST"),
@@ -66,14 +69,27 @@ class App:
             ("/v1/models/{name:path}", self.model, "GET"),
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
+        ]
+        opened = [  # for those who watch the server
             ("/health", self.health, "GET"),
             ("/ready", self.is_ready, "GET"),
             ("/metrics", self.metrics, "GET"),
             ("/version", self.version, "GET"),
+            ("/openapi.json", self.openapi, "GET"),
         ]
+        paths = [*((path, self._keyed(handler), method) for path, handler, method in closed), *opened]
         routes = [Path(path, guarded(handler), methods=[method]) for path, handler, method in paths]
         problems = {404: not_found, 405: not_allowed}
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=problems)
+
+    def _keyed(self, handler: Handler) -> Handler:
+        """Looks at the key before anything else: who has none learns nothing, and no body is read."""
+
+        async def call(request: Request) -> Response:
+            self.reception.check_key(request.headers)
+            return await handler(request)
+
+        return call
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -204,10 +220,10 @@ class App:
                             yield event(reply.first(choice))
                         for chunk in reply.chunks(choice, piece):
                             yield event(chunk | self._so_far(options, choices))
-        except Failure as problem:
+        except Exception as problem:
             if not begun:
                 raise
-            yield event(reply.failed(problem))
+            yield event(reply.failed(as_failure(problem, visit.endpoint)))
         else:
             self.reception.done(visit, choices, reply.id)
             if options.include_usage:
@@ -252,7 +268,6 @@ class App:
         return JSONResponse(self._card())
 
     async def tokenize(self, request: Request) -> Response:
-        self.reception.check_key(request.headers)
         asked = shaped(await self._body(request), TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise Failure(400, "give either prompt or messages", param="prompt")
@@ -266,7 +281,6 @@ class App:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        self.reception.check_key(request.headers)
         asked = shaped(await self._body(request), DetokenizeRequest)
         tokenizer = self.service.llm.tokenizer
         if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
@@ -286,3 +300,6 @@ class App:
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": __version__})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(document(self.service.llm.name))

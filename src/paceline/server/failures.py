@@ -15,6 +15,7 @@ from paceline.errors import (
     DrafterMismatch,
     PromptTooLong,
     SettingError,
+    ShuttingDown,
     TextError,
     TimedOut,
     UnknownModel,
@@ -31,6 +32,7 @@ _KINDS: Final = (
     (DrafterMismatch, 400, "invalid_request_error", None),
     (UnknownModel, 404, "invalid_request_error", "model_not_found"),
     (Busy, 429, "rate_limit_error", "server_busy"),
+    (ShuttingDown, 503, "server_error", "shutting_down"),
     (CacheFull, 503, "server_error", "cache_full"),
     (TimedOut, 408, "timeout_error", "timeout"),
 )
@@ -82,7 +84,7 @@ def invalid(error: ValidationError, known: list[str], within: str = "") -> Failu
     `within`: where the part that was read lies in the request.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    place, *inner = [str(part) for part in (within, *first["loc"]) if part != ""]
+    place, *inner = [str(part) for part in ((within,) if within else ()) + first["loc"]]
     param = ".".join([place, *takewhile(lambda part: not _ONE_OF.fullmatch(part), inner)])
     if first["type"] == "extra_forbidden":
         return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)

@@ -9,10 +9,12 @@ from typing import Any, Final, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import PacelineError
+from paceline.logs import log_problem
 from paceline.server.failures import Failure, failure, invalid
 
 log = logging.getLogger("paceline.server")
@@ -48,12 +50,19 @@ def guarded(handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=CLOSED)
         except Exception as problem:
-            if not isinstance(problem, Failure | PacelineError):
-                log.exception("%s failed", request.url.path)
-            known = problem if isinstance(problem, Failure) else failure(problem)
+            known = as_failure(problem, request.scope["route"].path)
             return JSONResponse(known.body, known.status, known.headers)
 
     return call
+
+
+def as_failure(problem: Exception, path: str) -> Failure:
+    """What the client hears. What nobody reckoned with is logged."""
+    if isinstance(problem, Failure):
+        return problem
+    if not isinstance(problem, PacelineError):
+        log_problem(log, f"{path} failed", problem)
+    return failure(problem)
 
 
 async def not_found(request: Request, problem: Exception) -> Response:
@@ -61,7 +70,8 @@ async def not_found(request: Request, problem: Exception) -> Response:
 
 
 async def not_allowed(request: Request, problem: Exception) -> Response:
-    return JSONResponse(Failure(405, f"{request.method} is not allowed here").body, 405)
+    allowed = problem.headers if isinstance(problem, HTTPException) else None
+    return JSONResponse(Failure(405, "the method is not allowed here").body, 405, allowed)
 
 
 @asynccontextmanager

@@ -23,6 +23,22 @@ from paceline.trace.recorder import Recorder
 
 TYPICAL_ANSWER: Final = 256  # tokens reckoned with until an answer's length is known
 BYTES_PER_TOKEN: Final = 4
+# Parameters that hold texts or say whose they are. Texts are recorded apart, if that is switched on.
+UNRECORDED: Final = frozenset(
+    [
+        "messages",
+        "prompt",
+        "input",
+        "instructions",
+        "tools",
+        "prediction",
+        "chat_template_kwargs",
+        "user",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+    ]
+)
 
 
 @dataclass(slots=True)
@@ -163,7 +179,6 @@ class Reception:
     def _record(self, visit: Visit, choice: Choice, finished: Finished, response: str) -> RequestRecord:
         seq, tally, text = choice.made.seq, choice.tally, visit.route.trace_text is not False
         said = {name: visit.body.get(name) for name in ("messages", "prompt", "tools")} if text else {}
-        hidden = ("messages", "prompt", "tools", "input", "prediction", "user", "metadata")
         return RequestRecord(
             id=response if choice.index == 0 else f"{response}-{choice.index}",
             created=visit.created,
@@ -174,7 +189,7 @@ class Reception:
             drafters=seq.spec.drafters,
             accept=seq.spec.accept,
             lossy=finished.lossy,
-            params={name: value for name, value in visit.body.items() if name not in hidden},
+            params={name: value for name, value in visit.body.items() if name not in UNRECORDED},
             prompt_tokens=finished.prompt_tokens,
             cached_tokens=finished.cached_tokens,
             output_tokens=finished.output_tokens,

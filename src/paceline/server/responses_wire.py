@@ -7,14 +7,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from paceline.server.failures import Failure, invalid
-from paceline.server.wire import SpeculativeConfig
+from paceline.server.wire import Never, SpeculativeConfig, exactly
 
 S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _absent(advice: str) -> BeforeValidator:
@@ -79,7 +79,7 @@ class FunctionTool(_Wire):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # arguments follow the schema in any case
-    defer_loading: Literal[False] | None = None
+    defer_loading: Never = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 
@@ -97,7 +97,7 @@ class JsonObject(_Wire):
 
 
 class JsonSchema(_Wire):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
     type: Literal["json_schema"]
     name: str
     schema_: dict[str, Any] = Field(alias="schema")
@@ -141,11 +141,11 @@ class ResponsesRequest(_Wire):
     previous_response_id: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
     conversation: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
     prompt: Annotated[None, _absent("no prompts are stored here, send instructions and input")] = None
-    background: Literal[False] | None = None
+    background: Never = None
     reasoning: Reasoning | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # of reasoning that there is none of
     service_tier: Literal["auto", "default"] | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[Literal[0] | None, exactly(0)] = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     seed: int | None = None

@@ -104,11 +104,14 @@ class _Server(uvicorn.Server):
         self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
         self._app.drain()
         late = threading.Timer(self._drain_s, self._app.service.worker.stop, args=(5.0,))
         late.daemon = True
         late.start()
-        super().handle_exit(sig, frame)
 
 
 def run(settings: ServerSettings) -> None:

@@ -1,16 +1,31 @@
 """What clients send, in OpenAI's words. An unknown or unusable parameter is an error that names it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from paceline.config import Accept
 
 Message = dict[str, Any]
 
 
+def exactly(only: bool | int) -> BeforeValidator:
+    """Nothing but this value or null: in Python 0 is False, and 1 is 1.0 and True."""
+
+    def check(value: Any) -> Any:
+        if value is not None and (type(value) is not type(only) or value != only):
+            raise PydanticCustomError("only", "Input should be {only}", {"only": repr(only)})
+        return value
+
+    return BeforeValidator(check)
+
+
+Never = Annotated[Literal[False] | None, exactly(False)]
+
+
 class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class StreamOptions(_Wire):
@@ -75,7 +90,7 @@ class Sampling(_Wire):
     learn: bool | None = None  # False: nothing of this request is remembered
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
     metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
+    store: Never = None
     service_tier: Literal["auto", "default"] | None = None
 
 
@@ -98,9 +113,9 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: Literal[False] | None = None
+    echo: Never = None
     suffix: None = None
-    best_of: Literal[1] | None = None
+    best_of: Annotated[Literal[1] | None, exactly(1)] = None
     prediction: Prediction | None = None
 
 

@@ -4,10 +4,11 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from paceline.errors import Busy, PacelineError
+from paceline.errors import PacelineError, ShuttingDown
+from paceline.logs import log_problem
 from paceline.types import Round, Seq
 
 log = logging.getLogger("paceline.server")
@@ -55,6 +56,7 @@ class Worker:
         self._inbox: SimpleQueue[_Submit | _Cancel | _Stop] = SimpleQueue()
         self._deliver: dict[str, Deliver] = {}
         self._draining = False
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
 
     def start(self) -> None:
@@ -75,6 +77,8 @@ class Worker:
     def submit(self, seq: Seq, deliver: Deliver, answer: Callable[[PacelineError | None], None]) -> None:
         """`answer` is told once whether the engine took it; then `deliver` gets every round."""
         self._inbox.put(_Submit(seq, deliver, answer))
+        if self._ended:  # the thread may have looked for the last time before this came
+            self._refuse_rest()
 
     def cancel(self, seq_id: str) -> None:
         self._inbox.put(_Cancel(seq_id))
@@ -97,13 +101,15 @@ class Worker:
             try:
                 rounds = self._engine.step()
             except Exception as problem:
-                log.exception("a pass failed; the requests in it end")
+                log_problem(log, "a pass failed; the requests in it end", problem)
                 rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))
             self._pass_on(rounds)
 
     def _take(self, message: _Submit | _Cancel | _Stop) -> bool:
         if isinstance(message, _Stop):
-            self._pass_on(self._engine.give_up(Busy("the server is shutting down: try again later")))
+            self._pass_on(self._engine.give_up(ShuttingDown()))
+            self._ended = True
+            self._refuse_rest()
             return False
         if isinstance(message, _Cancel):
             self._deliver.pop(message.seq_id, None)
@@ -114,17 +120,27 @@ class Worker:
 
     def _let_in(self, message: _Submit) -> None:
         try:
-            if self._draining:
-                raise Busy("the server is shutting down: try again later")
+            if self._draining and not message.seq.params.choice:  # further choices belong to what runs
+                raise ShuttingDown
             self._engine.submit(message.seq)
         except PacelineError as error:
             message.answer(error)
         except Exception as problem:
-            log.exception("a request could not be let in")
+            log_problem(log, "a request could not be let in", problem)
             message.answer(PacelineError(f"internal error: {type(problem).__name__}"))
         else:
             self._deliver[message.seq.id] = message.deliver
             message.answer(None)
+
+    def _refuse_rest(self) -> None:
+        """Nobody waits forever for a thread that has ended."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(message, _Submit):
+                message.answer(ShuttingDown())
 
     def _pass_on(self, rounds: list[Round]) -> None:
         for r in rounds:

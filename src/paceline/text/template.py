@@ -134,7 +134,7 @@ def _used_tools(chat: Sequence[dict[str, Any]]) -> bool:
 
 
 def _message(message: Any, source: str) -> dict[str, Any]:
-    if not isinstance(message, dict) or "role" not in message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise TextError("not a message: expected a mapping with role and content")
     if message["role"] == "developer" and "developer" not in source:
         message = {**message, "role": "system"}  # its newer name, which few templates know

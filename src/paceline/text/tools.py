@@ -52,7 +52,9 @@ def text_of(parts: list[Any]) -> str:
     """The text of a content given in parts."""
     if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         raise TextError("a message's content holds parts that are not text: only text can be read")
-    return "".join(str(part.get("text", "")) for part in parts)
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise TextError("a message's content holds a part without its text: expected type and text")
+    return "".join(part["text"] for part in parts)
 
 
 def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
