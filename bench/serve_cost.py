@@ -17,7 +17,7 @@ from bench.peers.child import Child
 from bench.peers.wire import Answer
 from bench.served import COMPLETIONS, Way
 from bench.spread import Spread
-from paceline.text import Tokenizer
+from paceline.text import TextStream, Tokenizer
 
 PATIENCE: Final = 300.0
 TEMPERATURES: Final = (0.0, 0.7)
@@ -57,7 +57,7 @@ def _row(
             answer = child.generate(PATIENCE, **asked)
         if number:
             pairs.append((reading, answer))
-            differing += tokenizer.decode(answer.tokens) != reading.text
+            differing += _text(tokenizer, answer.tokens) != reading.text
     steps = max_tokens - 1
     engine = [1000 * (answer.total - answer.ttft) / steps for _, answer in pairs]
     served = [1000 * (reading.last - reading.first) / steps for reading, _ in pairs]
@@ -72,3 +72,9 @@ def _row(
         "prompts": len(pairs),
         "differing_texts": differing,
     }
+
+
+def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """As an answer shows them."""
+    stream = TextStream(tokenizer, ())
+    return "".join(stream.push(token) for token in tokens) + stream.flush()

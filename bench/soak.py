@@ -5,6 +5,7 @@ guesses. Exit code 1 for a wrong text, a stuck request, an answer of 500 or more
 """
 
 import argparse
+import random
 import shlex
 import sys
 import time
@@ -14,8 +15,8 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import bandwidth, machine, report, run, serve_rows, served
-from bench.http_client import get
-from bench.served import Served
+from bench.http_client import get, post
+from bench.served import COMPLETIONS, Served
 from bench.soak_asks import Expected, expectations
 from bench.soak_load import Load, Tally
 from paceline import models
@@ -24,6 +25,9 @@ MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
 MOST_GROWTH: Final = 0.05
 DRAIN_S: Final = 60.0
+FILLING: Final = 1500  # tokens of a prompt that fills the cache
+MOST_FILLING: Final = 40
+FLAT_MB: Final = 2.0
 GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -44,6 +48,18 @@ def drained(port: int) -> dict[str, float]:
         if now[GAUGES[0]] == now[GAUGES[1]] == 0 or time.monotonic() > until:
             return now
         time.sleep(0.2)
+
+
+def fill(server: Served, model: str, seed: int) -> int:
+    """Long prompts nobody else asks, until the cache has all the memory it will ever have: how many."""
+    rng, before = random.Random(f"{seed} fill"), 0.0
+    for number in range(MOST_FILLING):
+        if server.resident_mb - before < FLAT_MB:
+            return number
+        before = server.resident_mb
+        prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
+        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "learn": False})
+    return MOST_FILLING
 
 
 def watch(
@@ -98,6 +114,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     say(f"{len(expected)} requests with their plain answers")
     server = served.paceline(options.model, options.threads, options.slots, options.cache_mb)
     try:
+        say(f"the cache is filled by {fill(server, options.model, options.seed)} prompts: measuring begins")
         load = Load(server.port, options.model, expected, options.clients, options.seed)
         samples = watch(server, load, 60 * options.minutes, say)
         alive = server.process.poll() is None

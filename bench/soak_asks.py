@@ -76,7 +76,7 @@ def _prompts(llm: LLM, rng: random.Random) -> list[list[int]]:
 
 
 def _completion(llm: LLM, prompt: list[int], rng: random.Random, **sampling: Any) -> Expected:
-    how = {"temperature": 0.0, "seed": 0, "max_tokens": rng.randint(16, 80), **sampling}
+    how: dict[str, Any] = {"temperature": 0.0, "seed": 0, "max_tokens": rng.randint(16, 80), **sampling}
     result = llm.generate(prompt, SamplingParams(**how))
     kind = "sampled" if sampling else "greedy completion"
     return Expected(kind, COMPLETIONS, {"prompt": prompt, **how}, result.text, ())
@@ -103,7 +103,7 @@ def _schema(llm: LLM, prompt: list[int], rng: random.Random) -> Expected:
 
 def _answered(llm: LLM, kind: str, asked: str, max_tokens: int, **more: Any) -> Expected:
     messages: Messages = [{"role": "user", "content": asked}]
-    how = {"temperature": 0.0, "seed": 0, "max_tokens": max_tokens}
+    how: dict[str, Any] = {"temperature": 0.0, "seed": 0, "max_tokens": max_tokens}
     result = llm.generate(messages, SamplingParams(**how), **more)
     calls = tuple((call.name, call.text or json.dumps(call.arguments)) for call in result.tool_calls)
     return Expected(kind, CHAT, {"messages": messages, **how, **more}, result.content, calls)
