@@ -151,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(given)
     if unknown := set(options.parts) - set(PARTS):
         raise SystemExit(f"no part is called {unknown.pop()!r}; there are {', '.join(PARTS)}")
+    served.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 180)
     found = measure(options, lambda text: console.print(text, markup=False, highlight=False))
     result = {

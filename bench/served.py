@@ -1,6 +1,7 @@
 """Servers to measure: paceline's and llama.cpp's, each a process of its own behind a port of its own."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -88,6 +89,11 @@ class Way:
         if self.ours:
             return asked | {"user": user}
         return asked | {"cache_prompt": turn > 0, "id_slot": slot, "samplers": ["temperature"]}
+
+
+def end_with_this_process() -> None:
+    """Asked to end, a benchmark ends its servers first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def free_port() -> int:

@@ -152,6 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(arguments) if arguments is not None else []
     options = parser().parse_args(given)
     models.resolve(options.model)
+    served.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 140)
     found = measure(options, lambda text: console.print(text, markup=False, highlight=False))
     result = {
