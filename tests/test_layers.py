@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 LEVEL = {
     "errors": 0,
     "folders": 0,
+    "logs": 0,
     "config": 1,
     "compiled": 1,
     "gguf_header": 1,

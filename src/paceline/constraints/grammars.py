@@ -148,7 +148,9 @@ def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") 
         if not isinstance(inner, Mapping) or "schema" not in inner:
             raise ConstraintError('response_format needs "json_schema": {"name": ..., "schema": {...}}')
         return Json.of(inner["schema"], whitespace)
-    raise ConstraintError(f"response_format of type {kind!r}: expected text, json_object or json_schema")
+    raise ConstraintError(
+        f"response_format={kind!r} is unknown: expected the type text, json_object or json_schema"
+    )
 
 
 def parsed(text: str) -> Any:

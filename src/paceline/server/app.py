@@ -231,6 +231,7 @@ class App:
         yield reply.end
 
     async def _body(self, request: Request) -> dict[str, Any]:
+        self.reception.check_key(request.headers)  # before anything is read for a stranger
         body = bytearray()
         async for part in request.stream():
             body += part

@@ -3,8 +3,8 @@
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, and_, delete, func, insert, literal, or_, select, text
 
@@ -22,6 +22,8 @@ from paceline.trace.store.schema import (
     round_row,
 )
 from paceline.trace.store.versions import latest, migrate, version
+
+T = TypeVar("T")
 
 PAGE = 64  # requests an export holds in memory
 BATCH = 500  # requests deleted in one transaction
@@ -49,10 +51,10 @@ class Store:
             raise StoreError("a store keeps something: expected max_age_days and max_mb above 0")
         place = connect.parse(url or connect.default_url())
         name = connect.shown(place)
-        engine = connect.engine(place, create)
+        engine = _patiently(lambda: connect.engine(place, create))
         store = cls(engine, name, max_age_days, max_mb)
         try:
-            store._make_current()
+            _patiently(store._make_current)
         except StoreError:
             engine.dispose()
             raise
@@ -212,3 +214,15 @@ def _whole(connection: Connection, keys: Sequence[int]) -> Sequence[Found]:
         (request_of(row), tuple(round_of(r, row["id"]) for r in rounds[row["key"]]))
         for row in connection.execute(requests).mappings()
     ]
+
+
+def _patiently(act: Callable[[], T]) -> T:
+    """While another makes the file a log, SQLite does not wait for it as it does for any other lock."""
+    late = time.monotonic() + connect.LOCK_WAIT_MS / 1000
+    while True:
+        try:
+            return act()
+        except StoreError as error:
+            if "database is locked" not in str(error) or time.monotonic() > late:
+                raise
+        time.sleep(0.02)
