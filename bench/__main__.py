@@ -6,11 +6,13 @@ python -m bench passes               what a pass costs by its rows, prefill and 
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
 python -m bench schemas              every recorded schema: accepted, followed, equal with guessing
+python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
+python -m bench soak                 a running server under good, bad and broken requests
 """
 
 import sys
 
-from bench import cli, divergence, passes, run, schemas, tools
+from bench import cli, divergence, passes, run, schemas, serve, soak, tools
 
 COMMANDS = {
     "own": run.main,
@@ -18,6 +20,8 @@ COMMANDS = {
     "divergence": divergence.main,
     "tools": tools.main,
     "schemas": schemas.main,
+    "serve": serve.main,
+    "soak": soak.main,
     "compare": cli.main,
 }
 

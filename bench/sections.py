@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import call_rows, report, schema_rows
+from bench import call_rows, report, schema_rows, serve_rows
 
 Lines = list[str]
 
@@ -85,6 +85,25 @@ def schemas(result: dict[str, Any]) -> Lines:
     return [*lines, ""]
 
 
+def serve(result: dict[str, Any]) -> Lines:
+    asked = result["settings"]
+    return [
+        *measured(result, "the server"),
+        f"Over HTTP, streaming, times taken by the client; prompts of {asked['context']} tokens, ends of "
+        f"recorded agents' turns; answers of exactly {asked['max_tokens']} tokens, temperature 0; as many "
+        "slots as agents. A first turn is new to every cache; a next turn is the first, its answer and a "
+        "further message. Tokens/s are over the time from the first request to the last token, prompts "
+        "included; spreads are over rounds.",
+        "",
+        *serve_rows.page(list(serve_rows.parts(result))),
+    ]
+
+
+def soak(result: dict[str, Any]) -> Lines:
+    lines = [*measured(result, "soak"), *serve_rows.page(list(serve_rows.soak_parts(result)))]
+    return [*lines, *(f"- {problem}" for problem in result["problems"]), ""]
+
+
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -99,4 +118,6 @@ KINDS: Final[dict[str, Callable[[dict[str, Any]], Lines]]] = {
     "divergence": divergence,
     "tools": tools,
     "schemas": schemas,
+    "serve": serve,
+    "soak": soak,
 }

@@ -4,12 +4,17 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.errors import UnknownModel
 from paceline.models import resolve
+
+if TYPE_CHECKING:
+    from running import Running
 
 
 def _pulled(name: str) -> Path:
@@ -32,3 +37,12 @@ def qwen_path() -> Path:
 @pytest.fixture(scope="session")
 def gemma_path() -> Path:
     return _pulled("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_path: Path) -> "Iterator[Running]":
+    """The real server on a port of its own."""
+    from running import running
+
+    with running("smollm2-135m") as found:
+        yield found

@@ -86,8 +86,9 @@ def start_wheel(load: Load) -> Running:
 def arguments(load: Load, port: int) -> list[str]:
     """The command line of llama-server for a mode."""
     chosen = dict(SPEC[load.mode])
+    slots = str(load.settings.get("slots", 1))
     args = ["--model", load.model, "--host", "127.0.0.1", "--port", str(port)]
-    args += ["--ctx-size", str(load.context), "--parallel", "1", "--cache-ram", "0", "--no-webui"]
+    args += ["--ctx-size", str(load.context), "--parallel", slots, "--cache-ram", "0", "--no-webui"]
     args += ["--threads", str(load.threads), "--threads-batch", str(load.threads)]
     args += ["--no-repack"] if load.settings.get("no_extra_bufts") else []
     if kind := chosen.pop("type", None):

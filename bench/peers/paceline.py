@@ -13,7 +13,6 @@ import numpy as np
 import paceline
 from bench.peers.wire import Answer, Ask, Clock, Load, peak_mb, serve, some_tokens
 from paceline import LLM, EngineConfig, SamplingParams, SpecConfig
-from paceline.drafters.suffix import Suffix
 from paceline.types import Draft, Feed, Round, Seq
 
 ROWS: Final = 16
@@ -43,10 +42,6 @@ class Paceline:
         clock, passes, tokens = Clock(), 0, list[int]()
         self._llm.target.forget(seq.tenant)
         self._llm.engine.submit(seq)
-        if self._learned and not ask.learn:
-            suffix = self._llm.drafters["suffix"]
-            assert isinstance(suffix, Suffix)
-            suffix.keep_private(seq.id)
         while True:
             for r in self._llm.engine.step():
                 tokens += r.tokens
@@ -65,7 +60,8 @@ class Paceline:
             ignore_eos=ask.ignore_eos,
         )
         prompt, tenant = list(ask.prompt), ask.user if self._learned else name
-        return Seq(name, prompt, len(prompt), params=params, spec=self._spec, tenant=tenant)
+        learn = ask.learn or not self._learned
+        return Seq(name, prompt, len(prompt), params, self._spec, tenant, learn=learn)
 
     def time_pass(self, context: int, rows: int) -> float:
         """With no context: a prompt of so many tokens, in the engine's pieces."""

@@ -119,6 +119,7 @@ class SpecConfig:
     tree_width: int = 1  # most guesses for one position; 1 is a chain
     adaptive: bool = True  # let the controller draft less than max_draft, or nothing
     accept: Accept = "match"
+    threshold: float = 0.0  # a guess its drafter is less sure of is not made; nothing but speed depends on it
 
     def __post_init__(self) -> None:
         _freeze(self, "drafters")
@@ -126,6 +127,7 @@ class SpecConfig:
         _whole(self, "max_draft", "tree_width")
         _require(lambda x: 0 <= x <= 64, "max_draft", self.max_draft, "0 to 64")
         _require(lambda x: 1 <= x <= 16, "tree_width", self.tree_width, "1 to 16")
+        _require(lambda x: 0 <= x <= 1, "threshold", self.threshold, "0 to 1")
         _require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
         if self.accept == "block":
             _require(lambda x: x == 1, "tree_width", self.tree_width, "1: accept='block' is for chains")
@@ -146,11 +148,15 @@ class EngineConfig:
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
     max_batch: int = 16  # sequences in one pass
-    prefill_chunk: int = 256  # prompt tokens of one sequence in one pass
+    prefill_chunk: int = 256  # prompt tokens in one pass
+    prefill_beside: int = 64  # the same, while other sequences wait for their next token
+    max_waiting: int = 0  # sequences that may wait to be let in; 0: any number
 
     def __post_init__(self) -> None:
         _require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        for name in ("cache_mb", "max_batch", "prefill_chunk"):
+        _whole(self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads")
+        _require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        for name in ("cache_mb", "max_batch", "prefill_chunk", "prefill_beside"):
             _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
         cores = os.cpu_count() or 1
         _require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

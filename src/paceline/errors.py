@@ -10,8 +10,17 @@ PacelineError                 one line for the user; the command line exits with
  ├─ TextError                 a chat template or tokenizer cannot do what was asked
  ├─ ConstraintError           a schema, grammar or tool list cannot be enforced, or an output cannot follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
+ ├─ Busy                      too many requests wait already; later there may be room
+ ├─ ShuttingDown              the server lets nothing new in, and ends what still runs
+ ├─ TimedOut                  a request's deadline came before its end
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ DrafterMismatch           a drafter cannot draft for this target
+ ├─ ConfigFileError           a file of the server's cannot be used; one line per problem
+ │   ├─ RouteError            the routes file
+ │   └─ KeyFileError          the file of API keys
+ ├─ BadBody                   a request's body is not JSON as the server takes it
+ │   └─ BodyTooLarge
+ ├─ StoreError                the trace store cannot be opened, read or written
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
@@ -56,11 +65,52 @@ class PromptTooLong(PacelineError):
     pass
 
 
+class Busy(PacelineError):
+    pass
+
+
+class ShuttingDown(PacelineError):
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down: try again later")
+
+
+class TimedOut(PacelineError):
+    pass
+
+
 class CacheFull(PacelineError):
     pass
 
 
 class DrafterMismatch(PacelineError):
+    pass
+
+
+class ConfigFileError(PacelineError):
+    """Lists everything that is wrong with a file, so that it can be mended in one go."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class RouteError(ConfigFileError):
+    pass
+
+
+class KeyFileError(ConfigFileError):
+    pass
+
+
+class BadBody(PacelineError):
+    pass
+
+
+class BodyTooLarge(BadBody):
+    pass
+
+
+class StoreError(PacelineError):
     pass
 
 

@@ -3,14 +3,14 @@
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from paceline import models
 from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.constraints import Compiler, Wanted, Whitespace
+from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Rate
@@ -22,7 +22,16 @@ from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
-Prompt = str | Sequence[Mapping[str, Any]]  # plain text, or chat messages
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready for the engine, and what makes text of its tokens."""
+
+    seq: Seq
+    text: TextStream
+    reader: Reader
 
 
 class LLM:
@@ -73,6 +82,44 @@ class LLM:
             )
         return ModelDrafter(load_target(path, config), self.target.vocab_size)
 
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        wanted: Wanted = ANYTHING,
+        *,
+        spec: SpecConfig | None = None,
+        prediction: str = "",
+        tenant: str = "",
+        learn: bool = True,
+        template: Mapping[str, Any] | None = None,
+    ) -> Prepared:
+        """Everything a request needs before the engine sees it. May be called from any thread.
+
+        template: variables of the chat template.
+        """
+        variables = dict(template or {})
+        tokens = self._encode(prompt, wanted.tools, variables)
+        marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
+        opening = self._opening(prompt, wanted, variables) if wanted.bound else ""
+        guess = prediction and self._choosing
+        if spec is None:
+            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
+        seq = Seq(
+            id=f"r{next(self._ids)}",
+            tokens=tokens,
+            prompt_len=len(tokens),
+            params=params,
+            spec=spec,
+            tenant=tenant,
+            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
+            cursor=self._cursor(wanted, opening, params.ignore_eos),
+            learn=learn,
+        )
+        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
+        return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+
     def stream(
         self,
         prompt: Prompt,
@@ -87,6 +134,7 @@ class LLM:
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
+        learn: bool = True,
         **sampling: Any,
     ) -> Stream:
         """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
@@ -94,12 +142,12 @@ class LLM:
         Without `params` and a seed, a seed is drawn; `params` are taken as they are.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
+        learn=False: drafters remember nothing of it for later requests.
 
         With tools, every call the model makes is one that its tool's schema allows; tool_choice is auto,
         required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
-        params = _params(params, sampling)
         wanted = Wanted(
             tuple(tools or ()),
             tool_choice or "auto",
@@ -108,33 +156,25 @@ class LLM:
             output,
             whitespace,
         )
-        tokens = self._encode(prompt, tools)
-        marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
-        opening = self._opening(prompt, wanted) if wanted.bound else ""
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
-        guess = prediction and self._choosing
-        if spec is None:
-            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
-        seq = Seq(
-            id=f"r{next(self._ids)}",
-            tokens=tokens,
-            prompt_len=len(tokens),
-            params=params,
+        made = self.prepare(
+            prompt,
+            _params(params, sampling),
+            wanted,
             spec=spec,
+            prediction=prediction,
             tenant=tenant,
-            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, opening, params.ignore_eos),
+            learn=learn,
         )
-        self.engine.submit(seq)
-        self._inbox[seq.id] = deque()
-        return Stream(self, seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+        self.engine.submit(made.seq)
+        self._inbox[made.seq.id] = deque()
+        return Stream(self, made.seq, made.text, made.reader)
 
-    def _opening(self, prompt: Prompt, wanted: Wanted) -> str:
+    def _opening(self, prompt: Prompt, wanted: Wanted, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""
         if isinstance(prompt, str):
             return prompt[-PROMPT_END:]
-        return self.tokenizer.opening(list(prompt), wanted.tools or None)
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        return self.tokenizer.opening(messages, wanted.tools or None, **variables) if messages else ""
 
     def _cursor(self, wanted: Wanted, opening: str, ignore_eos: bool) -> Cursor | None:
         constraint = wanted.constraint(self.tokenizer.tool_format, opening)
@@ -159,11 +199,21 @@ class LLM:
                     f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
                 )
 
-    def _encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
+    def _encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
+    ) -> list[int]:
         if not prompt:
             raise SettingError("the prompt is empty: give a text or a list of messages")
-        if not isinstance(prompt, str):
-            return self.tokenizer.encode_chat(list(prompt), tools=list(tools) if tools else None)
+        if isinstance(prompt, str):
+            return self._encode_text(prompt, tools)
+        if _are_tokens(prompt):
+            return [int(token) for token in prompt]
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        if len(messages) != len(prompt):
+            raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
+        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None, **variables)
+
+    def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
             raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
         tokens = self.tokenizer.encode(prompt)
@@ -186,6 +236,10 @@ class LLM:
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
+
+
+def _are_tokens(prompt: Sequence[Any]) -> TypeGuard[Sequence[int]]:
+    return all(isinstance(token, int) for token in prompt)
 
 
 def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:

@@ -53,6 +53,9 @@ class Seq:
     stopped_by: Callable[[int], bool] | None = None  # told each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds
+    priority: int = 0  # higher comes first
+    learn: bool = True  # drafters may remember it for the same tenant's later sequences
+    deadline: float | None = None  # by time.monotonic
     shared: int = 0  # how many of them were found in the cache when the sequence was opened
 
     @property

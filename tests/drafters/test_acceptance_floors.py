@@ -32,8 +32,8 @@ def from_the_past(known: Knowledge) -> float:
     for seed in range(2, 8):
         for turn in conversation(seed):
             drafter.end(Seq("past", known(turn.prompt + turn.output), len(turn.prompt)))
+    drafter.settings = SuffixSettings(learn=False)
     for turn in conversation(seed=1):
-        drafter.keep_private("replay")
         stats += replay(drafter, encode("\n"), turn.output)
     return stats.tokens_per_pass
 

@@ -141,10 +141,9 @@ def test_a_tenant_guesses_as_if_alone(learnt: list[tuple[bool, list[int]]], widt
 
 def test_what_is_private_is_not_learnt() -> None:
     drafter = Suffix()
-    drafter.keep_private("secret")
-    past(drafter, PHRASE, name="secret")
+    drafter.end(Seq("secret", list(PHRASE), len(PHRASE), learn=False))
     assert len(drafter.memory) == 0
-    past(drafter, PHRASE, name="secret")  # the wish was for one sequence
+    past(drafter, PHRASE, name="open")
     assert guess(drafter, PHRASE[:6])
 
 
@@ -161,7 +160,6 @@ def test_memory_is_bounded_and_sequences_are_let_go() -> None:
         replay(drafter, [i, *PHRASE, i + 1], [*PHRASE, i], tenant=str(i % 3))
         assert len(drafter.memory) <= 500
     assert not drafter._own
-    assert not drafter._private
 
 
 @steady

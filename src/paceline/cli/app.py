@@ -1,4 +1,4 @@
-"""paceline generate, chat, schema, pull, models, doctor."""
+"""paceline generate, chat, serve, schema, routes, keys, trace, pull, models, doctor."""
 
 import json
 import secrets
@@ -14,13 +14,21 @@ from rich.table import Table
 from paceline import __version__, models
 from paceline.cli.constrain import answer_options
 from paceline.cli.doctor import model_report, report
+from paceline.cli.keys import keys_app
+from paceline.cli.routes import routes_app
 from paceline.cli.schema import schema_app
+from paceline.cli.serve import serve
 from paceline.cli.show import bar, write
+from paceline.cli.trace import trace_app
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError, SettingError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(schema_app, name="schema")
+app.add_typer(routes_app, name="routes")
+app.add_typer(keys_app, name="keys")
+app.add_typer(trace_app, name="trace")
+app.command()(serve)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]

@@ -27,11 +27,12 @@ from paceline.constraints.grammars import (
     response_format,
 )
 from paceline.constraints.outputs import Output, output
-from paceline.constraints.request import Wanted
+from paceline.constraints.request import ANYTHING, Wanted
 from paceline.constraints.template import Template
 from paceline.constraints.tools import tool_calls
 
 __all__ = [
+    "ANYTHING",
     "Choice",
     "Compiler",
     "Constraint",

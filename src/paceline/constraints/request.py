@@ -81,6 +81,9 @@ class Wanted:
         return (lambda text: parse(_said(text))) if thinks(opening) else parse
 
 
+ANYTHING: Final = Wanted()
+
+
 @dataclass(frozen=True, slots=True)
 class Either:
     """One constraint or another."""

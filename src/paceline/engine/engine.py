@@ -3,28 +3,27 @@
 Plain decoding is a round with an empty draft; a prompt is a round with many pending tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Final
 
 import torch
 
 from paceline.config import EngineConfig
 from paceline.constraints.walk import masks, refused, words
-from paceline.drafters.relay import Relay
+from paceline.engine.guessing import Guessing
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.turn import Pass, Turn, a_round, by_drafters
-from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError
+from paceline.engine.turn import Pass, Turn, a_round
+from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
+from paceline.logs import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
-    Ask,
     Controller,
-    Draft,
     Drafter,
     Feed,
     Finish,
@@ -37,7 +36,8 @@ from paceline.types import (
 )
 
 _NOTHING: Final = Scores(torch.empty(0, 0), ())
-MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
+
+log = logging.getLogger("paceline")
 
 
 class Engine:
@@ -49,18 +49,23 @@ class Engine:
         sinks: Sequence[Sink] = (),
         config: EngineConfig | None = None,
         eos: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         config = config or EngineConfig()
         self.target = target
         self.controller = controller
-        self._drafters = dict(drafters)
-        self._lists: dict[tuple[str, ...], Drafter] = {}
+        self._guessing = Guessing(target, drafters, controller)
         self._sinks = tuple(sinks)
         self._eos = eos
-        self._scheduler = Scheduler(config.max_batch, config.prefill_chunk)
+        self._scheduler = _scheduler(config, target)
+        self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
         self._walks = ThreadPoolExecutor(1, "paceline-grammar")
+
+    def listen(self, sink: Sink) -> None:
+        """Tells one more sink of every round from now on."""
+        self._sinks = (*self._sinks, sink)
 
     @property
     def busy(self) -> bool:
@@ -79,9 +84,24 @@ class Engine:
             raise SettingError(f"token {strange[0]} is not one of the model's {self.target.vocab_size}")
         if seq.cursor is not None and seq.cursor.finished:
             raise ConstraintError("the constraint allows nothing but an empty answer")
-        self._drafter(seq)  # an unknown name is refused here, not in the middle of a pass
+        self._guessing.drafter(seq)  # an unknown name is refused here, not in the middle of a pass
         chooser(seq.params)  # likewise what must be built for it is built now
         self._scheduler.add(seq)
+
+    def give_up(self, error: PacelineError) -> list[Round]:
+        """Ends every sequence with this error, whatever state a pass has left it in."""
+        ends = [self._fail(seq, error, opened=True) for seq in self._scheduler.running()]
+        while self._scheduler.waiting:
+            ends += [self._fail(seq, error, opened=False) for seq in self._scheduler.admit()]
+        return ends
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler) - self._scheduler.waiting
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.waiting
 
     def cancel(self, seq_id: str) -> None:
         """Ends a sequence; one that is in a pass at this moment ends right after it."""
@@ -106,11 +126,11 @@ class Engine:
             self._carry_out_cancels()
 
     def _step(self) -> list[Round]:
-        failed = self._admit()
+        failed = self._expire() + self._admit()
         turns = self._turns()
-        self._plan(turns)
+        self._guessing.plan(turns)
         started = perf_counter_ns()
-        self._draft(turns)
+        self._guessing.draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
             turns, scores, ended = self._forward(turns)
@@ -124,11 +144,18 @@ class Engine:
         rounds = [
             self._settle(t, logits[start:], cost) for t, start in zip(turns, scores.starts, strict=True)
         ]
-        self._observe(turns, scores)
+        self._guessing.observe(turns, scores)
         self.controller.learn(rounds)
         for turn, r in zip(turns, rounds, strict=True):
             self._report(turn.seq, r)
         return failed + ended + rounds
+
+    def _expire(self) -> list[Round]:
+        running = {seq.id for seq in self._scheduler.running()}
+        return [
+            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running)
+            for seq in self._scheduler.expired(self._clock())
+        ]
 
     def _admit(self) -> list[Round]:
         """Opens what was waiting; a sequence that cannot be opened ends here, with its error."""
@@ -139,15 +166,14 @@ class Engine:
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
-                self._drafter(seq).begin(seq)
+                self._guessing.drafter(seq).begin(seq)
         return failed
 
     def _turns(self) -> list[Turn]:
-        turns = []
-        for seq in self._scheduler.running():
-            fed = self._scheduler.piece(seq)
-            turns.append(Turn(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens)))
-        return turns
+        return [
+            Turn(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens))
+            for seq, fed in self._scheduler.pieces()
+        ]
 
     def _forward(self, turns: list[Turn]) -> tuple[list[Turn], Scores, list[Round]]:
         """The pass, for as many sequences as the cache can hold.
@@ -158,7 +184,7 @@ class Engine:
         while turns:
             feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
             try:
-                return turns, self.target.forward(feeds, self._taps(turns)), []
+                return turns, self.target.forward(feeds, self._guessing.taps(turns)), []
             except CacheFull as error:
                 if any(len(t.draft) for t in turns):
                     for turn in turns:
@@ -170,7 +196,7 @@ class Engine:
         return [], _NOTHING, []
 
     def _preempt(self, seq: Seq) -> None:
-        self._drafter(seq).end(seq)
+        self._guessing.drafter(seq).end(seq)
         self.target.close(seq.id)
         seq.computed = 0
         self._scheduler.put_back(seq)
@@ -183,28 +209,6 @@ class Engine:
             self._scheduler.remove(seq.id)
             self._leave(seq, "error", running=False)
         return r
-
-    def _plan(self, turns: Sequence[Turn]) -> None:
-        rows = sum(len(t.fed) for t in turns)
-        for turn, budget in zip(turns, self.controller.plan([t.seq for t in turns], rows), strict=True):
-            seq = turn.seq
-            room = min(seq.prompt_len + seq.params.max_tokens, self.target.max_context) - len(seq.tokens) - 1
-            room = min(room, self.target.invariant_rows - len(turn.fed)) if turn.scored else 0
-            turn.budget = max(0, min(budget, seq.spec.max_draft, room))
-            if seq.cursor is not None and seq.spec.max_draft:
-                turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
-
-    def _draft(self, turns: Sequence[Turn]) -> None:
-        asking = [t for t in turns if t.budget or t.certain]
-        for group in by_drafters(asking):
-            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
-            drafter = self._drafter(group[0].seq)
-            for turn, draft in zip(group, drafter.draft(asks), strict=True):
-                turn.draft = self._usable(draft.first(turn.budget + turn.certain), drafter.name)
-        rows = sum(len(t.fed) for t in turns)
-        kept = self.controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
-        for turn, nodes in zip(asking, kept, strict=True):
-            turn.draft = turn.draft.first(nodes)
 
     @contextmanager
     def _constrained(self, turns: Sequence[Turn]) -> Iterator[None]:
@@ -219,10 +223,14 @@ class Engine:
             turn.masks = walk.result()
 
     def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
+        """What goes wrong here ends this output and no other."""
         try:
             return self._commit(turn, rows, cost)
-        except ConstraintError as error:  # ends this output and no other
+        except PacelineError as error:
             return a_round(turn, cost, finish="error", error=error)
+        except Exception as problem:
+            log_problem(log, f"request {turn.seq.id} failed", problem)
+            return a_round(turn, cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
     def _commit(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
         """Judges a draft and commits what is kept."""
@@ -261,14 +269,6 @@ class Engine:
         full = len(seq.tokens) >= self.target.max_context
         return "length" if full or len(seq.tokens) - seq.prompt_len >= seq.params.max_tokens else None
 
-    def _observe(self, turns: Sequence[Turn], scores: Scores) -> None:
-        start_of = {t.seq.id: start for t, start in zip(turns, scores.starts, strict=True)}
-        for group in by_drafters([t for t in turns if t.verdict is not None]):
-            starts = tuple(start_of[t.seq.id] for t in group)
-            verdicts = [t.verdict for t in group if t.verdict is not None]
-            of_group = scores if starts == scores.starts else replace(scores, starts=starts)
-            self._drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
-
     def _report(self, seq: Seq, r: Round) -> None:
         for sink in self._sinks:
             sink.round(r)
@@ -278,28 +278,14 @@ class Engine:
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
         if running:
-            self._drafter(seq).end(seq)
+            self._guessing.drafter(seq).end(seq)
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)
 
-    def _drafter(self, seq: Seq) -> Drafter:
-        """The request's list of drafters, as one drafter."""
-        names = seq.spec.drafters
-        if names not in self._lists:
-            unknown = [n for n in names if n not in self._drafters]
-            if unknown:
-                known = ", ".join(sorted(self._drafters))
-                raise SettingError(f"no drafter is called {unknown[0]!r}. Known here: {known}")
-            self._lists[names] = Relay([self._drafters[n] for n in names])
-        return self._lists[names]
 
-    def _taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        return tuple(sorted({tap for t in turns for tap in self._drafter(t.seq).taps}))
-
-    def _usable(self, draft: Draft, name: str) -> Draft:
-        """The draft up to the first token the target does not have, each node with a source."""
-        if not draft.sources:
-            draft = replace(draft, sources=(name,) * len(draft))
-        bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self.target.vocab_size)
-        return draft.first(next(bad, len(draft)))
+def _scheduler(config: EngineConfig, target: Target) -> Scheduler:
+    """Prompts may be cut anywhere only where the cut does not show in the bits of the rows."""
+    chunk = config.prefill_chunk
+    beside = min(config.prefill_beside, chunk) if target.invariant_rows > chunk else chunk
+    return Scheduler(config.max_batch, chunk, beside, config.max_waiting)

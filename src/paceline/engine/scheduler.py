@@ -1,45 +1,72 @@
 """Who runs next."""
 
-from collections import deque
+from collections import Counter
 from collections.abc import Sequence
 
+from paceline.errors import Busy
 from paceline.types import Seq
 
 
 class Scheduler:
-    """First come, first served, up to a number of sequences in one pass."""
+    """Lets sequences in and shares out the rows of a pass.
 
-    def __init__(self, max_batch: int, prefill_chunk: int) -> None:
+    Of those who wait, the highest priority comes first, then whoever's tenant has fewest running, then the
+    one that came first. In a pass everybody who is past the prompt has a part; of those who are not, as many
+    as the rows for prompts allow, in the order in which they were let in.
+    """
+
+    def __init__(
+        self, max_batch: int, prefill_chunk: int, prefill_beside: int = 0, max_waiting: int = 0
+    ) -> None:
         self._max_batch = max_batch
         self._chunk = prefill_chunk
-        self._waiting: deque[Seq] = deque()
+        self._beside = prefill_beside or prefill_chunk
+        self._max_waiting = max_waiting  # 0: any number
+        self._waiting: list[Seq] = []
         self._running: list[Seq] = []
         self._full = False  # memory was short: nobody is let in before somebody leaves
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def add(self, seq: Seq) -> None:
         if any(seq.id == other.id for other in (*self._waiting, *self._running)):
             raise ValueError(f"a sequence {seq.id!r} is here already")
+        if self._max_waiting and len(self._waiting) >= self._max_waiting:
+            raise Busy(f"{len(self._waiting)} requests are waiting, which is the most: try again later")
         self._waiting.append(seq)
 
     def admit(self) -> list[Seq]:
         """Moves sequences from waiting to running; returns the new ones."""
-        new = []
+        new: list[Seq] = []
         while self._waiting and len(self._running) < self._max_batch and not self._full:
-            new.append(self._waiting.popleft())
-            self._running.append(new[-1])
+            seq = self._next()
+            self._waiting.remove(seq)
+            self._running.append(seq)
+            new.append(seq)
         return new
+
+    def _next(self) -> Seq:
+        at_work = Counter(seq.tenant for seq in self._running)
+        return min(self._waiting, key=lambda seq: (-seq.priority, at_work[seq.tenant]))
 
     def put_back(self, seq: Seq) -> None:
         """From running to the head of those who wait."""
         self._running.remove(seq)
-        self._waiting.appendleft(seq)
+        self._waiting.insert(0, seq)
         self._full = True
 
     def running(self) -> Sequence[Seq]:
         return tuple(self._running)
+
+    def expired(self, now: float) -> list[Seq]:
+        """Those whose time is up."""
+        every = (*self._running, *self._waiting)
+        return [seq for seq in every if seq.deadline is not None and now >= seq.deadline]
 
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
         """Takes a sequence out; says whether it was running."""
@@ -51,10 +78,19 @@ class Scheduler:
                     return seq, queue is self._running
         return None
 
-    def piece(self, seq: Seq) -> list[int]:
-        """The pending tokens for this pass.
+    def pieces(self) -> list[tuple[Seq, list[int]]]:
+        """What goes into this pass: the pending tokens of each sequence that has a part in it.
 
-        Prompts are cut at fixed places, so that a prompt's passes do not depend on its neighbours.
+        Prompts are cut at multiples of a fixed number, shorter ones while others wait for their next token.
         """
-        end = (seq.computed // self._chunk + 1) * self._chunk
-        return seq.tokens[seq.computed : end]
+        decoding = [seq for seq in self._running if len(seq.tokens) - seq.computed == 1]
+        reading = [seq for seq in self._running if len(seq.tokens) - seq.computed > 1]
+        rows = chunk = self._beside if decoding else self._chunk
+        parts = {seq.id: seq.tokens[seq.computed :] for seq in decoding}
+        for seq in reading:
+            if rows <= 0:
+                break
+            end = (seq.computed // chunk + 1) * chunk
+            parts[seq.id] = seq.tokens[seq.computed : end]
+            rows -= len(parts[seq.id])
+        return [(seq, parts[seq.id]) for seq in self._running if seq.id in parts]

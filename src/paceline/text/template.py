@@ -38,7 +38,7 @@ class ChatTemplate:
 
         source = self._choose(tools)
         template = compiled(source)
-        chat = [_with_calls_as_data(_message(m), source) for m in _plain(list(messages))]
+        chat = [_with_calls_as_data(_message(m, source), source) for m in _plain(list(messages))]
         offered = None if tools is None else _plain(list(tools))
         if (offered or _used_tools(chat)) and not mentions_tools(source):
             chat = without_tool_roles(chat, tool_prompt(offered) if offered else "")
@@ -133,9 +133,11 @@ def _used_tools(chat: Sequence[dict[str, Any]]) -> bool:
     return any(m["role"] == "tool" or m.get("tool_calls") for m in chat)
 
 
-def _message(message: Any) -> dict[str, Any]:
-    if not isinstance(message, dict) or "role" not in message:
-        raise TextError(f"{message!r} is not a message: expected a mapping with role and content")
+def _message(message: Any, source: str) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise TextError("not a message: expected a mapping with role and content")
+    if message["role"] == "developer" and "developer" not in source:
+        message = {**message, "role": "system"}  # its newer name, which few templates know
     content = message.get("content")
     return {**message, "content": text_of(content)} if isinstance(content, list) else message
 

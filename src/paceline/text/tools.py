@@ -52,20 +52,33 @@ def text_of(parts: list[Any]) -> str:
     """The text of a content given in parts."""
     if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         raise TextError("a message's content holds parts that are not text: only text can be read")
-    return "".join(str(part.get("text", "")) for part in parts)
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise TextError("a message's content holds a part without its text: expected type and text")
+    return "".join(part["text"] for part in parts)
 
 
 def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content") or ""
     if message.get("role") == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
-    calls = [c.get("function", c) for c in message.get("tool_calls") or ()]
+    calls = _calls(message.get("tool_calls") or [])
     if not calls:
         return {**message, "content": content}
     written = render_calls(
         [ToolCall(c.get("name") or "", _loaded(c.get("arguments"))) for c in calls], SMOLLM2
     )
     return {"role": message.get("role"), "content": f"{content}\n{written}".lstrip()}
+
+
+def _calls(given: Any) -> list[dict[str, Any]]:
+    found = (
+        [c.get("function", c) if isinstance(c, dict) else c for c in given]
+        if isinstance(given, list)
+        else [given]
+    )
+    if not all(isinstance(call, dict) for call in found):
+        raise TextError('tool_calls cannot be read: expected a list of {"function": {"name": ..., ...}}')
+    return found
 
 
 def parse_tool_calls(text: str, format: ToolFormat | None = None) -> tuple[str, list[ToolCall], list[str]]:

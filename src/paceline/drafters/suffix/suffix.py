@@ -43,11 +43,6 @@ class Suffix(Drafter):
         self.settings = settings or SuffixSettings()
         self.memory = Memory(self.settings.max_tokens, self.settings.max_depth)
         self._own: dict[str, _Own] = {}
-        self._private: set[str] = set()
-
-    def keep_private(self, seq_id: str) -> None:
-        """Nothing of this sequence will be remembered when it ends."""
-        self._private.add(seq_id)
 
     def save(self, path: Path, tokenizer: str) -> None:
         """Writes the memory to one file, for this tokenizer's fingerprint only."""
@@ -62,9 +57,8 @@ class Suffix(Drafter):
 
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
-        if self.settings.learn and seq.id not in self._private:
+        if self.settings.learn and seq.learn:
             self.memory.learn(seq.tenant, seq.tokens)
-        self._private.discard(seq.id)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]

@@ -1,0 +1,56 @@
+"""paceline keys new, ls, rm"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+keys_app = typer.Typer(no_args_is_help=True, help="API keys of the server.")
+
+Name = Annotated[str, typer.Argument(help="Whose key it is.")]
+File = Annotated[Path | None, typer.Option(help="The keys file; without it, the user's own.")]
+PerMinute = Annotated[int | None, typer.Option(help="Without it, no limit.")]
+
+
+@keys_app.command("new")
+def new(
+    name: Name,
+    file: File = None,
+    requests_per_minute: PerMinute = None,
+    tokens_per_minute: PerMinute = None,
+    concurrent: Annotated[int | None, typer.Option(help="Requests at once; without it, no limit.")] = None,
+) -> None:
+    """Make a key and print it, this once: only its hash is kept."""
+    from paceline.server import keys
+
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+    }
+    given = {limit: value for limit, value in limits.items() if value is not None}
+    print(keys.add(file or keys.default_file(), name, given))
+
+
+@keys_app.command("ls")
+def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Names and limits of the keys."""
+    from paceline.server import keys
+
+    found = keys.load(file or keys.default_file()).keys
+    listed = [(key.name, key.limits.model_dump(exclude_none=True)) for key in found]
+    if as_json:
+        print(json.dumps([{"name": name, "limits": limits} for name, limits in listed]))
+        return
+    for name, limits in listed:
+        print(f"{name}: {', '.join(f'{limit}={value}' for limit, value in limits.items()) or 'no limits'}")
+
+
+@keys_app.command("rm")
+def rm(name: Name, file: File = None) -> None:
+    """Remove a key. Servers refuse it within a second."""
+    from paceline.server import keys
+
+    keys.remove(file or keys.default_file(), name)
+    print(f"{name} is removed")

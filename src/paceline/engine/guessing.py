@@ -1,0 +1,99 @@
+"""Who guesses for whom, how far, and what of it goes into the pass."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from paceline.drafters.relay import Relay
+from paceline.engine.turn import Turn, by_drafters
+from paceline.errors import SettingError
+from paceline.logs import log_problem
+from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seq, Target
+
+MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
+
+log = logging.getLogger("paceline")
+
+
+class Guessing:
+    """The drafters of an engine, and the controller that says how much of them is worth it."""
+
+    def __init__(self, target: Target, drafters: Mapping[str, Drafter], controller: Controller) -> None:
+        self._target = target
+        self._drafters = dict(drafters)
+        self._controller = controller
+        self._lists: dict[tuple[str, ...], Drafter] = {}
+
+    def drafter(self, seq: Seq) -> Drafter:
+        """The request's list of drafters, as one drafter."""
+        names = seq.spec.drafters
+        if names not in self._lists:
+            unknown = [n for n in names if n not in self._drafters]
+            if unknown:
+                known = ", ".join(sorted(self._drafters))
+                raise SettingError(f"no drafter is called {unknown[0]!r}. Known here: {known}")
+            self._lists[names] = Relay([self._drafters[n] for n in names])
+        return self._lists[names]
+
+    def taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        return tuple(sorted({tap for t in turns for tap in self.drafter(t.seq).taps}))
+
+    def plan(self, turns: Sequence[Turn]) -> None:
+        rows = sum(len(t.fed) for t in turns)
+        for turn, budget in zip(turns, self._controller.plan([t.seq for t in turns], rows), strict=True):
+            seq, most = turn.seq, self._target.max_context
+            room = min(seq.prompt_len + seq.params.max_tokens, most) - len(seq.tokens) - 1
+            room = min(room, self._target.invariant_rows - len(turn.fed)) if turn.scored else 0
+            turn.budget = max(0, min(budget, seq.spec.max_draft, room))
+            if seq.cursor is not None and seq.spec.max_draft:
+                turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
+
+    def draft(self, turns: Sequence[Turn]) -> None:
+        asking = [t for t in turns if t.budget or t.certain]
+        for group in by_drafters(asking):
+            drafter = self.drafter(group[0].seq)
+            for turn, draft in zip(group, _drafts(drafter, group), strict=True):
+                draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
+                turn.draft = self._usable(draft, drafter.name)
+        rows = sum(len(t.fed) for t in turns)
+        kept = self._controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
+        for turn, nodes in zip(asking, kept, strict=True):
+            turn.draft = turn.draft.first(nodes)
+
+    def observe(self, turns: Sequence[Turn], scores: Scores) -> None:
+        start_of = {t.seq.id: start for t, start in zip(turns, scores.starts, strict=True)}
+        for group in by_drafters([t for t in turns if t.verdict is not None]):
+            starts = tuple(start_of[t.seq.id] for t in group)
+            verdicts = [t.verdict for t in group if t.verdict is not None]
+            of_group = scores if starts == scores.starts else replace(scores, starts=starts)
+            self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
+
+    def _usable(self, draft: Draft, name: str) -> Draft:
+        """The draft up to the first token the target does not have, each node with a source."""
+        if not draft.sources:
+            draft = replace(draft, sources=(name,) * len(draft))
+        bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self._target.vocab_size)
+        return draft.first(next(bad, len(draft)))
+
+
+def _sure(draft: Draft, threshold: float) -> Draft:
+    """The draft up to the first guess that is too unsure; one that was drawn must stay, whatever it says."""
+    if draft.q is not None or not threshold:
+        return draft
+    unsure = (i for i, score in enumerate(draft.scores) if score < threshold)
+    return draft.first(next(unsure, len(draft)))
+
+
+def _drafts(drafter: Drafter, group: Sequence[Turn]) -> list[Draft]:
+    """A drafter that fails costs its guesses and nothing else."""
+    asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
+    try:
+        drafts = drafter.draft(asks)
+    except Exception as problem:
+        log_problem(log, f"drafter {drafter.name} failed; this round goes on without its guesses", problem)
+        return [NO_DRAFT] * len(asks)
+    if len(drafts) != len(asks):
+        log.error("drafter %s gave %d drafts for %d requests", drafter.name, len(drafts), len(asks))
+        return [NO_DRAFT] * len(asks)
+    return drafts

@@ -1,0 +1,1 @@
+"""The HTTP server: any OpenAI client, many agents at once, everything observable."""

@@ -1,0 +1,169 @@
+"""From what a client sent to what the engine is asked."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.config import SamplingParams, SpecConfig
+from paceline.constraints import Choice, Json, Lark, Regex, Wanted
+from paceline.llm import Prompt
+from paceline.server.failures import Failure
+from paceline.server.wire import (
+    ChatRequest,
+    CompletionRequest,
+    Prediction,
+    Sampling,
+    SpeculativeConfig,
+    StructuredOutputs,
+)
+
+OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
+UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt, and how it is to be answered; `n` answers differ in their choice."""
+
+    prompt: Prompt
+    params: SamplingParams
+    wanted: Wanted
+    spec: SpecConfig | None
+    n: int
+    prediction: str
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+
+
+def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]) -> Asked:
+    shown = (request.top_logprobs or 0) if request.logprobs else None
+    if request.top_logprobs and not request.logprobs:
+        raise Failure(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    return Asked(
+        prompt=request.messages,
+        params=_params(request, request.max_completion_tokens or request.max_tokens, shown),
+        wanted=_wanted(request),
+        spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
+        n=request.n or 1,
+        prediction=_text(request.prediction),
+        template=_template(request.chat_template_kwargs or {}),
+    )
+
+
+def from_completion(
+    request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Sequence[str]
+) -> Asked:
+    return Asked(
+        prompt=prompt,
+        params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
+        wanted=Wanted(output=_structured(request.structured_outputs)),
+        spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
+        n=request.n or 1,
+        prediction=_text(request.prediction),
+    )
+
+
+def prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    """One or several, as text or as tokens."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]
+    if not given:
+        raise Failure(400, "prompt is empty: give a text, or a list of texts or of tokens", param="prompt")
+    return list(given)  # type: ignore[arg-type]
+
+
+def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    given: dict[str, Any] = {
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
+        "max_tokens": UNLIMITED if max_tokens is None else max_tokens,
+        "logprobs": logprobs,
+        "stop": request.stop or (),
+        "stop_tokens": request.stop_token_ids or (),
+        "logit_bias": request.logit_bias or {},
+    }
+    same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    for name in (*same, "ignore_eos"):
+        if (value := getattr(request, name)) is not None:
+            given[name] = value
+    if given["temperature"] < 1e-4:  # as small as makes no difference
+        given["temperature"] = 0.0 if given["temperature"] >= 0 else given["temperature"]
+    return SamplingParams(**given)
+
+
+def _wanted(request: ChatRequest) -> Wanted:
+    choice: str | dict[str, Any] = request.tool_choice or ("auto" if request.tools else "none")
+    return Wanted(
+        tools=tuple(request.tools or ()),
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        response_format=request.response_format,
+        output=_structured(request.structured_outputs),
+    )
+
+
+def _structured(given: StructuredOutputs | None) -> Any:
+    if given is None:
+        return None
+    whitespace = given.whitespace or "fixed"
+    found = [
+        Json.of(given.json_, whitespace) if given.json_ is not None else None,
+        Json('{"type": "object"}', whitespace) if given.json_object else None,
+        Regex(given.regex) if given.regex is not None else None,
+        Choice(tuple(given.choice)) if given.choice is not None else None,
+        Lark(given.grammar) if given.grammar is not None else None,
+    ]
+    asked = [constraint for constraint in found if constraint is not None]
+    if len(asked) != 1:
+        raise Failure(
+            400,
+            "structured_outputs needs one of json, json_object, regex, choice, grammar",
+            param="structured_outputs",
+        )
+    return asked[0]
+
+
+def _spec(
+    given: SpeculativeConfig | None, default: SpecConfig, drafters: Sequence[str], predicted: bool
+) -> SpecConfig:
+    spec = default
+    if predicted and "prediction" not in spec.drafters and spec.max_draft:
+        spec = replace(spec, drafters=("prediction", *spec.drafters))
+    if given is None:
+        return spec
+    changes: dict[str, Any] = {
+        "drafters": None if given.drafters is None else tuple(given.drafters),
+        "max_draft": given.num_speculative_tokens,
+        "threshold": given.acceptance_threshold,
+        "tree_width": given.tree_width,
+        "accept": given.accept,
+        "adaptive": given.adaptive,
+    }
+    if given.draft_model is not None:
+        if given.draft_model not in drafters:
+            raise Failure(
+                400,
+                f"draft_model {given.draft_model!r} is not loaded. Loaded drafters: {', '.join(drafters)}",
+                param="speculative_config.draft_model",
+            )
+        changes["drafters"] = (given.draft_model,)
+    if given.disabled:
+        changes |= {"drafters": ("none",), "max_draft": 0}
+    return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in variables:
+        if name in OWN_VARIABLES or not name.isidentifier():
+            raise Failure(400, f"{name} cannot be set for the chat template", param="chat_template_kwargs")
+    return variables
+
+
+def _text(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return ""
+    if isinstance(prediction.content, str):
+        return prediction.content
+    return "".join(str(part.get("text", "")) for part in prediction.content)

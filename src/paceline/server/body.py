@@ -1,0 +1,85 @@
+"""A request's body: JSON, within limits, with one meaning only."""
+
+import json
+import re
+from math import isfinite
+from typing import Any, Final, NoReturn
+
+from paceline.errors import BadBody, BodyTooLarge
+
+MAX_DIGITS: Final = 300  # of a whole number: what is longer may not fit a float
+# A string that does not end takes the rest of the body with it, so that every byte is looked at once.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.S)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_MAYBE_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")  # an escape for half a character
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+def parse_json(body: bytes, max_bytes: int, max_depth: int = 64) -> Any:
+    """The data of a body; BadBody says what is wrong with it and repeats nothing but names of keys."""
+    if len(body) > max_bytes:
+        raise BodyTooLarge(f"the body has {len(body):,} bytes: expected at most {max_bytes:,}")
+    text = _decoded(body)
+    if _depth(body) > max_depth:
+        raise BadBody(f"the body is nested too deep: expected at most {max_depth} levels")
+    data = _loaded(text)
+    if _MAYBE_HALF.search(text) and _HALF.search(json.dumps(data, ensure_ascii=False)):
+        raise BadBody("the body has half a surrogate pair: expected whole characters")
+    return data
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise BadBody(f"the body is not UTF-8 text: see byte {problem.start}") from None
+
+
+def _depth(body: bytes) -> int:
+    """How deep brackets nest, before anything that would recurse is asked to follow them."""
+    depth = deepest = 0
+    for bracket in _STRING.sub(b"", body).translate(None, _NOT_BRACKETS):
+        if bracket in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth -= 1
+    return deepest
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
+        )
+    except json.JSONDecodeError as problem:
+        place = f"line {problem.lineno}, column {problem.colno}"
+        raise BadBody(f"the body is not JSON: {problem.msg} at {place}") from None
+    except RecursionError:  # only for a max_depth beyond what Python can follow
+        raise BadBody("the body is nested too deep: expected fewer levels") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise BadBody(f"the body has the key {twice[:40]!r} twice in one object: expected it once")
+    return made
+
+
+def _constant(name: str) -> NoReturn:
+    raise BadBody(f"the body has {name}, which is not JSON: expected a finite number")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not isfinite(value):
+        raise BadBody("the body has a number that is too large: expected one that fits 64 bits")
+    return value
+
+
+def _int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise BadBody(f"the body has a number that is too long: expected at most {MAX_DIGITS} digits")
+    return int(digits)

@@ -1,0 +1,111 @@
+"""Between HTTP and the handlers: shapes, errors, events, clients that leave."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.errors import PacelineError
+from paceline.logs import log_problem
+from paceline.server.failures import Failure, failure, invalid
+
+log = logging.getLogger("paceline.server")
+
+R = TypeVar("R", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+CLOSED: Final = 499  # the client left before its answer
+
+
+def shaped(data: Mapping[str, Any], shape: type[R]) -> R:
+    """A request's body as one of our shapes."""
+    try:
+        return shape.model_validate(data)
+    except ValidationError as problem:
+        raise invalid(problem, list(shape.model_fields)) from None
+
+
+def kind_of(problem: BaseException) -> str:
+    """One word for what went wrong."""
+    if isinstance(problem, Failure):
+        return str(problem.body["error"]["code"] or problem.body["error"]["type"])
+    gone = isinstance(problem, ClientDisconnect | asyncio.CancelledError | GeneratorExit)
+    return "cancelled" if gone else "server_error"
+
+
+def guarded(handler: Handler) -> Handler:
+    """Whatever goes wrong becomes an answer in OpenAI's shape."""
+
+    async def call(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=CLOSED)
+        except Exception as problem:
+            known = as_failure(problem, request.scope["route"].path)
+            return JSONResponse(known.body, known.status, known.headers)
+
+    return call
+
+
+def as_failure(problem: Exception, path: str) -> Failure:
+    """What the client hears. What nobody reckoned with is logged."""
+    if isinstance(problem, Failure):
+        return problem
+    if not isinstance(problem, PacelineError):
+        log_problem(log, f"{path} failed", problem)
+    return failure(problem)
+
+
+async def not_found(request: Request, problem: Exception) -> Response:
+    return JSONResponse(Failure(404, "no such path").body, 404)
+
+
+async def not_allowed(request: Request, problem: Exception) -> Response:
+    allowed = problem.headers if isinstance(problem, HTTPException) else None
+    return JSONResponse(Failure(405, "the method is not allowed here").body, 405, allowed)
+
+
+@asynccontextmanager
+async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
+    """Ends what is inside as soon as the client is gone."""
+    async with anyio.create_task_group() as tasks:
+        gone = False
+        problem: Exception | None = None
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            yield
+        except Exception as error:  # a task group would wrap it
+            problem = error
+        tasks.cancel_scope.cancel()
+    if problem is not None:
+        raise problem
+    if gone:
+        raise ClientDisconnect
+
+
+def event(data: dict[str, Any]) -> bytes:
+    named = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{named}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+async def after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for part in rest:
+        yield part

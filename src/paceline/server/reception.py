@@ -1,0 +1,225 @@
+"""Who may ask, by which route, and what is noted of it: keys, routes, limits, metrics, spans, traces."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from paceline.llm import LLM
+from paceline.server.asked import Asked
+from paceline.server.choice import Choice
+from paceline.server.failures import Failure
+from paceline.server.finished import Finished
+from paceline.server.keys import Key, KeyFile, tenant
+from paceline.server.limits import Limits, Refused, Ticket
+from paceline.server.metrics import Metrics
+from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
+from paceline.server.service import Caller
+from paceline.server.spans import NO_SPANS, RequestSpan, Spans
+from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
+from paceline.server.wire import Sampling
+from paceline.trace.record import RequestRecord
+from paceline.trace.recorder import Recorder
+
+TYPICAL_ANSWER: Final = 256  # tokens reckoned with until an answer's length is known
+BYTES_PER_TOKEN: Final = 4
+# Parameters that hold texts or say whose they are. Texts are recorded apart, if that is switched on.
+UNRECORDED: Final = frozenset(
+    [
+        "messages",
+        "prompt",
+        "input",
+        "instructions",
+        "tools",
+        "prediction",
+        "chat_template_kwargs",
+        "user",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+    ]
+)
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request, from its arrival until all of it is noted."""
+
+    endpoint: str
+    route: Route
+    caller: Caller
+    key: Key | None
+    body: Mapping[str, Any]
+    span: RequestSpan
+    ticket: Ticket | None
+    arrived: float = field(default_factory=time.perf_counter)
+    created: float = field(default_factory=time.time)
+
+
+class Reception:
+    """Lets requests in and notes how they went. Everything but the model is optional."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        metrics: Metrics,
+        keys: KeyFile | None = None,
+        routes: RouteFile | None = None,
+        recorder: Recorder | None = None,
+        spans: Spans = NO_SPANS,
+        learn: bool = True,
+    ) -> None:
+        self._llm = llm
+        self.metrics = metrics
+        self._keys = keys
+        self._routes = routes
+        self._recorder = recorder
+        self._spans = spans
+        self._learn = learn
+        self._limits = Limits()
+
+    def check_key(self, headers: Mapping[str, str]) -> Key | None:
+        if self._keys is None:
+            return None
+        key = self._keys.current().check(headers.get("authorization"))
+        if key is None:
+            self.metrics.refused("key")
+            raise Failure(
+                401,
+                "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
+                "authentication_error",
+                code="invalid_api_key",
+            )
+        return key
+
+    def admit(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], asked: Sampling) -> Visit:
+        key = self.check_key(headers)
+        route = self._route(path, headers, body)
+        wish = asked.learn is not False and route.learn is not False and self._learn
+        deadline = None if route.timeout_s is None else time.monotonic() + route.timeout_s
+        caller = Caller(tenant(key, asked.user), (asked.priority or 0) + route.priority, deadline, wish)
+        ticket = self._enter(key, body)
+        span = self._spans.start(path, self._llm.name, headers)
+        return Visit(path, route, caller, key, body, span, ticket)
+
+    def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
+        routes = Routes() if self._routes is None else self._routes.current()
+        self.metrics.know_routes(route.name for route in routes.routes)
+        return routes.find(RouteRequest.of_body(path, headers, body))
+
+    def _enter(self, key: Key | None, body: Mapping[str, Any]) -> Ticket | None:
+        if key is None:
+            return None
+        said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
+        entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
+        if isinstance(entry, Refused):
+            self.metrics.refused("limit")
+            raise Failure(
+                429,
+                f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
+                "rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=entry.retry_after_s,
+            )
+        return entry
+
+    def bound(self, visit: Visit, asked: Asked) -> Asked:
+        """The request within the limits of its route."""
+        most = visit.route.max_tokens
+        if most is not None and asked.params.max_tokens > most:
+            asked = replace(asked, params=replace(asked.params, max_tokens=most))
+        visit.span.asked(asked.params, asked.n, bool(visit.body.get("stream")))
+        return asked
+
+    def opened(self, visit: Visit, choice: Choice) -> None:
+        """Before a choice goes to the engine."""
+        most, length = visit.route.max_prompt_tokens, choice.made.seq.prompt_len
+        if most is not None and length > most:
+            raise Failure(
+                400,
+                f"the prompt has {length} tokens; the route {visit.route.name} takes {most}",
+                code="context_length_exceeded",
+            )
+        self.metrics.route_of(choice.made.seq.id, visit.route.name)
+
+    def done(self, visit: Visit, choices: Sequence[Choice], response: str, failed: str = "") -> None:
+        """Whatever became of it. failed: one word for what went wrong."""
+        outputs = [self._finished(visit, choice, failed) for choice in choices]
+        for choice, finished in zip(choices, outputs, strict=True):
+            self.metrics.finished(finished)
+            if self._recorder is not None:
+                self._recorder.finished(self._record(visit, choice, finished, response), choice.made.seq.id)
+        if failed or not outputs:
+            visit.span.fail(failed or "error")
+        else:
+            work = [r for choice in choices for r in choice.rounds]
+            visit.span.end(outputs[0], speculative_metrics(work, False), spec_work(work), response)
+        if visit.ticket is not None:
+            used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices)
+            visit.ticket.leave(used, time.monotonic())
+
+    def _finished(self, visit: Visit, choice: Choice, failed: str) -> Finished:
+        seq, first = choice.made.seq, choice.first_token
+        waited = choice.submitted - visit.arrived
+        return Finished(
+            model=self._llm.name,
+            route=visit.route.name,
+            endpoint=visit.endpoint,
+            prompt_tokens=seq.prompt_len,
+            cached_tokens=seq.shared,
+            output_tokens=len(choice.tally.tokens),
+            queue_s=waited + choice.queued,
+            first_token_s=waited + first if first else None,
+            decode_s=choice.last_token - first,
+            seconds=time.perf_counter() - visit.arrived,
+            reason=choice.finish or ("error" if failed else "cancelled"),
+            lossy=seq.spec.lossy,
+        )
+
+    def _record(self, visit: Visit, choice: Choice, finished: Finished, response: str) -> RequestRecord:
+        seq, tally, text = choice.made.seq, choice.tally, visit.route.trace_text is not False
+        said = {name: visit.body.get(name) for name in ("messages", "prompt", "tools")} if text else {}
+        return RequestRecord(
+            id=response if choice.index == 0 else f"{response}-{choice.index}",
+            created=visit.created,
+            model=finished.model,
+            route=finished.route,
+            endpoint=visit.endpoint,
+            tenant=seq.tenant,
+            drafters=seq.spec.drafters,
+            accept=seq.spec.accept,
+            lossy=finished.lossy,
+            params={name: value for name, value in visit.body.items() if name not in UNRECORDED},
+            prompt_tokens=finished.prompt_tokens,
+            cached_tokens=finished.cached_tokens,
+            output_tokens=finished.output_tokens,
+            passes=tally.passes,
+            drafted=sum(tally.drafted.values()),
+            accepted=sum(tally.accepted.values()),
+            drafted_by_source=dict(tally.drafted),
+            accepted_by_source=dict(tally.accepted),
+            finish=finished.reason,
+            queue_s=finished.queue_s,
+            first_token_s=finished.first_token_s,
+            seconds=finished.seconds,
+            messages=said.get("messages"),
+            prompt=said["prompt"] if isinstance(said.get("prompt"), str) else None,
+            tools=said.get("tools"),
+            output=choice.content if text else None,
+            prompt_ids=tuple(seq.tokens[: seq.prompt_len]) if text else None,
+            output_ids=tuple(seq.output) if text else None,
+        )
+
+    def report(self, visit: Visit, choices: Sequence[Choice], detailed: bool) -> dict[str, Any] | None:
+        """vLLM's `metrics` of a response, and how many passes it took; none for several choices."""
+        if len(choices) != 1:
+            return None
+        choice = choices[0]
+        spec = speculative_metrics(choice.rounds, detailed, choice.made.seq.spec.max_draft)
+        timings = request_timings(self._finished(visit, choice, ""))
+        return {**timings, "passes": choice.tally.passes, "speculative_decoding": spec}
+
+    def close(self, timeout: float) -> None:
+        self._spans.close()
+        if self._recorder is not None:
+            self._recorder.close(timeout)

@@ -1,0 +1,118 @@
+"""The items of a response's output as they grow, and the events that tell of it."""
+
+import hashlib
+from typing import Any
+
+from paceline.text import CallDelta, ContentDelta, Delta, call_id
+
+Event = dict[str, Any]
+
+
+class Items:
+    """Texts become messages, calls become items of their own; one is open at a time."""
+
+    def __init__(self, response: str) -> None:
+        self._response = response
+        self.done: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._call: int | None = None  # the open item's place among the calls
+
+    def take(self, delta: Delta) -> list[Event]:
+        match delta:
+            case ContentDelta():
+                events = [] if self._is_open("message") else self._begin_message()
+                return [*events, self._text(delta.text)]
+            case CallDelta():
+                events = [] if self._call == delta.index else self._begin_call(delta)
+                return [*events, *self._arguments(delta.arguments)]
+
+    def close(self, status: str = "completed") -> list[Event]:
+        """Ends the open item. An answer without any has an empty message."""
+        begun = [] if self.done or self._open is not None else self._begin_message()
+        return begun + self._end(status)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+    def _begin(self, item: dict[str, Any]) -> list[Event]:
+        ended = self._end("completed")
+        self._open = item
+        added = {"type": "response.output_item.added", "output_index": len(self.done), "item": copied(item)}
+        return [*ended, added]
+
+    def _begin_message(self) -> list[Event]:
+        item: dict[str, Any] = {
+            "id": self._id("msg"),
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        began = self._begin(item)
+        item["content"] = [_text_part("")]
+        return [*began, {**self._at("response.content_part.added", part=True), "part": _text_part("")}]
+
+    def _begin_call(self, delta: CallDelta) -> list[Event]:
+        item = {
+            "id": self._id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "arguments": "",
+            "call_id": call_id(self._response, delta.index),
+            "name": delta.name or "",
+        }
+        began = self._begin(item)
+        self._call = delta.index
+        return began
+
+    def _text(self, text: str) -> Event:
+        assert self._open is not None
+        self._open["content"][0]["text"] += text
+        return {**self._at("response.output_text.delta", part=True), "delta": text, "logprobs": []}
+
+    def _arguments(self, text: str) -> list[Event]:
+        if not text:
+            return []
+        assert self._open is not None
+        self._open["arguments"] += text
+        return [{**self._at("response.function_call_arguments.delta"), "delta": text}]
+
+    def _end(self, status: str) -> list[Event]:
+        item = self._open
+        if item is None:
+            return []
+        item["status"] = status
+        events = self._message_ended(item) if item["type"] == "message" else self._call_ended(item)
+        done = {"type": "response.output_item.done", "output_index": len(self.done), "item": copied(item)}
+        self.done.append(item)
+        self._open = self._call = None
+        return [*events, done]
+
+    def _message_ended(self, item: dict[str, Any]) -> list[Event]:
+        part = item["content"][0]
+        return [
+            {**self._at("response.output_text.done", part=True), "text": part["text"], "logprobs": []},
+            {**self._at("response.content_part.done", part=True), "part": dict(part)},
+        ]
+
+    def _call_ended(self, item: dict[str, Any]) -> list[Event]:
+        said = {"name": item["name"], "arguments": item["arguments"]}
+        return [{**self._at("response.function_call_arguments.done"), **said}]
+
+    def _at(self, kind: str, part: bool = False) -> Event:
+        assert self._open is not None
+        place = {"type": kind, "item_id": self._open["id"], "output_index": len(self.done)}
+        return {**place, "content_index": 0} if part else place
+
+    def _id(self, prefix: str) -> str:
+        seed = f"{self._response}/{len(self.done) + (self._open is not None)}"
+        return f"{prefix}_{hashlib.sha256(seed.encode()).hexdigest()[:48]}"
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+
+
+def copied(item: dict[str, Any]) -> dict[str, Any]:
+    """As it is now, whatever is added to it later."""
+    return {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)

@@ -1,0 +1,222 @@
+"""Routes: which requests speculate how, and within which limits. From a YAML file (docs/routes.md)."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator
+
+from paceline.config import Accept, SpecConfig
+from paceline.errors import RouteError, SettingError
+from paceline.server.files import (
+    Checked,
+    Reloaded,
+    between,
+    checked,
+    expected,
+    identifier,
+    read,
+    whole_between,
+)
+from paceline.server.prompt_class import PromptClass, prompt_class
+
+__all__ = ["Match", "PromptClass", "Route", "RouteFile", "RouteRequest", "Routes", "load", "prompt_class"]
+
+DEFAULT_NAME: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What a request can be known by."""
+
+    path: str = ""
+    model: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tools: frozenset[str] = frozenset()  # names of those offered
+    prompt: PromptClass = "chat"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "headers", {name.lower(): value for name, value in self.headers.items()})
+        object.__setattr__(self, "tools", frozenset(self.tools))
+
+    @classmethod
+    def of_body(cls, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> "RouteRequest":
+        """From a body of chat completions, completions or responses, checked or not."""
+        asked = body.get("messages", body.get("prompt", body.get("input")))
+        tools = body.get("tools")
+        offered = tools if isinstance(tools, list) else []
+        answer = body.get("text")  # where /v1/responses keeps the format
+        format_ = answer.get("format") if isinstance(answer, Mapping) else body.get("response_format")
+        model = body.get("model")
+        return cls(
+            path=path,
+            model=model if isinstance(model, str) else "",
+            headers=headers,
+            tools=frozenset(_tool_names(offered)),
+            prompt=prompt_class(asked if isinstance(asked, str | list) else "", offered, format_),
+        )
+
+
+def _tool_names(tools: Sequence[Any]) -> Iterator[str]:
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            function = tool.get("function")
+            name = function.get("name") if isinstance(function, Mapping) else tool.get("name")
+            if isinstance(name, str):
+                yield name
+
+
+def _some(value: Any) -> Any:
+    if not value:
+        raise expected("at least one entry")
+    return value
+
+
+def _lower_names(header: dict[str, str]) -> dict[str, str]:
+    lowered = {name.lower(): glob for name, glob in header.items()}
+    if len(lowered) < len(header):
+        raise expected("every header once: upper and lower case are the same")
+    return lowered
+
+
+def _fits(setting: str, value: Any) -> Any:
+    """The bounds are those of SpecConfig."""
+    try:
+        SpecConfig(**{setting: value})
+    except SettingError as error:
+        raise expected(str(error).partition("expected ")[2]) from None
+    return value
+
+
+_Tokens = Annotated[int, AfterValidator(partial(whole_between, 1, 10_000_000))]
+
+
+class Match(Checked):
+    """What must hold for a request to take a route: all that is given here."""
+
+    path: str | None = None  # glob
+    model: str | None = None  # glob
+    # Names in lower case, with a glob for the value.
+    header: Annotated[dict[str, str], AfterValidator(_some), AfterValidator(_lower_names)] | None = None
+    tools: Annotated[tuple[str, ...], AfterValidator(_some)] | None = None  # any of these is offered
+    prompt: PromptClass | None = None
+
+    def holds(self, request: RouteRequest) -> bool:
+        return (
+            (self.path is None or fnmatchcase(request.path, self.path))
+            and (self.model is None or fnmatchcase(request.model, self.model))
+            and (self.prompt is None or request.prompt == self.prompt)
+            and (self.tools is None or not request.tools.isdisjoint(self.tools))
+            and all(self._header_holds(request, name) for name in self.header or ())
+        )
+
+    def _header_holds(self, request: RouteRequest, name: str) -> bool:
+        value = request.headers.get(name)
+        return value is not None and self.header is not None and fnmatchcase(value, self.header[name])
+
+
+def _not_empty(match: Match) -> Match:
+    if not match.model_fields_set:
+        raise expected("at least one condition; for a route that takes everything leave match out")
+    return match
+
+
+class Route(Checked):
+    """What a route sets for its requests. None: not set, the server's own value holds."""
+
+    name: Annotated[str, AfterValidator(identifier)]
+    match: Annotated[Match, AfterValidator(_not_empty)] | None = None  # None: takes every request
+
+    enabled: bool = True  # False: plain decoding
+    drafters: tuple[str, ...] | None = None
+    num_speculative_tokens: Annotated[int, AfterValidator(partial(_fits, "max_draft"))] | None = None
+    tree_width: Annotated[int, AfterValidator(partial(_fits, "tree_width"))] | None = None
+    adaptive: bool | None = None
+    accept: Accept | None = None
+    acceptance_threshold: Annotated[float, AfterValidator(partial(between, 0, 1))] | None = None
+
+    max_tokens: _Tokens | None = None
+    max_prompt_tokens: _Tokens | None = None
+    timeout_s: Annotated[float, AfterValidator(partial(between, 0.001, 86_400))] | None = None
+    priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
+    learn: bool | None = None  # whether the suffix index may learn from these requests
+    trace_text: bool | None = None  # whether traces hold their prompts and texts
+
+    def takes(self, request: RouteRequest) -> bool:
+        return self.match is None or self.match.holds(request)
+
+    def spec(self, base: SpecConfig) -> SpecConfig:
+        """`base` with what this route sets."""
+        accept = self.accept or base.accept
+        width = base.tree_width if self.tree_width is None else self.tree_width
+        drafters = base.drafters if self.drafters is None else self.drafters
+        most = base.max_draft if self.num_speculative_tokens is None else self.num_speculative_tokens
+        return SpecConfig(
+            drafters=drafters if self.enabled else (),
+            max_draft=most if self.enabled else 0,
+            tree_width=1 if accept == "block" else width,  # for chains, wherever the width is from
+            adaptive=base.adaptive if self.adaptive is None else self.adaptive,
+            accept=accept,
+            threshold=base.threshold if self.acceptance_threshold is None else self.acceptance_threshold,
+        )
+
+
+class _File(Checked):
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """In the order they are tried. The last one takes everything."""
+
+    routes: tuple[Route, ...] = (Route(name=DEFAULT_NAME),)
+
+    def find(self, request: RouteRequest) -> Route:
+        return next(route for route in self.routes if route.takes(request))
+
+
+def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Routes:
+    """Reads a routes file; RouteError lists all that is wrong with it."""
+    routes = checked(_File, read(Path(path), RouteError), RouteError).routes
+    if problems := [*_order_problems(routes), *_drafter_problems(routes, known_drafters)]:
+        raise RouteError(*problems)
+    ends = routes and routes[-1].match is None
+    return Routes(routes if ends else (*routes, Route(name=DEFAULT_NAME)))
+
+
+def _order_problems(routes: Sequence[Route]) -> Iterator[str]:
+    first: dict[str, int] = {}
+    for i, route in enumerate(routes):
+        place = f"routes[{i}]"
+        if route.name in first:
+            yield f"{place}.name: {route.name!r} is the name of routes[{first[route.name]}] already"
+        first.setdefault(route.name, i)
+        if route.match is None and i + 1 < len(routes):
+            yield f"{place}: has no match and so takes every request: expected it to be the last route"
+        if route.match is not None and route.name == DEFAULT_NAME:
+            yield f"{place}.name: {DEFAULT_NAME!r} is the route of what no other takes: expected another name"
+        if route.accept == "block" and (route.tree_width or 1) > 1:
+            yield f"{place}.tree_width: {route.tree_width} is not usable: expected 1, as accept is 'block'"
+
+
+def _drafter_problems(routes: Iterable[Route], known: Collection[str] | None) -> Iterator[str]:
+    if known is None:
+        return
+    for i, route in enumerate(routes):
+        for j, name in enumerate(route.drafters or ()):
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                listed = ", ".join(sorted(known))
+                yield f"routes[{i}].drafters[{j}]: unknown drafter {name!r}{hint} Known: {listed}"
+
+
+class RouteFile(Reloaded[Routes]):
+    """The routes of a file, as it is now."""
+
+    def __init__(self, path: Path | str, known_drafters: Collection[str] | None = None) -> None:
+        super().__init__(path, partial(load, known_drafters=known_drafters))

@@ -1,0 +1,114 @@
+"""Runs requests on the engine's thread and hands their rounds to whoever awaits them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+
+from paceline import __version__
+from paceline.errors import PacelineError
+from paceline.llm import LLM, Prepared
+from paceline.server.asked import Asked
+from paceline.server.choice import Choice, Piece
+from paceline.server.failures import failure
+from paceline.server.worker import Worker
+from paceline.types import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a request runs, and with which rights."""
+
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None  # by time.monotonic
+    learn: bool = True
+
+
+class Service:
+    """A model, its engine's thread, and the answers in flight."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.worker = Worker(llm.engine)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model, its weights and the engine."""
+        return f"{self.llm.name}-{self.llm.target.fingerprint[:12]}-paceline-{__version__}"
+
+    async def answer(
+        self,
+        asked: Asked,
+        caller: Caller,
+        opened: list[Choice],
+        check: Callable[[Choice], None] = lambda _: None,
+    ) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """Pieces of all choices as they come; `opened` gets every choice that `check` lets pass.
+
+        The first choice reads the prompt; the others begin once that is in the cache.
+        """
+        inbox: asyncio.Queue[tuple[Choice, Round]] = asyncio.Queue()
+        wanted = 1
+        try:
+            while True:
+                for index in range(len(opened), wanted):
+                    choice = await self._open(asked, caller, index)
+                    check(choice)
+                    opened.append(choice)
+                    await self._submit(choice, inbox)
+                choice, r = await inbox.get()
+                piece = choice.take(r)
+                if r.error is not None:
+                    raise failure(r.error)
+                yield choice, piece
+                if opened[0].tally.tokens:
+                    wanted = asked.n
+                if len(opened) == asked.n and all(choice.finish for choice in opened):
+                    return
+        finally:
+            for choice in opened:
+                if choice.finish is None:
+                    self.worker.cancel(choice.made.seq.id)
+
+    async def _open(self, asked: Asked, caller: Caller, index: int) -> Choice:
+        try:
+            made = await asyncio.to_thread(self._prepare, asked, caller, index)
+        except PacelineError as error:
+            raise failure(error) from error
+        return Choice(index, made)
+
+    def _prepare(self, asked: Asked, caller: Caller, index: int) -> Prepared:
+        params = replace(asked.params, choice=index)
+        made = self.llm.prepare(
+            asked.prompt,
+            params,
+            asked.wanted,
+            spec=asked.spec,
+            prediction=asked.prediction,
+            tenant=caller.tenant,
+            learn=caller.learn,
+            template=asked.template,
+        )
+        made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
+        return made
+
+    async def _submit(self, choice: Choice, inbox: "asyncio.Queue[tuple[Choice, Round]]") -> None:
+        loop = asyncio.get_running_loop()
+        let_in: asyncio.Future[PacelineError | None] = loop.create_future()
+
+        def deliver(r: Round) -> None:
+            _soon(loop, lambda: inbox.put_nowait((choice, r)))
+
+        def answer(error: PacelineError | None) -> None:
+            _soon(loop, lambda: None if let_in.done() else let_in.set_result(error))
+
+        self.worker.submit(choice.made.seq, deliver, answer)
+        if (error := await let_in) is not None:
+            choice.finish = "error"
+            raise failure(error)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """A loop that is closed has nobody left to hear it."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)

@@ -1,0 +1,130 @@
+"""Puts a server together from its settings and runs it."""
+
+import logging
+import signal
+import threading
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from paceline.config import EngineConfig, SpecConfig
+from paceline.errors import SettingError
+from paceline.llm import LLM
+from paceline.server.app import MAX_BODY, App
+from paceline.server.keys import KeyFile
+from paceline.server.metrics import Metrics
+from paceline.server.reception import Reception
+from paceline.server.routes import RouteFile
+from paceline.server.service import Service
+from paceline.server.spans import spans_from_environment
+from paceline.trace.recorder import Recorder
+
+log = logging.getLogger("paceline.server")
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything `paceline serve` can be told."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    draft_model: str | None = None
+    drafters: tuple[str, ...] | None = None  # None: the usual ones
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
+    keys: str | None = None  # a file made by `paceline keys new`
+    routes: str | None = None  # a file of routes
+    store: str | None = None  # where traces go; "none": nowhere; None: the usual place
+    trace_text: bool = False
+    learn: bool = True
+    cors: tuple[str, ...] = ()  # origins that may ask from a browser
+    max_body: int = MAX_BODY  # bytes
+    drain_s: float = 30.0  # for running requests to end, once asked to stop
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+        if self.host not in LOOPBACK and self.keys is None:
+            log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
+
+
+def build(settings: ServerSettings) -> App:
+    """Loads the model and everything around it."""
+    routes = RouteFile(settings.routes) if settings.routes else None  # a broken file shows before the weights
+    keys = KeyFile(settings.keys) if settings.keys else None
+    recorder = _recorder(settings)
+    spec = None if settings.drafters is None else SpecConfig(settings.drafters)
+    llm = LLM(settings.model, draft_model=settings.draft_model, spec=spec, config=settings.engine)
+    service = Service(llm)
+    metrics = Metrics(
+        llm.name,
+        tuple(llm.drafters),
+        running=lambda: service.worker.running,
+        waiting=lambda: service.worker.waiting,
+        cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
+    )
+    for sink in (metrics, recorder):
+        if sink is not None:
+            llm.engine.listen(sink)
+    reception = Reception(llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn)
+    return App(service, reception, settings.max_body)
+
+
+def _recorder(settings: ServerSettings) -> Recorder | None:
+    if settings.store == "none":
+        return None
+    from paceline.trace.store import Store
+
+    return Recorder(Store.open(settings.store), with_text=settings.trace_text)
+
+
+def asgi(app: App, settings: ServerSettings) -> ASGIApp:
+    made = app.asgi()
+    if settings.cors:
+        made.user_middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+            )
+        )
+    return made
+
+
+class _Server(uvicorn.Server):
+    """Lets running requests end when asked to stop, and ends them cleanly when that takes too long."""
+
+    def __init__(self, config: uvicorn.Config, app: App, drain_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._drain_s = drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+        self._app.drain()
+        late = threading.Timer(self._drain_s, self._app.service.worker.stop, args=(5.0,))
+        late.daemon = True
+        late.start()
+
+
+def run(settings: ServerSettings) -> None:
+    """Until SIGTERM or Ctrl-C."""
+    app = build(settings)
+    config = uvicorn.Config(
+        asgi(app, settings),
+        settings.host,
+        settings.port,
+        log_level="warning",
+        timeout_graceful_shutdown=int(settings.drain_s) + 10,
+    )
+    log.info("serving %s on http://%s:%s/v1", settings.model, settings.host, settings.port)
+    print(f"serving {settings.model} on http://{settings.host}:{settings.port}/v1", flush=True)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _Server(config, app, settings.drain_s).run()

@@ -1,0 +1,133 @@
+"""What clients send, in OpenAI's words. An unknown or unusable parameter is an error that names it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from paceline.config import Accept
+
+Message = dict[str, Any]
+
+
+def exactly(only: bool | int) -> BeforeValidator:
+    """Nothing but this value or null: in Python 0 is False, and 1 is 1.0 and True."""
+
+    def check(value: Any) -> Any:
+        if value is not None and (type(value) is not type(only) or value != only):
+            raise PydanticCustomError("only", "Input should be {only}", {"only": repr(only)})
+        return value
+
+    return BeforeValidator(check)
+
+
+Never = Annotated[Literal[False] | None, exactly(False)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StreamOptions(_Wire):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
+    continuous_usage_stats: bool = False
+
+
+class Prediction(_Wire):
+    type: Literal["content"] = "content"
+    content: str | list[dict[str, Any]]
+
+
+class SpeculativeConfig(_Wire):
+    """How one request speculates. It changes speed, never text."""
+
+    drafters: list[str] | None = None
+    draft_model: str | None = None  # a drafter that the server has loaded
+    num_speculative_tokens: int | None = Field(None, ge=0, le=64)
+    acceptance_threshold: float | None = Field(None, ge=0, le=1)  # less sure than this is not guessed
+    tree_width: int | None = Field(None, ge=1, le=16)
+    accept: Accept | None = None
+    adaptive: bool | None = None
+    disabled: bool = False
+
+
+class StructuredOutputs(_Wire):
+    """vLLM's way to ask for a constraint."""
+
+    json_: Any = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    whitespace: Literal["fixed", "compact", "flexible"] | None = None
+
+
+class Sampling(_Wire):
+    """What chat and plain completions have in common."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    speculative_config: SpeculativeConfig | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(None, ge=-100, le=100)
+    learn: bool | None = None  # False: nothing of this request is remembered
+    metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
+    metadata: dict[str, str] | None = None
+    store: Never = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+class ChatRequest(Sampling):
+    messages: list[Message] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    modalities: list[Literal["text"]] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Sampling):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Never = None
+    suffix: None = None
+    best_of: Annotated[Literal[1] | None, exactly(1)] = None
+    prediction: Prediction | None = None
+
+
+class TokenizeRequest(_Wire):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(_Wire):
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,138 @@
+"""What is remembered of a request and of its rounds. Text only where it is switched on."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
+from typing import Any, Final
+
+from paceline.types import Round
+
+Runs = tuple[tuple[str, int], ...]  # who guessed, and how many nodes in a row
+
+# What a request may have sent beside numbers and still be remembered without its text.
+TEXTLESS_PARAMS: Final = ("logit_bias", "speculative_config")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One output that was asked for; where a request asks for several, each has a record."""
+
+    id: str
+    created: float  # unix seconds
+    model: str
+    route: str = ""
+    endpoint: str = ""  # "/v1/chat/completions"
+    tenant: str = ""  # opaque; never an API key
+    drafters: tuple[str, ...] = ()
+    accept: str = "match"
+    lossy: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)  # as sent; JSON values
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the cache
+    output_tokens: int = 0
+    passes: int = 0  # of the target
+    drafted: int = 0
+    accepted: int = 0
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    finish: str | None = None
+    error: str | None = None  # never quotes the prompt
+    queue_s: float = 0.0
+    first_token_s: float | None = None  # None: no token came
+    seconds: float = 0.0
+    # The text. All None where it is switched off.
+    messages: list[Any] | None = None  # JSON
+    prompt: str | None = None
+    tools: list[Any] | None = None  # JSON
+    output: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    output_ids: tuple[int, ...] | None = None
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.output_tokens / self.passes if self.passes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One pass of one output: a Round without its tokens, unless text is switched on."""
+
+    request: str
+    index: int  # 0, 1, ... within the request
+    start: int  # tokens before
+    budget: int  # guesses the controller allowed
+    drafted: int
+    accepted: int
+    committed: int  # tokens; 0 while prefilling
+    batch: int  # sequences in the pass
+    rows: int  # rows in the pass, all sequences together
+    draft_us: int  # of the pass, all sequences together
+    target_us: int  # likewise
+    sources: Runs = ()  # who guessed, in the order of the draft's nodes
+    parents: tuple[int, ...] | None = None  # of the draft's nodes; None: a chain
+    path: tuple[int, ...] | None = None  # the nodes kept; None: a chain, the first `accepted`
+    finish: str | None = None
+    draft_tokens: tuple[int, ...] | None = None  # text
+    tokens: tuple[int, ...] | None = None  # text: what was committed
+
+
+TEXT: Final = ("messages", "prompt", "tools", "output", "prompt_ids", "output_ids")
+
+
+def round_record(r: Round, index: int, with_tokens: bool) -> RoundRecord:
+    """Keeps nothing of the round alive: a draft may hold a tensor."""
+    chain = r.draft.parents is None
+    return RoundRecord(
+        request=r.request,
+        index=index,
+        start=r.start,
+        budget=r.budget,
+        drafted=len(r.draft),
+        accepted=len(r.path),
+        committed=len(r.tokens),
+        batch=r.batch,
+        rows=r.rows,
+        draft_us=r.draft_us,
+        target_us=r.target_us,
+        sources=runs(r.draft.sources),
+        parents=r.draft.parents,
+        path=None if chain else tuple(r.path),
+        finish=r.finish,
+        draft_tokens=tuple(r.draft.tokens) if with_tokens else None,
+        tokens=tuple(r.tokens) if with_tokens else None,
+    )
+
+
+def runs(names: Iterable[str]) -> Runs:
+    return tuple((name, len(list(group))) for name, group in groupby(names))
+
+
+def without_text(record: RequestRecord) -> RequestRecord:
+    """The same request, with no word of what was asked or answered.
+
+    Parameters that are not numbers may quote it (stop strings, predictions, schemas), so they go too.
+    """
+    params = {k: v for k, v in record.params.items() if _is_number(v) or k in TEXTLESS_PARAMS}
+    nothing: dict[str, Any] = dict.fromkeys(TEXT)
+    return replace(record, params=params, **nothing)
+
+
+def _is_number(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def as_dict(record: RequestRecord, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """One JSON object. The rounds do not repeat the request's id."""
+    return {**asdict(record), "rounds": [_round_as_dict(r) for r in rounds]}
+
+
+def _round_as_dict(r: RoundRecord) -> dict[str, Any]:
+    return {f.name: getattr(r, f.name) for f in fields(r) if f.name != "request"}
+
+
+def write_json(value: object) -> str:
+    """JSON that can always be stored: a lone surrogate, which UTF-8 has no bytes for, becomes an escape."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,153 @@
+"""Hands what happened to the trace store without ever making a request wait."""
+
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from paceline.errors import PacelineError
+from paceline.trace.record import RequestRecord, RoundRecord, round_record, without_text
+from paceline.types import Finish, Round, Seq, Sink
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOGS: Final = 60.0
+SAVES_BETWEEN_PRUNES: Final = 256
+SECONDS_BETWEEN_PRUNES: Final = 600.0
+
+Job = tuple[RequestRecord, Sequence[RoundRecord]]
+
+
+class Saves(Protocol):
+    """The part of a store that a recorder needs."""
+
+    def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None: ...
+    def prune(self) -> int: ...
+
+
+class Recorder(Sink):
+    """Collects rounds; told that a request has finished, saves both from a thread of its own.
+
+    Whatever happens to the database, it neither raises nor blocks: it counts. The store stays the caller's.
+    """
+
+    def __init__(
+        self,
+        store: Saves,
+        *,
+        with_text: bool = False,
+        max_waiting: int = 256,  # requests
+        max_open: int = 4096,  # sequences
+        max_rounds: int = 100_000,  # in memory, of all sequences
+    ) -> None:
+        self.saved = 0
+        self.dropped = 0  # requests that found no room, or came after the end
+        self.failed = 0  # requests, rounds and prunings that went wrong
+        self._store = store
+        self._with_text = with_text
+        self._max_waiting, self._max_open, self._max_rounds = max_waiting, max_open, max_rounds
+        self._open: OrderedDict[str, list[RoundRecord]] = OrderedDict()  # the one longest silent first
+        self._waiting: deque[Job] = deque()
+        self._held = 0  # rounds in memory
+        self._changed = threading.Condition()  # guards all of the above
+        self._closing = False
+        self._last_log = -math.inf
+        self._last_prune = -math.inf
+        self._since_prune = 0  # requests
+        self._writer = threading.Thread(target=self._write, name="paceline-traces", daemon=True)
+        self._writer.start()
+
+    def round(self, r: Round) -> None:
+        try:
+            with self._changed:
+                rounds = self._open.setdefault(r.request, [])
+                rounds.append(round_record(r, len(rounds), self._with_text))
+                self._held += 1
+                self._open.move_to_end(r.request)
+                self._forget_the_silent()
+        except Exception as error:
+            self._failure(error)
+
+    def finish(self, seq: Seq, reason: Finish) -> None:
+        """Waits for `finished`, which knows more. If that never comes, the rounds are forgotten in time."""
+
+    def finished(self, record: RequestRecord, sequence: str | None = None) -> None:
+        """A request is over. sequence: whose rounds are meant, if the record has another id."""
+        try:
+            kept = record if self._with_text else without_text(record)
+            with self._changed:
+                rounds = self._open.pop(sequence or record.id, [])
+                if self._closing or len(self._waiting) >= self._max_waiting:
+                    self.dropped += 1
+                    self._held -= len(rounds)
+                else:
+                    self._waiting.append((kept, rounds))
+                    self._changed.notify_all()
+        except Exception as error:
+            self._failure(error)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Saves what waits. True if all of it went; what comes later is dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._writer.join(timeout)
+        return not self._writer.is_alive()
+
+    def _forget_the_silent(self) -> None:
+        while len(self._open) > self._max_open or (self._held > self._max_rounds and self._open):
+            _, rounds = self._open.popitem(last=False)
+            self._held -= len(rounds)
+
+    def _write(self) -> None:
+        while not self._done():
+            if self._prune_is_due():
+                self._prune()
+            if (job := self._next()) is not None:
+                self._save(job)
+
+    def _done(self) -> bool:
+        with self._changed:
+            return self._closing and not self._waiting
+
+    def _next(self) -> Job | None:
+        """None: none came for so long that it is time to prune again, or none will come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing, SECONDS_BETWEEN_PRUNES)
+            return self._waiting[0] if self._waiting else None
+
+    def _save(self, job: Job) -> None:
+        self._since_prune += 1
+        if self._try(lambda: self._store.save(*job)):
+            self.saved += 1
+        with self._changed:  # only now: until it is saved, it takes up room
+            self._waiting.popleft()
+            self._held -= len(job[1])
+
+    def _prune_is_due(self) -> bool:
+        late = time.monotonic() - self._last_prune >= SECONDS_BETWEEN_PRUNES
+        return late or self._since_prune >= SAVES_BETWEEN_PRUNES
+
+    def _prune(self) -> None:
+        self._try(self._store.prune)
+        self._last_prune, self._since_prune = time.monotonic(), 0
+
+    def _try(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except Exception as error:
+            self._failure(error)
+            return False
+        return True
+
+    def _failure(self, error: Exception) -> None:
+        self.failed += 1
+        now = time.monotonic()
+        if now - self._last_log >= SECONDS_BETWEEN_LOGS:
+            self._last_log = now
+            # Only our own errors are known to quote nothing.
+            reason = error if isinstance(error, PacelineError) else type(error).__name__
+            log.warning("traces are being lost, %d so far: %s", self.failed, reason)

@@ -1,0 +1,131 @@
+"""The tables, and the way between rows and records. Columns are named as the records' fields are."""
+
+import re
+from dataclasses import fields
+from typing import Any, Final
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    RowMapping,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+from paceline.trace.record import TEXT, RequestRecord, RoundRecord
+
+
+class AnyText(TypeDecorator[str]):
+    """Text as it came. PostgreSQL stores no NUL and UTF-8 no lone surrogate: both are kept as escapes."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else _escaped(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else _unescaped(value)
+
+
+def _escaped(text: str) -> str:
+    return re.sub("[\\\\\0\ud800-\udfff]", lambda c: "\\\\" if c[0] == "\\" else f"\\u{ord(c[0]):04x}", text)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(?:\\|u([0-9a-f]{4}))", lambda c: chr(int(c[1], 16)) if c[1] else "\\", text)
+
+
+def _json(name: str, optional: bool = False) -> Column[Any]:
+    # Not JSONB, which refuses what JSON may say: \u0000 and lone surrogates.
+    return Column(name, JSON(none_as_null=True), nullable=optional)
+
+
+def _text(name: str, optional: bool = False) -> Column[str]:
+    return Column(name, AnyText, nullable=optional)
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+def _seconds(name: str, optional: bool = False) -> Column[float]:
+    return Column(name, Double, nullable=optional)
+
+
+METADATA: Final = MetaData()
+
+VERSIONS: Final = Table("paceline_schema_version", METADATA, Column("version", Integer, nullable=False))
+
+REQUESTS: Final = Table(
+    "paceline_requests",
+    METADATA,
+    Column("key", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),  # in order of saving
+    Column("id", AnyText, nullable=False, unique=True),
+    _seconds("created"),
+    *(_text(name) for name in ("model", "route", "endpoint", "tenant", "accept")),
+    Column("lossy", Boolean, nullable=False),
+    *(_json(name) for name in ("drafters", "params", "drafted_by_source", "accepted_by_source")),
+    *(_count(name) for name in ("prompt_tokens", "cached_tokens", "output_tokens")),
+    *(_count(name) for name in ("passes", "drafted", "accepted")),
+    *(_text(name, optional=True) for name in ("finish", "error")),
+    _seconds("queue_s"),
+    _seconds("first_token_s", optional=True),
+    _seconds("seconds"),
+    *(_text(name, optional=True) for name in ("prompt", "output")),
+    *(_json(name, optional=True) for name in ("messages", "tools", "prompt_ids", "output_ids")),
+    Index("paceline_requests_created", "created"),
+)
+
+ROUNDS: Final = Table(
+    "paceline_rounds",
+    METADATA,
+    Column("request_key", ForeignKey(REQUESTS.c.key, ondelete="CASCADE"), primary_key=True),
+    Column("index", BigInteger, primary_key=True, autoincrement=False),
+    *(_count(name) for name in ("start", "budget", "drafted", "accepted", "committed")),
+    *(_count(name) for name in ("batch", "rows", "draft_us", "target_us")),
+    _json("sources"),
+    *(_json(name, optional=True) for name in ("parents", "path", "draft_tokens", "tokens")),
+    _text("finish", optional=True),
+    sqlite_with_rowid=False,  # one tree instead of a table and an index
+)
+
+SUMMARY: Final = tuple(c for c in REQUESTS.columns if c.name not in TEXT)  # what a list shows
+
+_ROUND_FIELDS: Final = tuple(f.name for f in fields(RoundRecord) if f.name != "request")
+
+
+def request_row(record: RequestRecord) -> dict[str, Any]:
+    row = {f.name: getattr(record, f.name) for f in fields(record)}
+    for name in ("params", "drafted_by_source", "accepted_by_source"):
+        row[name] = dict(row[name])  # any mapping will do
+    return row
+
+
+def round_row(r: RoundRecord, request_key: int) -> dict[str, Any]:
+    return {"request_key": request_key} | {name: getattr(r, name) for name in _ROUND_FIELDS}
+
+
+def request_of(row: RowMapping) -> RequestRecord:
+    """Text that was not read is None."""
+    values = {f.name: row.get(f.name) for f in fields(RequestRecord)}
+    return RequestRecord(**_with_tuples(values, "drafters", "prompt_ids", "output_ids"))
+
+
+def round_of(row: RowMapping, request: str) -> RoundRecord:
+    values: dict[str, Any] = {name: row[name] for name in _ROUND_FIELDS}
+    values["sources"] = tuple((name, count) for name, count in values["sources"])
+    return RoundRecord(request, **_with_tuples(values, "parents", "path", "draft_tokens", "tokens"))
+
+
+def _with_tuples(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return values | {name: None if values[name] is None else tuple(values[name]) for name in names}

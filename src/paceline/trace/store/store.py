@@ -1,0 +1,228 @@
+"""Requests and their rounds, kept until they are too old or too many."""
+
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Connection, Engine, and_, delete, func, insert, literal, or_, select, text
+
+from paceline.errors import StoreError
+from paceline.trace.record import RequestRecord, RoundRecord, as_dict
+from paceline.trace.store import connect
+from paceline.trace.store.schema import (
+    REQUESTS,
+    ROUNDS,
+    SUMMARY,
+    AnyText,
+    request_of,
+    request_row,
+    round_of,
+    round_row,
+)
+from paceline.trace.store.versions import latest, migrate, version
+
+T = TypeVar("T")
+
+PAGE = 64  # requests an export holds in memory
+BATCH = 500  # requests deleted in one transaction
+ROOM = 0.9  # pruning by size goes down to this share, so that it is seldom needed
+
+Found = tuple[RequestRecord, tuple[RoundRecord, ...]]
+
+
+class Store:
+    """Safe to use from several threads and processes at once. Every failure is a StoreError."""
+
+    def __init__(self, engine: Engine, name: str, max_age_days: float, max_mb: float) -> None:
+        self._engine = engine
+        self._writing = engine.execution_options(writes=True)
+        self._max_age_s = max_age_days * 86400
+        self._max_bytes = int(max_mb * 1e6)
+        self.name = name
+
+    @classmethod
+    def open(
+        cls, url: str | None = None, *, max_age_days: float = 30, max_mb: float = 512, create: bool = True
+    ) -> "Store":
+        """Makes or updates the tables first, if that is needed."""
+        if max_age_days <= 0 or max_mb <= 0:
+            raise StoreError("a store keeps something: expected max_age_days and max_mb above 0")
+        place = connect.parse(url or connect.default_url())
+        name = connect.shown(place)
+        engine = _patiently(lambda: connect.engine(place, create))
+        store = cls(engine, name, max_age_days, max_mb)
+        try:
+            _patiently(store._make_current)
+        except StoreError:
+            engine.dispose()
+            raise
+        return store
+
+    def _make_current(self) -> None:
+        with connect.errors(f"the store at {self.name} cannot be used"):
+            with self._engine.begin() as connection:
+                found = version(connection)
+            if found != latest():
+                with self._writing.begin() as connection:
+                    migrate(connection)
+
+    def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None:
+        """All of it or nothing. An id is saved once."""
+        with connect.errors("a request cannot be saved"), self._writing.begin() as connection:
+            made = connection.execute(insert(REQUESTS).values(request_row(record)).returning(REQUESTS.c.key))
+            key = made.scalar_one()
+            if rounds:
+                connection.execute(insert(ROUNDS), [round_row(r, key) for r in rounds])
+
+    def list(
+        self,
+        limit: int = 20,
+        before: str | None = None,
+        model: str | None = None,
+        route: str | None = None,
+        finish: str | None = None,
+    ) -> tuple[RequestRecord, ...]:
+        """Newest first, without their text. before: the id of the last one seen."""
+        wanted = {"model": model, "route": route, "finish": finish}
+        query = select(*SUMMARY).where(*(REQUESTS.c[k] == v for k, v in wanted.items() if v is not None))
+        query = query.order_by(REQUESTS.c.created.desc(), REQUESTS.c.key.desc()).limit(limit)
+        with connect.errors("requests cannot be listed"), self._engine.begin() as connection:
+            if before is not None:
+                query = query.where(_older_than(connection, before))
+            return tuple(request_of(row) for row in connection.execute(query).mappings())
+
+    def get(self, id: str) -> Found | None:
+        """A request by its id, or by the beginning of it if only one begins so."""
+        with connect.errors("a request cannot be read"), self._engine.begin() as connection:
+            key = _key(connection, id)
+            if key is None:
+                return None
+            (found,) = _whole(connection, [key])
+            return found
+
+    def export(self, since: float | None = None) -> Iterator[dict[str, Any]]:
+        """One JSON object for each request, with its rounds, in the order they were saved."""
+        last = 0
+        recent = [] if since is None else [REQUESTS.c.created >= since]
+        query = select(REQUESTS.c.key).order_by(REQUESTS.c.key).limit(PAGE)
+        while True:
+            with connect.errors("requests cannot be read"), self._engine.begin() as connection:
+                keys = connection.execute(query.where(REQUESTS.c.key > last, *recent)).scalars().all()
+                page = _whole(connection, keys)
+            if not keys:
+                return
+            yield from (as_dict(record, rounds) for record, rounds in page)
+            last = keys[-1]
+
+    def prune(self) -> int:
+        """Forgets what is too old, then the oldest until the rest fits. How many requests went."""
+        with connect.errors("old requests cannot be deleted"):
+            gone = self._delete_older(time.time() - self._max_age_s)
+            if gone and self._engine.dialect.name == "sqlite":  # PostgreSQL reuses the space by itself
+                self._give_back()
+            return gone + self._delete_until_it_fits()
+
+    def size(self) -> int:
+        """Bytes on disk. SQLite's log, which is short, comes on top."""
+        with connect.errors("the size cannot be read"), self._engine.begin() as connection:
+            if connection.dialect.name == "sqlite":
+                pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+                return int(pages * connection.execute(text("PRAGMA page_size")).scalar_one())
+            size = func.pg_total_relation_size
+            return int(connection.execute(select(size(REQUESTS.name) + size(ROUNDS.name))).scalar_one())
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _delete_older(self, than: float) -> int:
+        gone = 0
+        while n := self._delete_oldest(BATCH, than):
+            gone += n
+        return gone
+
+    def _delete_until_it_fits(self) -> int:
+        gone = 0
+        if self.size() <= self._max_bytes:
+            return gone
+        self._give_back()  # else what was deleted before would count still, and more would go for it
+        size = self.size()
+        while size > self._max_bytes:
+            with self._engine.begin() as connection:
+                count = connection.execute(select(func.count()).select_from(REQUESTS)).scalar_one()
+            goal = gone + math.ceil(count * (1 - ROOM * self._max_bytes / size))
+            while gone < goal and (n := self._delete_oldest(min(BATCH, goal - gone))):
+                gone += n
+            self._give_back()
+            size, before = self.size(), size
+            if size >= before:  # someone still reads what was deleted: more deleting would not help
+                break
+        return gone
+
+    def _delete_oldest(self, most: int, than: float = math.inf) -> int:
+        oldest = select(REQUESTS.c.key).order_by(REQUESTS.c.created, REQUESTS.c.key).limit(most)
+        if than < math.inf:
+            oldest = oldest.where(REQUESTS.c.created < than)
+        with self._writing.begin() as connection:
+            return connection.execute(delete(REQUESTS).where(REQUESTS.c.key.in_(oldest))).rowcount
+
+    def _give_back(self) -> None:
+        """Returns the room of deleted requests to the disk."""
+        if self._engine.dialect.name == "sqlite":
+            with self._engine.connect() as connection:
+                raw = cast(sqlite3.Connection, connection.connection.driver_connection)
+                raw.executescript("PRAGMA incremental_vacuum")  # execute() would free a single page
+            return
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql(f"VACUUM (FULL) {REQUESTS.name}, {ROUNDS.name}")
+
+
+def _older_than(connection: Connection, id: str) -> Any:
+    place = select(REQUESTS.c.created, REQUESTS.c.key).where(REQUESTS.c.id == id)
+    found = connection.execute(place).one_or_none()
+    if found is None:
+        raise StoreError(f"there is no request {id!r} to list those before it")
+    created, key = found
+    earlier = REQUESTS.c.created < created
+    return or_(earlier, and_(REQUESTS.c.created == created, REQUESTS.c.key < key))
+
+
+def _key(connection: Connection, id: str) -> int | None:
+    exact = connection.execute(select(REQUESTS.c.key).where(REQUESTS.c.id == id)).scalar()
+    if exact is not None or not id:
+        return exact
+    # Not LIKE, which in SQLite takes upper and lower case for the same.
+    start = literal(id, AnyText)
+    begins = func.substr(REQUESTS.c.id, 1, func.length(start)) == start
+    keys = connection.execute(select(REQUESTS.c.key).where(begins).limit(2)).scalars().all()
+    if len(keys) > 1:
+        raise StoreError(f"more than one request begins with {id!r}; give more of the id")
+    return keys[0] if keys else None
+
+
+def _whole(connection: Connection, keys: Sequence[int]) -> Sequence[Found]:
+    """The requests with these keys, in order of key, and the rounds of each."""
+    rounds: dict[int, list[Any]] = {key: [] for key in keys}
+    query = (
+        select(ROUNDS).where(ROUNDS.c.request_key.in_(keys)).order_by(ROUNDS.c.request_key, ROUNDS.c.index)
+    )
+    for row in connection.execute(query).mappings():
+        rounds[row["request_key"]].append(row)
+    requests = select(REQUESTS).where(REQUESTS.c.key.in_(keys)).order_by(REQUESTS.c.key)
+    return [
+        (request_of(row), tuple(round_of(r, row["id"]) for r in rounds[row["key"]]))
+        for row in connection.execute(requests).mappings()
+    ]
+
+
+def _patiently(act: Callable[[], T]) -> T:
+    """While another makes the file a log, SQLite does not wait for it as it does for any other lock."""
+    late = time.monotonic() + connect.LOCK_WAIT_MS / 1000
+    while True:
+        try:
+            return act()
+        except StoreError as error:
+            if "database is locked" not in str(error) or time.monotonic() > late:
+                raise
+        time.sleep(0.02)

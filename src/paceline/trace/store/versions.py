@@ -1,0 +1,54 @@
+"""Which version a store has, and the steps from an older one to ours."""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, func, insert, inspect, select, text, update
+
+from paceline.errors import StoreError
+from paceline.trace.store.schema import METADATA, VERSIONS
+
+Step = Callable[[Connection], None]
+
+# STEPS[n - 1] takes a store from version n to n + 1; once released, a step stays as it is.
+# A new store is made as METADATA says, so a step and METADATA change together.
+STEPS: tuple[Step, ...] = ()
+
+ONE_AT_A_TIME = 0x706163656C696E65  # of PostgreSQL's advisory locks, the one for making and changing tables
+
+
+def latest() -> int:
+    return len(STEPS) + 1
+
+
+def version(connection: Connection) -> int | None:
+    """None: nothing is there yet. A store that is not ours, or newer than we know, is an error."""
+    tables = set(inspect(connection).get_table_names())
+    if VERSIONS.name in tables:
+        found = connection.execute(select(func.max(VERSIONS.c.version))).scalar()
+        return _known(found)
+    shared = connection.dialect.name == "postgresql"  # a database may hold others' tables too, a file may not
+    if tables & set(METADATA.tables) if shared else tables:
+        raise StoreError("it holds other tables and is no trace store; name another place")
+    return None
+
+
+def _known(found: int | None) -> int:
+    if found is None:
+        raise StoreError("it does not say its version; restore it from a copy, or name another place")
+    if found > latest():
+        raise StoreError(f"it has version {found}, this paceline knows {latest()}; update paceline")
+    return found
+
+
+def migrate(connection: Connection) -> None:
+    """Makes or updates the tables, in the caller's transaction, which must be one that writes."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ONE_AT_A_TIME})
+    found = version(connection)  # again: another process may have been quicker
+    if found is None:
+        METADATA.create_all(connection)
+        connection.execute(insert(VERSIONS).values(version=latest()))
+        return
+    for step in STEPS[found - 1 :]:
+        step(connection)
+    connection.execute(update(VERSIONS).values(version=latest()))

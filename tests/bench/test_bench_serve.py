@@ -1,0 +1,95 @@
+"""The server's benchmarks: what is read from a stream, how rounds become rows, what fails a soak."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import at_once, report, sections, soak
+from bench.at_once import Sample
+from bench.http_client import Reading, Refused, take
+from bench.served import Served, Way
+from bench.soak_asks import Expected, bad_bodies
+from bench.soak_load import Tally
+
+SERVED: Served = None  # type: ignore[assignment]  # never asked here
+OURS, THEIRS, SLOW = (
+    Way(s, m, SERVED) for s, m in (("paceline", "d"), ("llama.cpp", "a"), ("llama.cpp", "b"))
+)
+
+
+def test_a_reading_takes_text_calls_and_usage() -> None:
+    found = Reading()
+    call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ": 1}"}}
+    take(found, {"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 1.0)
+    take(found, {"choices": [{"delta": {"content": "Hi"}}]}, 2.0)
+    take(found, {"choices": [{"delta": {"tool_calls": [call]}}]}, 3.0)
+    take(found, {"choices": [{"delta": {"tool_calls": [rest]}, "finish_reason": "tool_calls"}]}, 4.0)
+    take(found, {"choices": [], "usage": {"completion_tokens": 3}}, 5.0)
+    assert (found.first, found.last, found.tokens) == (2.0, 4.0, 3)
+    assert found.ms_per_token == 1000.0
+    assert found.calls == {0: ["f", '{"a": 1}']}
+    with pytest.raises(Refused):
+        take(found, {"error": {"message": "no"}}, 6.0)
+
+
+def samples() -> list[Sample]:
+    rates = {OURS: (10.0, 40.0), THEIRS: (8.0, 20.0), SLOW: (1.0, 2.0)}
+    reading = Reading(first=0.5, last=1.5, tokens=11)
+    return [
+        Sample(way, agents, turn, number, rate + number, (reading,))
+        for way, both in rates.items()
+        for agents, rate in zip((1, 16), both, strict=True)
+        for turn in at_once.TURNS
+        for number in range(2)
+    ]
+
+
+def test_rounds_become_rows_and_ratios() -> None:
+    made = at_once.rows(samples(), [OURS, THEIRS, SLOW], 16)
+    assert len(made) == 12
+    assert made[0]["tokens_per_s"] == {"median": 10.5, "low": 10.0, "high": 11.0}
+    assert made[0]["ttft_p99_ms"] == 500
+    assert made[0]["tpot_ms"] == 100
+    assert at_once.scaling(samples(), OURS, "first", 16).high == 4.0
+    found = at_once.against(samples(), OURS, [THEIRS, SLOW], "next", 16)
+    assert (found["peer"], found["high"]) == ("llama.cpp a", 2.0)
+    assert at_once.against(samples(), OURS, [], "next", 16) is None
+
+
+def test_a_soak_fails_for_wrong_texts_stuck_requests_and_growth() -> None:
+    tally, right = Tally(), Expected("greedy chat", "/", {}, "Paris", ())
+    tally.compare(right, "Paris", [])
+    left = dict.fromkeys(soak.GAUGES, 0.0)
+    flat = [(float(i), 100.0) for i in range(11)]
+    assert soak.faults(soak.figures(tally, flat, 104.0, left), alive=True) == []
+    tally.compare(right, "Rome", [])
+    tally.failed(500, "broken")
+    found = soak.figures(tally, flat, 106.0, {**left, soak.GAUGES[0]: 1.0})
+    assert len(soak.faults(found, alive=True)) == 4
+    assert found["completed answers compared"] == 2
+
+
+def test_bad_bodies_are_all_different() -> None:
+    made = list(bad_bodies("m"))
+    assert len({body for _, _, body in made}) == len({what for what, _, _ in made}) == len(made)
+
+
+def test_results_have_their_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    machine = {"model": "m", "date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
+    spread = {"median": 2.0, "low": 1.0, "high": 3.0}
+    turn = {"system": "paceline", "mode": "default", "prompt_tokens": 2000, "repeats": 5}
+    agents = {"rows": at_once.rows(samples(), [OURS], 16), "scaling": [], "against": []}
+    result: dict[str, Any] = {"machine": machine, "command": "python -m bench serve", "agents": agents}
+    result["settings"] = {"context": 512, "max_tokens": 64}
+    result["turns"] = [{**turn, "cold_ms": spread, "next_ms": spread, "share": spread}]
+    (tmp_path / "serve-m.json").write_text(json.dumps(result))
+    ended = {"machine": machine, "command": "x", "figures": {"wrong texts": 0}, "problems": []}
+    (tmp_path / "soak-m.json").write_text(json.dumps(ended))
+    page = "\n".join(sections.every())
+    assert "| paceline | default | 2000 | 2 (1 to 3) | 2 (1 to 3) | 2.000 (1.000 to 3.000) | 5 |" in page
+    assert "| first | 16 | paceline | d | 40.5 (40.0 to 41.0) | 500 | 500 | 100.0 | 2 |" in page
+    assert "| wrong texts | 0 |" in page

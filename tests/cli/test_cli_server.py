@@ -1,0 +1,125 @@
+"""paceline routes and paceline keys, as an operator meets them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.server.keys import load
+
+ROUTES = """
+routes:
+  - name: edits
+    match: {path: /v1/*, tools: [edit_file]}
+    drafters: [prediction, suffix]
+    priority: 5
+  - name: rest
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_routes_check_lists_what_was_understood(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text(ROUTES)
+    assert run(capsys, "routes", "check", file) == (
+        0,
+        'edits: path="/v1/*", tools=["edit_file"] -> drafters=["prediction", "suffix"], priority=5\n'
+        "rest: everything else -> as the server is set\n",
+        "",
+    )
+    code, out, _ = run(capsys, "routes", "check", file, "--json")
+    assert code == 0
+    assert json.loads(out)["routes"][0]["match"] == {"path": "/v1/*", "tools": ["edit_file"]}
+
+
+def test_routes_check_lists_problems(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a, drafters: [sufix]}, {name: a}]")
+    code, out, err = run(capsys, "routes", "check", file)
+    assert (code, err) == (2, "")
+    assert [line.partition(":")[0] for line in out.splitlines()] == [
+        "routes[0]",
+        "routes[1].name",
+        "routes[0].drafters[0]",
+    ]
+    code, shown, _ = run(capsys, "routes", "check", file, "--json")
+    assert code == 2
+    assert json.loads(shown)["problems"] == out.splitlines()
+    assert run(capsys, "routes", "check", tmp_path / "no")[:2] == (
+        2,
+        "cannot read no: No such file or directory\n",
+    )
+
+
+def test_routes_check_knows_drafters_it_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a, drafters: [grammar, suffix, ngram, prediction, model, none, mine]}]")
+    assert run(capsys, "routes", "check", file)[0] == 2
+    assert run(capsys, "routes", "check", file, "--drafter", "mine")[0] == 0
+
+
+def test_keys_are_made_listed_and_removed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    file = tmp_path / "keys.json"
+    code, made, _ = run(capsys, "keys", "new", "alice", "--requests-per-minute", "60")
+    assert code == 0
+    found = load(file).check(f"Bearer {made.strip()}")
+    assert found
+    assert found.name == "alice"
+    assert run(capsys, "keys", "new", "bob", "--file", file)[0] == 0
+    assert run(capsys, "keys", "ls") == (0, "alice: requests_per_minute=60\nbob: no limits\n", "")
+    code, out, _ = run(capsys, "keys", "ls", "--json")
+    assert json.loads(out) == [
+        {"name": "alice", "limits": {"requests_per_minute": 60}},
+        {"name": "bob", "limits": {}},
+    ]
+    assert run(capsys, "keys", "rm", "alice") == (0, "alice is removed\n", "")
+    assert [key.name for key in load(file).keys] == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["new", "a b"], "1 to 64 letters"),
+        (["new", "a", "--concurrent", "0"], "concurrent: 0 is not usable"),
+        (["rm", "nobody"], "cannot read keys.json"),
+        (["ls"], "cannot read keys.json"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    code, out, err = run(capsys, "keys", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_neither_needs_torch(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text(ROUTES)
+    code = (
+        "import sys; from paceline.cli import main\n"
+        "for command in (['routes', 'check', sys.argv[1]], ['keys', 'new', 'a', '--file', sys.argv[2]]):\n"
+        "    try: main(command)\n"
+        "    except SystemExit as end: assert not end.code, end.code\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(file), str(tmp_path / "keys.json")]
+    assert subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0

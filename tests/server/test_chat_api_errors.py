@@ -1,0 +1,150 @@
+"""What /v1/chat/completions and /v1/completions refuse, as the `openai` client sees it."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from running import Running
+
+pytestmark = pytest.mark.model
+
+ASKED: list[Any] = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"extra_body": {"colour": "red"}}, "colour"),
+    ({"temperature": -0.5}, "temperature"),
+    ({"temperature": "warm"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"stop": [""]}, "stop"),
+    ({"messages": []}, "messages"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"modalities": ["audio"]}, "modalities.0"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"extra_body": {"top_k": -1}}, "top_k"),
+    ({"extra_body": {"min_p": 2}}, "min_p"),
+    ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+    ({"extra_body": {"priority": 101}}, "priority"),
+    ({"extra_body": {"speculative_config": {"speed": 9}}}, "speculative_config.speed"),
+    ({"extra_body": {"speculative_config": {"draft_model": "gpt"}}}, "speculative_config.draft_model"),
+    (
+        {"extra_body": {"speculative_config": {"acceptance_threshold": 2}}},
+        "speculative_config.acceptance_threshold",
+    ),
+    ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"), WRONG, ids=[f"{i}-{param}" for i, (_, param) in enumerate(WRONG)]
+)
+def test_what_cannot_be_done_is_named(server: Running, asked: dict[str, Any], param: str) -> None:
+    given = {"model": server.model, "messages": ASKED, **asked}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client().chat.completions.create(**given, stream=stream)
+        assert caught.value.param == param
+        assert caught.value.type == "invalid_request_error"
+
+
+COMPLETIONS_WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [["a"]]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"echo": True}, "echo"),
+    ({"suffix": "end"}, "suffix"),
+    ({"best_of": 3}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param"), COMPLETIONS_WRONG, ids=[param for _, param in COMPLETIONS_WRONG])
+def test_what_completions_cannot_do_is_named(server: Running, asked: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().completions.create(**{"model": server.model, "prompt": "x", **asked})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"role": "user", "content": [5]},
+        {"role": "user", "content": {"secret": 1}},
+        {"role": "assistant", "content": None, "tool_calls": [5]},
+        {"role": "assistant", "content": None, "tool_calls": "secret"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": 5}]},
+    ],
+)
+def test_messages_that_cannot_be_read(server: Running, message: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().chat.completions.create(model=server.model, messages=[message])  # type: ignore[list-item]
+    assert "secret" not in caught.value.message
+
+
+def test_tokens_that_are_not_the_models(server: Running) -> None:
+    for tokens in ([10**6], [-1]):
+        body = {"tokens": tokens}
+        assert httpx.post(f"{server.url}/detokenize", json=body, trust_env=False).status_code == 400
+    with pytest.raises(openai.BadRequestError):
+        server.client().completions.create(model=server.model, prompt=[10**6])
+    with pytest.raises(openai.BadRequestError):
+        server.client().completions.create(model=server.model, prompt="x", logit_bias={"1000000": 1})
+
+
+def test_a_drafter_that_is_not_known(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="gpt"):
+        server.client().completions.create(
+            model=server.model, prompt="x", extra_body={"speculative_config": {"drafters": ["gpt"]}}
+        )
+
+
+def test_unknown_models(server: Running) -> None:
+    client = server.client()
+    for ask in (
+        lambda: client.chat.completions.create(model="gpt-9", messages=ASKED),
+        lambda: client.completions.create(model="gpt-9", prompt="x"),
+        lambda: client.models.retrieve("gpt-9"),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            ask()
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_prompts_that_are_too_long(server: Running) -> None:
+    long: list[Any] = [{"role": "user", "content": "word " * 9000}]
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client().chat.completions.create(model=server.model, messages=long, stream=stream)
+        assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"model": 1', b"\xff\xfe", b"[" * 100_000])
+def test_bodies_that_are_not_json_objects(server: Running, body: bytes) -> None:
+    for path in ("chat/completions", "completions", "responses"):
+        found = httpx.post(f"{server.url}/v1/{path}", content=body, trust_env=False)
+        assert found.status_code == 400
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_other_paths_and_methods(server: Running) -> None:
+    found = httpx.get(f"{server.url}/v1/nothing", trust_env=False)
+    assert (found.status_code, found.json()["error"]["type"]) == (404, "invalid_request_error")
+    found = httpx.get(f"{server.url}/v1/chat/completions", trust_env=False)
+    assert (found.status_code, found.json()["error"]["type"]) == (405, "invalid_request_error")

@@ -1,0 +1,63 @@
+"""What /v1/responses refuses, as the `openai` client sees it."""
+
+from typing import Any
+
+import openai
+import pytest
+from running import Running
+
+pytestmark = pytest.mark.model
+
+WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": {}, "strict": True}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"background": True}, "background"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+    ({"include": ["message.output_text.logprobs"]}, "include.0"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": ""}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [5]}, "input"),
+    ({"input": [{"role": "user", "content": [5]}]}, "input[0].content"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+    ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "function_call_output", "call_id": "c1", "output": "7"}]}, "input[0].call_id"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{**WEATHER, "name": ""}]}, "tools[0].name"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "fly"}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"extra_body": {"colour": "red"}}, "colour"),
+    ({"extra_body": {"speculative_config": {"drafter": 1}}}, "speculative_config.drafter"),
+    ({"extra_body": {"priority": 1000}}, "priority"),
+]
+
+
+@pytest.mark.parametrize(("asked", "param"), WRONG, ids=[param for _, param in WRONG])
+def test_what_cannot_be_done_is_named(server: Running, asked: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client().responses.create(**{"model": server.model, "input": "x", **asked}, stream=stream)
+        assert caught.value.param == param
+        assert caught.value.type == "invalid_request_error"
+        assert param.split("[")[0].split(".")[0] in caught.value.message
+
+
+def test_unknown_models_and_long_inputs(server: Running) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        server.client().responses.create(model="gpt-9", input="x")
+    assert missing.value.code == "model_not_found"
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client().responses.create(model=server.model, input="word " * 9000, stream=stream)
+        assert caught.value.code == "context_length_exceeded"

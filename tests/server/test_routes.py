@@ -1,0 +1,340 @@
+"""Routes: what a file may say, what it is told otherwise, and which route a request takes."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from paceline.config import SpecConfig
+from paceline.errors import RouteError
+from paceline.server.prompt_class import LOOK_AT, prompt_class
+from paceline.server.routes import Match, Route, RouteFile, RouteRequest, Routes, load
+
+PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
+TOOL = {"type": "function", "function": {"name": "search", "parameters": {}}}
+
+
+def loaded(tmp_path: Path, *routes: Any) -> Routes:
+    file = tmp_path / "routes.yaml"
+    file.write_text(yaml.safe_dump({"routes": list(routes)}))
+    return load(file)
+
+
+def problems(tmp_path: Path, text: str, known: set[str] | None = None) -> tuple[str, ...]:
+    file = tmp_path / "routes.yaml"
+    file.write_text(text)
+    with pytest.raises(RouteError) as refused:
+        load(file, known)
+    assert str(refused.value) == "\n".join(refused.value.problems)
+    return refused.value.problems
+
+
+def one_problem(tmp_path: Path, route: str) -> str:
+    file = f"routes:\n- {{name: first, match: {{path: /a}}}}\n- {{name: x, {route}}}\n"
+    (problem,) = problems(tmp_path, file)
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("match", "request_", "taken"),
+    [
+        ({"path": "/v1/*"}, RouteRequest(path="/v1/chat/completions"), True),
+        ({"path": "/v1/*"}, RouteRequest(path="/v2/chat"), False),
+        ({"path": "/V1/*"}, RouteRequest(path="/v1/chat"), False),
+        ({"model": "qwen*"}, RouteRequest(model="qwen2.5"), True),
+        ({"model": "qwen*"}, RouteRequest(model="a-qwen"), False),
+        ({"header": {"X-Agent": "plan*"}}, RouteRequest(headers={"x-aGENT": "planner"}), True),
+        ({"header": {"x-agent": "plan*"}}, RouteRequest(headers={"x-agent": "tester"}), False),
+        ({"header": {"x-agent": "*"}}, RouteRequest(), False),
+        ({"header": {"a": "1", "b": "2"}}, RouteRequest(headers={"a": "1", "b": "2"}), True),
+        ({"header": {"a": "1", "b": "2"}}, RouteRequest(headers={"a": "1"}), False),
+        ({"tools": ["read", "grep"]}, RouteRequest(tools=frozenset({"grep", "x"})), True),
+        ({"tools": ["read", "grep"]}, RouteRequest(tools=frozenset({"x"})), False),
+        ({"prompt": "code"}, RouteRequest(prompt="code"), True),
+        ({"prompt": "code"}, RouteRequest(prompt="chat"), False),
+        ({"path": "/a", "model": "m"}, RouteRequest(path="/a", model="m"), True),
+        ({"path": "/a", "model": "m"}, RouteRequest(path="/a", model="n"), False),
+    ],
+)
+def test_a_route_is_taken_if_all_that_is_given_holds(
+    tmp_path: Path, match: dict[str, Any], request_: RouteRequest, taken: bool
+) -> None:
+    routes = loaded(tmp_path, {"name": "x", "match": match})
+    assert (routes.find(request_).name == "x") == taken
+
+
+def test_the_first_match_wins_and_the_rest_takes_the_default(tmp_path: Path) -> None:
+    wide, narrow = {"name": "wide", "match": {"path": "/*"}}, {"name": "narrow", "match": {"path": "/a"}}
+    assert loaded(tmp_path, wide, narrow).find(RouteRequest(path="/a")).name == "wide"
+    assert loaded(tmp_path, narrow, wide).find(RouteRequest(path="/a")).name == "narrow"
+    assert loaded(tmp_path, narrow).find(RouteRequest(path="/b")) == Route(name="default")
+    own = loaded(tmp_path, narrow, {"name": "rest", "enabled": False})
+    assert own.find(RouteRequest(path="/b")).name == "rest"
+    assert len(own.routes) == 2
+    assert loaded(tmp_path).find(RouteRequest()) == Routes().find(RouteRequest()) == Route(name="default")
+
+
+@given(st.lists(st.sampled_from(["/a", "/b*", "/*", "?a", "/[ab]"]), max_size=6), st.text("/ab", max_size=3))
+def test_some_route_is_always_found(globs: list[str], path: str) -> None:
+    routes = [Route(name=f"r{i}", match=Match(path=glob)) for i, glob in enumerate(globs)]
+    found = Routes((*routes, Route(name="default"))).find(RouteRequest(path=path))
+    holding = [r.name for r in routes if r.match and r.match.holds(RouteRequest(path=path))]
+    assert found.name == (holding[0] if holding else "default")
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ("match: {header: {X-a: on}}", "routes[1].match.header.X-a: True is not usable: expected a text"),
+        ("match: {header: []}", "routes[1].match.header: [] is not usable: expected a mapping"),
+        ("match: {header: {}}", "routes[1].match.header: {} is not usable: expected at least one entry"),
+        ("match: {header: {a: x, A: y}}", "expected every header once"),
+        ("match: {header: {on: x}}", "routes[1].match.header: the key True is not usable"),
+        ("match: {tools: []}", "routes[1].match.tools: [] is not usable: expected at least one entry"),
+        ("match: {tools: read}", "routes[1].match.tools: 'read' is not usable: expected a list"),
+        ("match: {prompt: poem}", "expected 'code', 'json', 'chat' or 'tools'"),
+        (
+            "match: {promt: code}",
+            "routes[1].match: unknown key 'promt'; did you mean 'prompt'? Known: path, ",
+        ),
+        ("match: {}", "routes[1].match: {} is not usable: expected at least one condition"),
+        ("match:", "routes[1].match: empty: give it a value or leave it out"),
+        ("match: all", "routes[1].match: 'all' is not usable: expected a mapping"),
+        ("drafters: suffix", "routes[1].drafters: 'suffix' is not usable: expected a list"),
+        ("drafters: [1]", "routes[1].drafters[0]: 1 is not usable: expected a text"),
+        (
+            "num_speculative_tokens: 65",
+            "routes[1].num_speculative_tokens: 65 is not usable: expected 0 to 64",
+        ),
+        ("num_speculative_tokens: '8'", "expected a whole number"),
+        ("num_speculative_tokens: true", "expected a whole number"),
+        ("tree_width: 0", "routes[1].tree_width: 0 is not usable: expected 1 to 16"),
+        ("tree_width: 2, accept: block", "routes[1].tree_width: 2 is not usable: expected 1"),
+        ("adaptive: 1", "routes[1].adaptive: 1 is not usable: expected true or false"),
+        ("accept: greedy", "expected 'match', 'residual', 'block' or 'typical'"),
+        ("acceptance_threshold: 1.1", "routes[1].acceptance_threshold: 1.1 is not usable: expected 0 to 1"),
+        ("acceptance_threshold: .nan", "expected a finite number"),
+        ("max_tokens: 0", "routes[1].max_tokens: 0 is not usable: expected 1 to 10,000,000"),
+        ("max_prompt_tokens: 1.5", "expected a whole number"),
+        ("timeout_s: 0", "expected 0.001 to 86,400"),
+        ("timeout_s: 2024-01-01", "routes[1].timeout_s: reads as a date: put it in quotes"),
+        ("priority: high", "routes[1].priority: 'high' is not usable: expected a whole number"),
+        ("learn: maybe", "expected true or false"),
+        ("trace_txt: true", "unknown key 'trace_txt'; did you mean 'trace_text'?"),
+        ("colour: red", "routes[1]: unknown key 'colour'. Known: name, match, enabled, drafters, "),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, route: str, said: str) -> None:
+    assert said in one_problem(tmp_path, route)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the file: empty"),
+        ("[]", "the file: [] is not usable: expected a mapping"),
+        ("{}", "the file: routes is missing"),
+        ("routes: {}", "routes: {} is not usable: expected a list"),
+        ("routes: []\nroute: []", "the file: unknown key 'route'; did you mean 'routes'? Known: routes"),
+        ("routes: [{}]", "routes[0]: name is missing"),
+        ("routes: [{name: 7}]", "routes[0].name: 7 is not usable: expected a text"),
+        ("routes: [{name: a b}]", "routes[0].name: 'a b' is not usable: expected 1 to 64 letters"),
+        ('routes: [{name: "a\\n"}]', "expected 1 to 64 letters"),
+        ("routes: [{name: a}, {name: b}]", "routes[0]: has no match and so takes every request"),
+        ("routes: [{name: default, match: {path: x}}]", "routes[0].name: 'default' is the route of what"),
+        (
+            "routes: [{name: a, match: {path: x}}, {name: a}]",
+            "routes[1].name: 'a' is the name of routes[0] already",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_whole(tmp_path: Path, text: str, said: str) -> None:
+    (problem,) = problems(tmp_path, text)
+    assert said in problem
+
+
+def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
+    found = problems(tmp_path, "routes: [{name: a, learn: 1, x: 1}, {tree_width: 99}]")
+    assert len(found) == 4
+    assert all(re.match(r"routes\[[01]\]", line) for line in found)
+
+
+def test_unknown_drafters_are_refused_if_the_known_ones_are_told(tmp_path: Path) -> None:
+    text = "routes: [{name: a, drafters: [suffix, sufix]}]"
+    (problem,) = problems(tmp_path, text, {"suffix", "ngram"})
+    assert problem == (
+        "routes[0].drafters[1]: unknown drafter 'sufix'; did you mean 'suffix'? Known: ngram, suffix"
+    )
+    assert load(tmp_path / "routes.yaml").routes[0].drafters == ("suffix", "sufix")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["routes", "name", "match", "header", "tools", "drafters", "timeout_s"])
+            | st.text(max_size=3),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(anything)
+def test_any_data_is_routes_or_our_error(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    for content in (data, {"routes": data}, {"routes": [data]}):
+        file.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+        said: tuple[str, ...] = ("fine",)
+        try:
+            assert load(file).find(RouteRequest())
+        except RouteError as error:
+            said = error.problems
+        assert said
+        assert all(len(line.splitlines()) == 1 for line in said)
+
+
+def test_a_problem_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
+    for route in ('match: {header: {"a\\nb": 1}}', 'match: {header: {"a\\nb": }}', '"a\\nb": 1'):
+        assert len(one_problem(tmp_path, route).splitlines()) == 1
+
+
+def test_a_route_is_laid_over_the_servers_settings() -> None:
+    base = SpecConfig(("ngram",), 6, 2, False, "residual")
+    assert Route(name="x").spec(base) == base
+    assert Route(name="x", drafters=("suffix",), num_speculative_tokens=0).spec(base) == SpecConfig(
+        ("suffix",), 0, 2, False, "residual"
+    )
+    assert Route(name="x", adaptive=True, accept="match", tree_width=1).spec(base) == SpecConfig(
+        ("ngram",), 6, 1, True, "match"
+    )
+    plain = Route(name="x", enabled=False, drafters=("suffix",), num_speculative_tokens=4).spec(base)
+    assert (plain.drafters, plain.max_draft) == ((), 0)
+    assert Route(name="x", accept="block").spec(base).tree_width == 1  # not an error while requests run
+    block = SpecConfig(accept="block")
+    assert Route(name="x", tree_width=4).spec(block).tree_width == 1
+
+
+def test_routes_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Route(name="x").name = "y"
+
+
+def test_a_route_file_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.server.files.CHECK_EVERY_S", 0.0)
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a}]")
+    routes = RouteFile(file, {"suffix"})
+    for text, name in [
+        ("routes: [{name: bb}]", "bb"),
+        ("routes: [{name: broken, drafters: [nobody]}]", "bb"),
+        ("routes: [{name: last, drafters: [suffix]}]", "last"),
+    ]:
+        file.write_text(text)
+        os.utime(file, ns=(0, file.stat().st_mtime_ns + 10**9))
+        assert routes.current().find(RouteRequest()).name == name
+
+
+PYTHON = "import os\n\ndef f(x):\n    return x + 1\n\nfor i in range(3):\n    print(f(i))\n"
+JAVASCRIPT = "const a = 1;\nfunction f(x) {\n  g(x);\n}\n"
+ESSAY = (
+    "I return to the class of things we import from abroad.\nWhat do you think?\nTell me: why; how; when.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tools", "answer", "found"),
+    [
+        ("hello", [TOOL], {"type": "json_object"}, "tools"),
+        ("hello", [], {"type": "json_object"}, "json"),
+        (PYTHON, None, {"type": "json_schema", "json_schema": {}}, "json"),
+        (PYTHON, None, {"type": "text"}, "code"),
+        (JAVASCRIPT, None, None, "code"),
+        ("Why is this slow?\n```\nx\n```", None, None, "code"),
+        (ESSAY, None, None, "chat"),
+        ("Use `sum(x)`; is it fine? {", None, None, "chat"),
+        (PYTHON + "so to say\n" * 40, None, None, "chat"),
+        (PYTHON + " " + "x" * LOOK_AT, None, None, "chat"),
+        ("", None, None, "chat"),
+        ([{"role": "user", "content": PYTHON}], None, None, "code"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": PYTHON}, {"type": "image_url"}]}],
+            None,
+            None,
+            "code",
+        ),
+        ([{"role": "system", "content": PYTHON}, {"role": "user", "content": "hi"}], None, None, "chat"),
+        ([{"role": "user", "content": PYTHON}, {"role": "assistant", "content": "ok"}], None, None, "code"),
+        ([{"role": "user", "content": PYTHON}, {"role": "user", "content": "hi"}], None, None, "chat"),
+        ([7, {"role": "user", "content": None}, {"role": "user"}], None, None, "chat"),
+        ([1, 2, 3], None, None, "chat"),
+        ([], "", "json", "chat"),
+    ],
+)
+def test_prompt_class(asked: Any, tools: Any, answer: Any, found: str) -> None:
+    assert prompt_class(asked, tools, answer) == found
+
+
+def test_a_request_is_known_by_its_body() -> None:
+    headers = {"X-Agent": "a"}
+    chat = {"model": "m", "messages": [{"role": "user", "content": PYTHON}]}
+    assert RouteRequest.of_body("/v1/chat/completions", headers, chat) == RouteRequest(
+        "/v1/chat/completions", "m", {"x-agent": "a"}, frozenset(), "code"
+    )
+    assert RouteRequest.of_body("/", {}, {**chat, "tools": [TOOL]}).tools == {"search"}
+    assert RouteRequest.of_body("/", {}, {"prompt": PYTHON}).prompt == "code"
+    responses = {"input": "hi", "text": {"format": {"type": "json_schema"}}}
+    assert RouteRequest.of_body("/v1/responses", {}, responses).prompt == "json"
+    named = {"input": "hi", "tools": [{"type": "function", "name": "read"}]}
+    assert RouteRequest.of_body("/v1/responses", {}, named).tools == {"read"}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["model", "messages", "prompt", "input", "tools", "text", "response_format"]),
+        st.recursive(
+            st.none() | st.integers() | st.text(),
+            lambda x: (
+                st.lists(x, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["role", "content", "text", "function", "name", "type", "format"]),
+                    x,
+                    max_size=3,
+                )
+            ),
+        ),
+    )
+)
+def test_any_body_has_a_class(body: dict[str, Any]) -> None:
+    assert RouteRequest.of_body("/", {}, body).prompt in ("code", "json", "chat", "tools")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.S)
+
+
+def test_the_example_of_the_docs_is_understood_as_the_docs_say(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text(blocks("yaml")[0])
+    routes = load(file)
+    told = json.loads(blocks("json")[0])
+    assert len(told) >= 4
+    for example in told:
+        request = {"prompt": "chat", "headers": {}, "tools": [], **example["request"]}
+        assert routes.find(RouteRequest(**request)).name == example["route"]
+
+
+def test_the_docs_name_every_setting() -> None:
+    page = PAGE.read_text()
+    for name in (*Route.model_fields, *Match.model_fields):
+        assert f"| `{name}` |" in page, name

@@ -1,0 +1,231 @@
+"""What strangers, browsers and bad requests get to see: nothing of the machine, nothing that was said."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running import Running, running, until
+
+from paceline.server import keys
+from paceline.server.serving import ServerSettings
+
+pytestmark = pytest.mark.model
+
+MODEL = "smollm2-135m"
+SECRET = "xyzzy-plugh"
+MAX_BODY = 4096
+ORIGIN = "https://app.example"
+CLOSED = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/responses": "POST",
+    "/v1/models": "GET",
+    f"/v1/models/{MODEL}": "GET",
+    "/v1/models/unknown": "GET",
+    "/tokenize": "POST",
+    "/detokenize": "POST",
+}
+TAKE_BODIES = [path for path, method in CLOSED.items() if method == "POST"]
+OPEN = ["/health", "/ready", "/metrics", "/version", "/openapi.json"]
+ERROR = {"message", "type", "param", "code"}
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("keys") / "keys.json"
+
+
+@pytest.fixture(scope="module")
+def key(key_file: Path) -> str:
+    return keys.add(key_file, "anna")
+
+
+@pytest.fixture(scope="module")
+def locked(smollm2_path: Path, key_file: Path, key: str) -> Iterator[Running]:
+    """With keys, traces, a small limit for bodies, and one origin that may ask from a browser."""
+    store = str(key_file.with_name("traces.db"))
+    with running(MODEL, keys=str(key_file), store=store, max_body=MAX_BODY, cors=(ORIGIN,)) as found:
+        yield found
+
+
+def ask(server: Running, path: str, method: str = "POST", **more: Any) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        return client.request(method, f"{server.url}{path}", **more)
+
+
+def assert_error(found: httpx.Response, status: int) -> None:
+    assert found.status_code == status
+    assert found.json().keys() == {"error"}
+    assert found.json()["error"].keys() == ERROR
+    assert found.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("path", "method"), CLOSED.items())
+@pytest.mark.parametrize("header", [None, "Bearer pl-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9"])
+def test_without_a_key_nothing_is_told(locked: Running, path: str, method: str, header: str | None) -> None:
+    """The same answer for every path, whatever the body holds."""
+    headers = {} if header is None else {"authorization": header.encode()}
+    for body in (b"{}", b"{", b" " * (MAX_BODY + 1)):
+        content = body if method == "POST" else None
+        found = ask(locked, path, method, headers=headers, content=content)
+        assert_error(found, 401)
+        assert found.json()["error"]["code"] == "invalid_api_key"
+        assert MODEL not in found.text
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_those_who_watch_need_no_key(locked: Running, path: str) -> None:
+    assert ask(locked, path, "GET").status_code == 200
+
+
+def test_the_right_key_opens(locked: Running, key: str) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    assert ask(locked, "/v1/models", "GET", headers=headers).status_code == 200
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    assert ask(locked, "/v1/completions", headers=headers, json=body).status_code == 200
+
+
+def test_traces_hold_no_texts_unless_told_so(locked: Running, key: str, key_file: Path) -> None:
+    whose = {"user": SECRET, "metadata": {"a": SECRET}, "safety_identifier": SECRET}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": SECRET, "instructions": SECRET, "max_output_tokens": 1, **whose},
+        "/v1/chat/completions": {**CHAT, "max_tokens": 1, **whose},
+        "/v1/completions": {"prompt": SECRET, "max_tokens": 1, "user": SECRET},
+    }
+    headers = {"authorization": f"Bearer {key}"}
+    answers = [
+        ask(locked, path, headers=headers, json={"model": MODEL, **body}) for path, body in bodies.items()
+    ]
+    ids = [answer.json()["id"].encode() for answer in answers]
+    assert until(lambda: all(name in written(key_file.parent) for name in ids), 10)
+    assert SECRET.encode() not in written(key_file.parent)
+
+
+def written(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.glob("traces.db*"))
+
+
+@pytest.mark.parametrize("path", TAKE_BODIES)
+@pytest.mark.parametrize("extra", [1, 200_000])
+def test_bodies_over_the_limit(locked: Running, key: str, path: str, extra: int) -> None:
+    body = b'{"model": "' + b"x" * (MAX_BODY + extra) + b'"}'
+    assert_error(ask(locked, path, headers={"authorization": f"Bearer {key}"}, content=body), 413)
+
+
+def test_bodies_over_the_limit_in_chunks(locked: Running, key: str) -> None:
+    headers = {"authorization": f"Bearer {key}"}
+    parts = iter([b" " * 1000] * 10)
+    assert_error(ask(locked, "/v1/completions", headers=headers, content=parts), 413)
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": SECRET}]}
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {**CHAT, "temperature": SECRET}),
+    ("/v1/chat/completions", {**CHAT, "temperature": -1}),
+    ("/v1/chat/completions", {"messages": SECRET}),
+    ("/v1/chat/completions", {"messages": [SECRET]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image", "url": SECRET}]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": {"text": SECRET}}]}),
+    ("/v1/chat/completions", {"messages": [{"content": SECRET}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "", "tool_calls": SECRET}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"{SECRET} " * 9000}]}),
+    ("/v1/chat/completions", {**CHAT, "prediction": {"type": SECRET, "content": SECRET}}),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema", "json_schema": 5}}),
+    ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": {"name": 5}}]}),
+    ("/v1/chat/completions", {**CHAT, "structured_outputs": {"regex": "("}}),
+    ("/v1/chat/completions", {**CHAT, "structured_outputs": {"grammar": "start: ("}}),
+    ("/v1/chat/completions", {**CHAT, "user": [SECRET]}),
+    ("/v1/completions", {"prompt": {"text": SECRET}}),
+    ("/v1/completions", {"prompt": [SECRET, 5]}),
+    ("/v1/completions", {"prompt": [[SECRET]]}),
+    ("/v1/completions", {"prompt": SECRET, "suffix": SECRET}),
+    ("/v1/completions", {"prompt": f"{SECRET} " * 9000}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "url": SECRET}]}]}),
+    ("/v1/responses", {"input": [{"role": SECRET, "content": SECRET}]}),
+    ("/v1/responses", {"input": [SECRET]}),
+    ("/v1/responses", {"input": SECRET, "instructions": [SECRET]}),
+    ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "a", "output": SECRET}]}),
+    ("/tokenize", {"prompt": [SECRET]}),
+    ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "text", "text": [SECRET]}]}]}),
+    ("/detokenize", {"tokens": [SECRET]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), BAD, ids=[f"{i}-{path}" for i, (path, _) in enumerate(BAD)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_and_logs_repeat_nothing(
+    server: Running, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    streamed = {"stream": stream} if path.startswith("/v1/") else {}
+    with caplog.at_level(logging.INFO):
+        found = ask(server, path, json={"model": MODEL, **body, **streamed})
+    assert_error(found, 400)
+    assert_tells_nothing(found.text + caplog.text)
+
+
+@pytest.mark.parametrize(
+    "content", [SECRET, f'{{"prompt": "{SECRET}', f'{{"a": "{SECRET}", "a": 1}}', "\udcff"]
+)
+def test_broken_bodies_are_not_repeated(
+    server: Running, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    with caplog.at_level(logging.INFO):
+        found = ask(server, "/v1/completions", content=content.encode("utf-8", "surrogateescape"))
+    assert_error(found, 400)
+    assert_tells_nothing(found.text + caplog.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_of_the_server_is_logged_without_texts_and_paths(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"{SECRET} in {Path.home()}/weights")
+
+    monkeypatch.setattr(server.app.service.llm, "prepare", broken)
+    with caplog.at_level(logging.INFO):
+        found = ask(server, "/v1/chat/completions", json={"model": MODEL, **CHAT, "stream": stream})
+    assert_error(found, 500)
+    assert "/v1/chat/completions failed: RuntimeError in broken (test_security.py:" in caplog.text
+    assert_tells_nothing(found.text + "\n".join(record.getMessage() for record in caplog.records))
+
+
+def assert_tells_nothing(said: str) -> None:
+    for hidden in (SECRET, str(Path.home()), str(Path(__file__).parents[2]), "site-packages", "Traceback"):
+        assert hidden not in said
+
+
+def test_no_browser_may_ask_unless_told_so(server: Running) -> None:
+    preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    for found in (
+        ask(server, "/v1/chat/completions", "OPTIONS", headers=preflight),
+        ask(server, "/v1/models", "GET", headers={"origin": ORIGIN}),
+    ):
+        assert not [name for name in found.headers if name.startswith("access-control")]
+
+
+def test_a_browser_from_an_allowed_origin_may_ask(locked: Running) -> None:
+    preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
+    found = ask(locked, "/v1/chat/completions", "OPTIONS", headers=preflight)
+    assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, ORIGIN)
+    other = ask(
+        locked, "/v1/chat/completions", "OPTIONS", headers={**preflight, "origin": "https://evil.example"}
+    )
+    assert "access-control-allow-origin" not in other.headers
+    refused = ask(locked, "/v1/chat/completions", headers={"origin": ORIGIN}, content=b"{}")
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+
+
+def test_only_this_machine_is_listened_to_by_default() -> None:
+    assert ServerSettings(MODEL).host == "127.0.0.1"
+
+
+def test_errors_have_one_shape(server: Running) -> None:
+    assert_error(ask(server, "/v1/nothing", "GET"), 404)
+    assert_error(ask(server, "/v1/models/nothing", "GET"), 404)
+    wrong = ask(server, "/v1/chat/completions", "GET")
+    assert_error(wrong, 405)
+    assert wrong.headers["allow"] == "POST"

@@ -1,0 +1,76 @@
+"""The engine's thread when it is asked to end: everybody who waits hears of it."""
+
+import threading
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from paceline import SamplingParams
+from paceline.errors import PacelineError, ShuttingDown
+from paceline.server.worker import Worker
+from paceline.types import Round, Seq
+
+
+class Idle:
+    """An engine that takes everything and does nothing."""
+
+    busy = False
+    running = waiting = 0
+
+    def __init__(self) -> None:
+        self.taken: list[Seq] = []
+
+    def submit(self, seq: Seq) -> None:
+        self.taken.append(seq)
+
+    def cancel(self, seq_id: str) -> None: ...
+
+    def step(self) -> list[Round]:
+        return []
+
+    def give_up(self, error: PacelineError) -> list[Round]:
+        return []
+
+
+def seq(choice: int = 0) -> Seq:
+    class Bare:
+        id = "a"
+        params = replace(SamplingParams(), choice=choice)
+
+    return cast(Seq, Bare())
+
+
+def answered(worker: Worker, asked: Seq) -> PacelineError | None:
+    heard = threading.Event()
+    answers: list[PacelineError | None] = []
+
+    def answer(error: PacelineError | None) -> None:
+        answers.append(error)
+        heard.set()
+
+    worker.submit(asked, lambda _: None, answer)
+    assert heard.wait(5), "nobody answered"
+    return answers[0]
+
+
+@pytest.fixture
+def worker() -> Worker:
+    made = Worker(Idle())
+    made.start()
+    return made
+
+
+def test_what_comes_after_the_end_is_refused(worker: Worker) -> None:
+    assert answered(worker, seq()) is None
+    worker.stop(5)
+    assert not worker.alive
+    assert isinstance(answered(worker, seq()), ShuttingDown)
+
+
+def test_a_draining_worker_takes_only_what_belongs_to_running_requests(worker: Worker) -> None:
+    worker.drain()
+    assert isinstance(answered(worker, seq()), ShuttingDown)
+    assert answered(worker, seq(choice=1)) is None
+    worker.stop(5)
+    assert isinstance(answered(worker, seq(choice=1)), ShuttingDown)
