@@ -29,6 +29,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"messages": []}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
     ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),

@@ -18,6 +18,7 @@ from paceline.server.wire import (
     StructuredOutputs,
 )
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
 
@@ -39,6 +40,7 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]
     shown = (request.top_logprobs or 0) if request.logprobs else None
     if request.top_logprobs and not request.logprobs:
         raise Failure(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    _check_roles(request.messages)
     return Asked(
         prompt=request.messages,
         params=_params(request, request.max_completion_tokens or request.max_tokens, shown),
@@ -152,6 +154,12 @@ def _spec(
     if given.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
     return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
+    for i, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            raise Failure(400, f"a role is one of {', '.join(ROLES)}", param=f"messages.{i}.role")
 
 
 def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
