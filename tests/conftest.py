@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from paceline.errors import UnknownModel
 from paceline.models import resolve
 
 if TYPE_CHECKING:
     from running import Running
+
+settings.register_profile("paceline", deadline=None, derandomize=True)  # a busy machine is no fault
+settings.load_profile("paceline")
 
 
 def _pulled(name: str) -> Path:
