@@ -6,29 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import fails, run
 
 from paceline import models
-from paceline.cli import main
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(end.value.code or 0), out, err
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a command that ends with exit code 2."""
-    code, out, err = run(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1, err
-    assert err.startswith("paceline: ")
-    return err
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

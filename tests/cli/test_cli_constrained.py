@@ -7,8 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-
-from paceline.cli import main
+from commands import fails, run
 
 ASK = ["generate", "--model", "smollm2-135m", "--max-tokens", "40", "--seed", "1", "--prompt", "Oslo is"]
 SCHEMA = {
@@ -28,22 +27,6 @@ TOOL = {
         },
     },
 }
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    out, err = capsys.readouterr()
-    return int(end.value.code or 0), out, err
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code, out, err = run(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1, err
-    assert err.startswith("paceline: ")
-    return err
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -227,7 +227,8 @@ class App:
         else:
             self.reception.done(visit, choices, reply.id)
             if options.include_usage:
-                yield event(reply.last(usage(choices)) | self._metrics_of(visit, wire, choices))
+                for chunk in reply.last(usage(choices)):
+                    yield event(chunk | self._metrics_of(visit, wire, choices))
         yield reply.end
 
     async def _body(self, request: Request) -> dict[str, Any]:

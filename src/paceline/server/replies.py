@@ -105,8 +105,8 @@ class ChatReply(Reply):
         one = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return {**self.head("chat.completion.chunk"), "choices": [one]}
 
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self.head("chat.completion.chunk"), "choices": [], "usage": usage}
+    def last(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**self.head("chat.completion.chunk"), "choices": [], "usage": usage}]
 
 
 class CompletionReply(Reply):
@@ -140,5 +140,5 @@ class CompletionReply(Reply):
         one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return [{**self.head("text_completion"), "choices": [one]}]
 
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self.head("text_completion"), "choices": [], "usage": usage}
+    def last(self, usage: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**self.head("text_completion"), "choices": [], "usage": usage}]
