@@ -135,7 +135,7 @@ class CompletionReply(Reply):
         reason = choice.reason if piece.finish is not None else None
         if not text and not piece.tokens and reason is None:
             return []
-        start = len(choice.content) - len(text)
+        start = choice.written - len(text)
         logprobs = completion_logprobs(self.tokenizer, piece.logprobs, start) if self.logprobs else None
         one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return [{**self.head("text_completion"), "choices": [one]}]
