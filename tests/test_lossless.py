@@ -111,9 +111,11 @@ LISTS = [
     ("ngram",),
     ("suffix",),
     ("prediction",),
+    ("recycle",),
     ("model",),
     ("wild",),
     ("suffix", "ngram"),
+    ("suffix", "recycle"),
     ("prediction", "suffix", "model"),
 ]
 

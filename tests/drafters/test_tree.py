@@ -38,7 +38,7 @@ def reached(tree: Tree) -> Paths:
 def everything(children: Children, width: int) -> Paths:
     """All nodes of the unbounded tree, those of chance 0 apart."""
     found: Paths = {(): 1.0}
-    new = [()]
+    new: list[tuple[int, ...]] = [()]
     while new:
         grown: list[tuple[int, ...]] = []
         for path in new:

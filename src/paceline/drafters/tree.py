@@ -30,7 +30,8 @@ def best_first(children: Children, budget: int, width: int, least: float = 0.0) 
     scores: list[float] = []
     # -chance of the path, parent, rank among its siblings, chance, path
     waiting: list[tuple[float, int, int, float, tuple[int, ...]]] = []
-    node, reach, path = ROOT, 1.0, ()
+    path: tuple[int, ...] = ()
+    node, reach = ROOT, 1.0
     while len(tokens) < budget:
         ranked = sorted(children(path), key=_chance, reverse=True)
         for rank, (token, chance) in enumerate(ranked[:width]):
