@@ -36,12 +36,15 @@ class Recycle(Drafter):
         self._tables: dict[str, Table] = {}  # of the sequences here, theirs alone or their tenant's
 
     def begin(self, seq: Seq) -> None:
-        table = self._tenants.pop(seq.tenant, None) or Table(self.settings.successors)
-        if self.settings.learn and seq.learn:
-            self._tenants[seq.tenant] = table
-        elif len(table):
+        table = self._tenants.pop(seq.tenant, None)
+        remembered = self.settings.learn and seq.learn
+        if table is None:
+            table = Table(self.settings.successors)
+        elif not remembered:
             self._tenants[seq.tenant] = table
             table = table.copy()
+        if remembered:
+            self._tenants[seq.tenant] = table
         table.read(seq.tokens)
         self._tables[seq.id] = table
         self._shrink()
@@ -52,9 +55,8 @@ class Recycle(Drafter):
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for seq, verdict, start in zip(seqs, verdicts, scores.starts, strict=False):  # a replay has no rows
-            self._learn(
-                self._table(seq), seq.tokens[-len(verdict.path) - 2 :], verdict, scores.logits[start:]
-            )
+            said = seq.tokens[-len(verdict.path) - 2 :]
+            self._learn(self._table(seq), said, verdict, scores.logits[start:])
 
     def _learn(self, table: Table, said: Sequence[int], verdict: Verdict, rows: Tensor) -> None:
         """said: the token before the pass, then what it added. Rows of what was kept count before others."""
@@ -80,10 +82,9 @@ class Recycle(Drafter):
         return self._tables[seq.id]
 
     def _shrink(self) -> None:
-        while (
-            len(self._tenants) > 1 and sum(t.room for t in self._tenants.values()) > self.settings.max_lists
-        ):
-            del self._tenants[next(iter(self._tenants))]
+        held = sum(table.room for table in self._tenants.values())
+        while len(self._tenants) > 1 and held > self.settings.max_lists:
+            held -= self._tenants.pop(next(iter(self._tenants))).room
 
 
 class _Children:

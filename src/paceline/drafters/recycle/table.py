@@ -19,6 +19,7 @@ FIRST: Final = 64  # lists there is room for at first
 PRIOR: Final = np.array([*((np.arange(LEVELS) + 0.5) / LEVELS * 0.7), 0.1, 0.2, 0.3, 0.4])
 WEIGHT: Final = 20.0  # guesses that the prior is worth
 
+Ids = NDArray[np.int64]
 Successors = list[tuple[int, float]]
 
 
@@ -57,21 +58,19 @@ class Table:
         found = [(t, c) for t, c in zip(self._tokens[row].tolist(), chances, strict=True) if t != NOBODY]
         return sorted(found, key=lambda pair: -pair[1])
 
-    def write(
-        self, tokens: Sequence[int], successors: NDArray[np.int64], chances: NDArray[np.float32]
-    ) -> None:
-        """Row i of successors follows tokens[i]; the target gave them these chances. At most `width` columns."""
+    def write(self, tokens: Sequence[int], successors: Ids, chances: NDArray[np.float32]) -> None:
+        """Row i of successors follows tokens[i]; the target gave them these chances."""
         self._put(tokens, successors, np.minimum(chances * LEVELS, LEVELS - 1).astype(np.uint8))
 
     def read(self, prompt: Sequence[int]) -> None:
         """Tokens never met before are followed by what follows them in the prompt, most often first."""
         follow: defaultdict[int, list[int]] = defaultdict(list)
-        for token, after in pairwise(reversed(prompt)):
-            if after not in self._row:
-                follow[after].append(token)
-        for token, after in follow.items():
-            common = Counter(after).most_common(self.width)  # of equals, the last in the text first
-            levels = [LEVELS + min(SEEDS - 1, SEEDS * n // len(after)) for _, n in common]
+        for after, token in pairwise(reversed(prompt)):
+            if token not in self._row:
+                follow[token].append(after)
+        for token, said in follow.items():
+            common = Counter(said).most_common(self.width)  # of equals, the last in the text first
+            levels = [LEVELS + min(SEEDS - 1, SEEDS * n // len(said)) for _, n in common]
             self._put([token], np.array([[t for t, _ in common]]), np.array([levels], np.uint8))
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -87,7 +86,7 @@ class Table:
         self._tried = keep * self._tried + np.bincount(levels[there], minlength=len(PRIOR))
         self._right = keep * self._right + np.bincount(levels[right], minlength=len(PRIOR))
 
-    def _put(self, tokens: Sequence[int], successors: NDArray[np.int64], levels: NDArray[np.uint8]) -> None:
+    def _put(self, tokens: Sequence[int], successors: Ids, levels: NDArray[np.uint8]) -> None:
         rows = [self._row.setdefault(token, len(self._row)) for token in tokens]
         if len(self._row) > self.room:
             more = ((0, max(self.room, len(self._row) - self.room)), (0, 0))
