@@ -15,8 +15,8 @@ NOBODY: Final = -1  # fills up short lists
 FORGET: Final = 0.999  # weight of old evidence at each new one
 FIRST: Final = 64  # lists there is room for at first
 
-# How often guesses of each level come true, before a table has seen any of its own.
-PRIOR: Final = np.array([*((np.arange(LEVELS) + 0.5) / LEVELS * 0.7), 0.1, 0.2, 0.3, 0.4])
+# How often guesses of each level come true, until a table has seen some of its own; from agent traffic.
+PRIOR: Final = np.array([*(0.6 * (level + 0.5) / LEVELS for level in range(LEVELS)), 0.08, 0.12, 0.2, 0.55])
 WEIGHT: Final = 20.0  # guesses that the prior is worth
 
 Ids = NDArray[np.int64]
