@@ -63,9 +63,10 @@ class Recycle(Drafter):
         table.learn(said)
         row_after = {token: 1 + node for node, token in enumerate(verdict.draft.tokens)}
         row_after |= zip(said, (0, *(1 + node for node in verdict.path)), strict=False)
-        values, tokens = largest(rows[list(row_after.values())], table.width)
-        chances = torch.softmax(values, 1)
-        table.write(list(row_after), tokens.numpy(force=True), chances.numpy(force=True))
+        values, tokens = largest(rows[: 1 + len(verdict.draft)], table.width)
+        chances = torch.softmax(values, 1).numpy(force=True)
+        chosen = list(row_after.values())
+        table.write(list(row_after), tokens.numpy(force=True)[chosen], chances[chosen])
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
