@@ -109,14 +109,14 @@ def test_rows_of_refused_guesses_are_learned_from_too() -> None:
 
 
 def test_a_kept_row_counts_before_a_refused_one_of_the_same_token() -> None:
-    """The tree guesses token 7 twice: the second is kept, and its row alone has a favourite of 9."""
+    """The tree guesses token 7 twice: the first is kept, and its row has a favourite of 9."""
     rows = torch.zeros(4, VOCAB)
-    rows[2, 11], rows[3, 9] = 20.0, 20.0  # after node 1, refused, and after node 2, kept
-    draft = Draft((4, 7, 7), (ROOT, ROOT, 0))
+    rows[1, 9], rows[3, 11] = 20.0, 20.0
+    draft = Draft((7, 4, 7), (ROOT, ROOT, 1))
     drafter, seq = Recycle(), a_seq(prompt=[1, 2])
     drafter.begin(seq)
-    seq.tokens += [4, 7, 3]
-    drafter.observe([seq], [Verdict((0, 2), 3, draft)], Scores(rows, (0,)))
+    seq.tokens += [7, 3]
+    drafter.observe([seq], [Verdict((0,), 3, draft)], Scores(rows, (0,)))
     seq.tokens.append(7)
     assert drafter.draft([Ask(seq, 1)])[0].tokens == (9,)
 
