@@ -68,10 +68,14 @@ class Table:
         for after, token in pairwise(reversed(prompt)):
             if token not in self._row:
                 follow[token].append(after)
-        for token, said in follow.items():
+        successors = np.full((len(follow), self.width), NOBODY)
+        levels = np.zeros((len(follow), self.width), np.uint8)
+        for row, said in enumerate(follow.values()):
             common = Counter(said).most_common(self.width)  # of equals, the last in the text first
-            levels = [LEVELS + min(SEEDS - 1, SEEDS * n // len(said)) for _, n in common]
-            self._put([token], np.array([[t for t, _ in common]]), np.array([levels], np.uint8))
+            for place, (token, n) in enumerate(common):
+                successors[row, place] = token
+                levels[row, place] = LEVELS + min(SEEDS - 1, SEEDS * n // len(said))
+        self._put(list(follow), successors, levels)
 
     def learn(self, tokens: Sequence[int]) -> None:
         """These were said one after the other: were they among the successors?"""
