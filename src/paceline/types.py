@@ -150,6 +150,7 @@ class Verdict:
 
     path: tuple[int, ...]
     token: int
+    draft: Draft = NO_DRAFT  # what was judged, for drafters that learn from what was refused too
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folde
 DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
 Drafters = Annotated[
     str,
-    typer.Option(help="grammar, suffix, ngram, prediction, model, asked in this order; none: plain."),
+    typer.Option(
+        help="grammar, suffix, ngram, recycle, prediction, model, asked in this order; none: plain."
+    ),
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
 TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]

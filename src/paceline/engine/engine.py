@@ -248,7 +248,7 @@ class Engine:
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
         seq.computed = held + len(rows_kept)
-        turn.verdict = Verdict(rows_kept, seq.tokens[-1])
+        turn.verdict = Verdict(rows_kept, seq.tokens[-1], turn.draft)
         return a_round(turn, cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
