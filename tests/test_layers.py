@@ -32,10 +32,11 @@ LEVEL = {
     "answer": 6,
     "llm": 7,
     "server": 8,
+    "train": 8,
     "cli": 9,
     "__main__": 10,
 }
-CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "cli", "__main__"}
+CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "train", "cli", "__main__"}
 NOT_CORE = {ROOT / "trace" / "store"}  # the database, which no pass needs
 CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}
 
