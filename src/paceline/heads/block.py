@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.pieces import Pieces
+from paceline.heads.net import Net, Pieces
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
 _SPREAD: Final = 0.02  # of new weights
@@ -38,17 +38,14 @@ class BlockShape:
     theta: float = 10000.0  # of the rotary positions
 
 
-class BlockNet(nn.Module):
-    """Its own weights are the parameters; what is the target's is held beside them, and not stored."""
-
+class BlockNet(Net):
     embed: Tensor
-    head: Tensor
-    draft_ids: Tensor  # [draft_vocab] ascending
+    head: Tensor  # [draft_vocab, width]
     number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
 
     def __init__(self, shape: BlockShape, pieces: Pieces, draft_ids: Tensor) -> None:
         super().__init__()
-        self.shape = shape
+        self._shape = shape
         width, rank = shape.width, shape.markov_rank
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
         self.context_norm = nn.RMSNorm(width, shape.norm_eps)
@@ -59,6 +56,10 @@ class BlockNet(nn.Module):
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
         self._borrow(pieces, draft_ids)
+
+    @property
+    def shape(self) -> BlockShape:
+        return self._shape
 
     def _borrow(self, pieces: Pieces, draft_ids: Tensor) -> None:
         device = pieces.embed.device
@@ -119,9 +120,9 @@ class BlockNet(nn.Module):
         slots = self.slots.expand(*tokens.shape, -1, -1)
         x = torch.cat((anchors[:, :, None], slots), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)
-        turn, mask = _rotation(at.flatten(1), self.shape), _mask(sees, size)
+        turn = _rotation(at.flatten(1), self.shape)
         for layer, under in zip(self._layers(), context, strict=True):
-            x = layer(x, turn, under, mask)
+            x = layer(x, turn, under, sees)
         return self.norm(x).unflatten(1, (-1, size))
 
     def base_logits(self, hidden: Tensor) -> Tensor:
@@ -164,18 +165,11 @@ class _Layer(nn.Module):
         """[b, n, width], normed."""
         return _rotated(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], under: KeysValues, mask: Tensor) -> Tensor:
-        """x [b, rows, width]; mask [b, 1, rows, context and rows]."""
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], under: KeysValues, sees: Tensor) -> Tensor:
+        """x [b, a * block, width]; sees [b, a, n]."""
         y = self.attn_norm(x)
         q = _rotated(self.q_norm(self._split(self.q(y))), turn)
-        group = self._shape.heads // self._shape.kv_heads
-        # Repeated here, for the kernels that take a mask know nothing of grouped heads.
-        k, v = (
-            torch.cat((before.to(own.dtype), own), 2).repeat_interleave(group, 1)
-            for before, own in zip(under, self.keys_values(y, turn), strict=True)
-        )
-        seen = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, mask)
-        x = x + self.o(seen.transpose(1, 2).flatten(2))
+        x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
         y = self.ffn_norm(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -196,9 +190,21 @@ def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
-def _mask(sees: Tensor, size: int) -> Tensor:
-    """[b, 1, a * size, n + a * size]: each row sees its anchor's context, and all of its own block."""
-    batch, anchors, _ = sees.shape
-    own = torch.arange(anchors, device=sees.device).repeat_interleave(size)
-    beside = (own[:, None] == own).expand(batch, -1, -1)
-    return torch.cat((sees.repeat_interleave(size, 1), beside), -1)[:, None]
+def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:
+    """[b, heads, a * block, head_dim] -> [b, a * block, heads * head_dim].
+
+    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask over
+    both would be all but empty, for no block sees another.
+    """
+    batch, anchors, length = sees.shape
+    kv_heads, head_dim = own[0].shape[1], own[0].shape[-1]
+    block = q.shape[2] // anchors
+    q = q.to(own[1].dtype).view(batch, kv_heads, -1, anchors, block, head_dim) * head_dim**-0.5
+    k, v = (part.to(q.dtype).view(batch, kv_heads, 1, anchors, block, head_dim) for part in own)
+    before_k, before_v = (part.to(q.dtype)[:, :, None] for part in under)
+    far = (q.flatten(3, 4) @ before_k.transpose(-1, -2)).unflatten(3, (anchors, block))
+    far = far.masked_fill(~sees[:, None, None, :, None], -torch.inf)
+    share = torch.cat((far, q @ k.transpose(-1, -2)), -1).softmax(-1, torch.float32).to(q.dtype)
+    seen = (share[..., :length].flatten(3, 4) @ before_v).unflatten(3, (anchors, block))
+    seen = seen + share[..., length:] @ v  # [b, kv_heads, group, a, block, head_dim]
+    return seen.permute(0, 3, 4, 1, 2, 5).reshape(batch, anchors * block, -1)

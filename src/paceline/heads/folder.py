@@ -12,8 +12,8 @@ from torch import Tensor
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.calibration import Calibration
 from paceline.heads.int8 import packed, unpacked
-from paceline.heads.kinds import KINDS, Net, Shape
-from paceline.heads.pieces import Pieces
+from paceline.heads.kinds import KINDS
+from paceline.heads.net import Net, Pieces, Shape
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
