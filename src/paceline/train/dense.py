@@ -51,7 +51,7 @@ class DenseModel:
 
         All [b, n, width] in the model's dtype; rows of padding mean nothing, and no other row sees them.
         """
-        hidden = self.run(tokens, self.rotations(tokens.shape[1]), self._causal(tokens.shape[1]), taps)
+        hidden = self.run(tokens, self.rotations(tokens.shape[1]), self.causal(tokens.shape[1]), taps)
         return hidden, hidden.pop(-1)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -75,7 +75,8 @@ class DenseModel:
         hidden[-1] = F.rms_norm(x, (x.shape[-1],), self.norm, self.shape.norm_eps).to(self.dtype)
         return hidden
 
-    def _causal(self, length: int) -> Attend:
+    def causal(self, length: int) -> Attend:
+        """Every row sees itself and the rows before it."""
         window = self._window(length) if any(self.shape.local_layers) else None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class _Layer:
         shape, dtype = self._shape, self._qkv.dtype
         qkv = F.linear(self._normed("attn_norm", x).to(dtype), self._qkv, self._qkv_bias)
         qkv = qkv.view(*x.shape[:2], -1, shape.head_dim).transpose(1, 2)
-        q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
+        q, k, v = torch.split(qkv, (shape.heads, shape.kv_heads, shape.kv_heads), 1)
         q = rotate(self._normed("q_norm", q.float()), *rotation).to(dtype)
         k = rotate(self._normed("k_norm", k.float()), *rotation).to(dtype)
         seen = attend(self._index, q, k, v)
