@@ -11,7 +11,8 @@ from paceline.heads.block import BlockNet, BlockShape
 from paceline.target.shape import Weights
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded
-from paceline.train.recipe import TrainConfig, pieces_of
+from paceline.train.loop import train
+from paceline.train.recipe import TrainConfig, frequent, pieces_of, recipe
 
 PROMPT = 3  # tokens
 
@@ -65,10 +66,21 @@ def tiny_config(steps: int, **other: object) -> TrainConfig:
         "layers": 1,
         "block": 4,
         "markov_rank": 16,
-        "anchors": 36,
+        "anchors": 16,
         "lr": 8e-3,
     }
     return TrainConfig(**(values | other))  # type: ignore[arg-type]
+
+
+@cache
+def trained_net(steps: int = 90) -> BlockNet:
+    """Right often enough, wrong often enough."""
+    config = tiny_config(steps)
+    ids = frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB)
+    made = recipe(config, tiny_model(), ids)
+    train(made, tiny_model(), batches, config)
+    assert isinstance(made.net, BlockNet)
+    return made.net.eval()
 
 
 def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: int = 1024) -> BlockNet:

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_heads import batches, own, recorded, said, tiny_config, tiny_model
-from torch_cases import VOCAB
+from tiny_heads import own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
@@ -13,23 +12,15 @@ from paceline.heads.block_loss import guesses
 from paceline.heads.teach import Lesson
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
-from paceline.train.loop import train
-from paceline.train.recipe import frequent, recipe
 from paceline.types import Seen
 
 MODEL = tiny_model()
 TEXTS = recorded(said())
-STEPS = 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def net() -> BlockNet:
-    config = tiny_config(STEPS)
-    ids = frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB)
-    made = recipe(config, MODEL, ids)
-    train(made, MODEL, batches, config)
-    assert isinstance(made.net, BlockNet)
-    return made.net.eval()
+    return trained_net()
 
 
 def in_training(net: BlockNet) -> float:

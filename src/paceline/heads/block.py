@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Net, Norm, Pieces
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
 _SPREAD: Final = 0.02  # of new weights
@@ -48,9 +48,9 @@ class BlockNet(Net):
         self._shape = shape
         width, rank = shape.width, shape.markov_rank
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
-        self.context_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.context_norm = Norm(width, shape.norm_eps)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.norm = Norm(width, shape.norm_eps)
         self.slots = nn.Parameter(torch.empty(shape.block - 1, width))
         self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
@@ -149,14 +149,14 @@ class _Layer(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self._shape, width, queries = shape, shape.width, shape.heads * shape.head_dim
-        self.attn_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.attn_norm = Norm(width, shape.norm_eps)
         self.q = nn.Linear(width, queries, bias=False)
         self.k = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.q_norm = Norm(shape.head_dim, shape.norm_eps)
+        self.k_norm = Norm(shape.head_dim, shape.norm_eps)
         self.o = nn.Linear(queries, width, bias=False)
-        self.ffn_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.ffn_norm = Norm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)

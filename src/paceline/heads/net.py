@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -42,3 +43,15 @@ class Net(nn.Module):
     @abstractmethod
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
         """New weights."""
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, computed in float32 whatever the types of row and weight are."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self._eps).to(x.dtype)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_heads import batches, own, random_net, said, tiny_config, tiny_model, tiny_weights
+from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
@@ -24,8 +24,6 @@ from paceline.sampling import History, law
 from paceline.target.shape import Weights
 from paceline.target.torch_target import TorchTarget
 from paceline.testing import ToyCursor
-from paceline.train.loop import train
-from paceline.train.recipe import recipe
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
 
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -33,13 +31,9 @@ LENGTH = 24
 Rules = Callable[[tuple[int, ...]], set[int] | None]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def net() -> BlockNet:
-    """Half trained: right often enough, wrong often enough."""
-    made = recipe(tiny_config(45), tiny_model(), torch.arange(0, VOCAB))
-    train(made, tiny_model(), batches, tiny_config(45))
-    assert isinstance(made.net, BlockNet)
-    return made.net
+    return trained_net()
 
 
 def a_target() -> TorchTarget:
