@@ -1,9 +1,9 @@
 """A small network that fills a whole block of guesses in one pass.
 
-Its input is the last committed token, the anchor, and learned vectors for the places after it; every slot, the
-anchor's too, guesses the token after its own place. What the target made of the text before is laid under each
-layer as further keys and values. A low-rank table then ties each guess to the one before it, and a linear
-head says how likely the target is to agree.
+Its input is the last committed token, the anchor, and learned vectors for the places after it; every slot,
+the anchor's too, guesses the token after its own place. What the target made of the text before is laid under
+each layer as further keys and values. A low-rank table then ties each guess to the one before it, and a
+linear head says how likely the target is to agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class BlockNet(Net):
         self.to(device)
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
-        """New weights. At first a slot guesses what its vector and the context say, and no pair is likelier."""
+        """New weights. At first no pair of tokens is likelier than another, and nothing is sure."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() == 1:
@@ -98,7 +98,7 @@ class BlockNet(Net):
         return torch.cat([F.rms_norm(x, (x.shape[-1],), None, self.shape.norm_eps) for x in parts], -1)
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
-        """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what each layer sees of them."""
+        """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
         x = self.context_norm(self.fc(features))
         turn = _rotation(positions, self.shape)
         return [layer.keys_values(x, turn) for layer in self._layers()]
@@ -108,9 +108,7 @@ class BlockNet(Net):
         back = anchors[:, :, None] - positions[:, None, :]
         return (back > 0) & (back <= self.shape.window) & (positions >= 0)[:, None, :]
 
-    def block(
-        self, tokens: Tensor, positions: Tensor, context: Sequence[KeysValues], sees: Tensor
-    ) -> Tensor:
+    def block(self, tokens: Tensor, positions: Tensor, context: Sequence[KeysValues], sees: Tensor) -> Tensor:
         """Anchors [b, a] at positions [b, a] -> [b, a, block, width], normed: row k guesses position + k + 1.
 
         sees: [b, a, n], which rows of the context belong to which anchor.
@@ -123,7 +121,7 @@ class BlockNet(Net):
         turn = _rotation(at.flatten(1), self.shape)
         for layer, under in zip(self._layers(), context, strict=True):
             x = layer(x, turn, under, sees)
-        return self.norm(x).unflatten(1, (-1, size))
+        return torch.unflatten(self.norm(x), 1, (-1, size))
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., draft_vocab]: before it is known what stands in the place before."""
@@ -131,15 +129,18 @@ class BlockNet(Net):
 
     def markov(self, previous: Tensor) -> Tensor:
         """Tokens [...] -> [..., draft_vocab], to be added to the logits of the place after them."""
-        return self.markov_out(self._pairs(previous)).float()
+        added: Tensor = self.markov_out(self._pairs(previous))
+        return added.float()
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """[..., width], tokens [...] -> [...]: the logit of the target's agreement with the guess."""
         pairs = self._pairs(previous)
-        return self.sure(torch.cat((hidden.to(pairs.dtype), pairs), -1)).squeeze(-1).float()
+        said: Tensor = self.sure(torch.cat((hidden.to(pairs.dtype), pairs), -1))
+        return said.squeeze(-1).float()
 
     def _pairs(self, previous: Tensor) -> Tensor:
-        return self.markov_in(self.number[previous])
+        pairs: Tensor = self.markov_in(self.number[previous])
+        return pairs
 
     def _layers(self) -> "list[_Layer]":
         return [layer for layer in self.layers if isinstance(layer, _Layer)]
@@ -171,10 +172,11 @@ class _Layer(nn.Module):
         q = _rotated(self.q_norm(self._split(self.q(y))), turn)
         x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
         y = self.ffn_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
+        return torch.unflatten(x, -1, (-1, self._shape.head_dim)).transpose(1, 2)
 
 
 def _rotation(positions: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor]:
@@ -193,8 +195,8 @@ def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:
     """[b, heads, a * block, head_dim] -> [b, a * block, heads * head_dim].
 
-    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask over
-    both would be all but empty, for no block sees another.
+    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask
+    over both would be all but empty, for no block sees another.
     """
     batch, anchors, length = sees.shape
     kv_heads, head_dim = own[0].shape[1], own[0].shape[-1]
@@ -202,9 +204,9 @@ def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tens
     q = q.to(own[1].dtype).view(batch, kv_heads, -1, anchors, block, head_dim) * head_dim**-0.5
     k, v = (part.to(q.dtype).view(batch, kv_heads, 1, anchors, block, head_dim) for part in own)
     before_k, before_v = (part.to(q.dtype)[:, :, None] for part in under)
-    far = (q.flatten(3, 4) @ before_k.transpose(-1, -2)).unflatten(3, (anchors, block))
+    far = torch.unflatten(q.flatten(3, 4) @ before_k.transpose(-1, -2), 3, (anchors, block))
     far = far.masked_fill(~sees[:, None, None, :, None], -torch.inf)
     share = torch.cat((far, q @ k.transpose(-1, -2)), -1).softmax(-1, torch.float32).to(q.dtype)
-    seen = (share[..., :length].flatten(3, 4) @ before_v).unflatten(3, (anchors, block))
+    seen = torch.unflatten(share[..., :length].flatten(3, 4) @ before_v, 3, (anchors, block))
     seen = seen + share[..., length:] @ v  # [b, kv_heads, group, a, block, head_dim]
     return seen.permute(0, 3, 4, 1, 2, 5).reshape(batch, anchors * block, -1)

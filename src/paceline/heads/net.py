@@ -32,7 +32,7 @@ class Shape(Protocol):
 
 
 class Net(nn.Module):
-    """A head. Its parameters are its own weights; what is the target's is held beside them, and not stored."""
+    """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
 

@@ -19,11 +19,10 @@ def load_pieces(path: Path, dtype: torch.dtype = torch.float32) -> Pieces:
         mark = fingerprint(checkpoint.identity, placed.items())
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             embed, norm, head = (
-                read_placed(checkpoint, name, placed[name], dtype, pool) if name in placed else None
-                for name in ("embed", "norm", "head")
+                read_placed(checkpoint, name, placed[name], dtype, pool)
+                for name in ("embed", "norm", "embed" if checkpoint.tied else "head")
             )
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
-    assert embed is not None and norm is not None  # every model has them: placed_tensors checks
     scale = rounded(checkpoint.shape, dtype).embed_scale
-    return Pieces(embed, embed if head is None else head, norm, mark, scale)
+    return Pieces(embed, head, norm, mark, scale)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from torch import Tensor
 from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
@@ -20,7 +22,7 @@ from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
 from paceline.heads.calibration import Calibration
 from paceline.heads.teach import Lesson
-from paceline.sampling import History, law
+from paceline.sampling import Floats, History, law
 from paceline.target.shape import Weights
 from paceline.target.torch_target import TorchTarget
 from paceline.testing import ToyCursor
@@ -139,12 +141,14 @@ def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: obje
     return seq
 
 
-def teacher_forced(net: BlockNet, seq: Seq, drafted: Sequence[int]) -> np.ndarray:  # type: ignore[type-arg]
+def teacher_forced(net: BlockNet, seq: Seq, drafted: Sequence[int]) -> Floats:
     """Logits over the vocabulary for each place, as a training step would have them."""
     text = torch.tensor([[*seq.tokens, *drafted]])
     hidden, final = tiny_model().features(text, net.shape.taps)
     with torch.no_grad():
-        logits, _ = guesses(net, Lesson(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]]))
+        logits, _ = guesses(
+            net, Lesson(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]])
+        )
     whole = np.full((net.shape.block, VOCAB), -np.inf, np.float32)
     whole[:, net.draft_ids.numpy()] = logits[0, 0].numpy()
     return whole
@@ -212,7 +216,12 @@ def test_a_round_is_one_pass_for_all_sequences(monkeypatch: pytest.MonkeyPatch) 
     drafter._blocks.clear()
     passes = []
     block = drafter.net.block
-    monkeypatch.setattr(drafter.net, "block", lambda *given: passes.append(1) or block(*given))
+
+    def counted(*given: Any) -> Tensor:
+        passes.append(given)
+        return block(*given)
+
+    monkeypatch.setattr(drafter.net, "block", counted)
     together = drafter.draft([Ask(seq, 5) for seq in seqs])
     assert [draft.tokens for draft in together] == [draft.tokens for draft in alone]
     drafter.draft([Ask(seqs[0], 5, after=(3,))])  # the same round goes on

@@ -1,4 +1,4 @@
-"""How drafts grow out of laws that a head gives for the places to come: chains, or trees, best guess first."""
+"""How drafts grow out of the laws that a head gives for the places to come: chains, or trees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +24,11 @@ class Spot:
 
     def after(self, token: int) -> "Spot | None":
         """The next place. None: nothing follows, or others are certain of what does."""
-        at = self.at.fork() if self.at is not None else None
-        if at is not None and (not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced())):
-            return None
+        at = None
+        if self.at is not None:
+            at = self.at.fork()
+            if not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced()):
+                return None
         return Spot(self.ask, (*self.written, token), at)
 
 
