@@ -22,6 +22,7 @@ LEVEL = {
     "sampling": 3,
     "text": 3,
     "models": 3,
+    "heads": 3,
     "target": 4,
     "drafters": 4,
     "constraints": 4,
@@ -31,11 +32,12 @@ LEVEL = {
     "answer": 6,
     "llm": 7,
     "server": 8,
+    "train": 8,
     "cli": 9,
     "__main__": 10,
 }
-CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "cli", "__main__"}
-SHARED = ("legal", "tree")  # what drafters may import besides themselves
+CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "train", "cli", "__main__"}
+SHARED = ("legal", "tree", "drawn")  # what drafters may import besides themselves
 NOT_CORE = {ROOT / "trace" / "store"}  # the database, which no pass needs
 CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}
 

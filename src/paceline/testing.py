@@ -17,7 +17,8 @@ class ToyTarget:
     """A target whose logits follow from the last `memory` tokens of the rows in its own cache.
 
     It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
-    stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model.
+    stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model. What
+    layer n leaves of a row is n + 1 times the row's logits.
     """
 
     def __init__(self, vocab_size: int = 24, memory: int = 2, seed: int = 0, blur: float = 0.0) -> None:
@@ -41,20 +42,22 @@ class ToyTarget:
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         self.passes += 1
         rows: list[Doubles] = []
-        starts = []
+        inner: list[Doubles] = []
+        starts, first_rows = [], []
         for feed in feeds:
             starts.append(len(rows))
+            first_rows.append(len(inner))
             before = self._checked(feed)
             text = [*before, *feed.tokens]
+            after = [[*text, *self._guesses(feed.draft, i)] for i in range(len(feed.draft))]
             if feed.scored:
-                rows.append(self.logits(text))
-                rows.extend(
-                    self.logits([*text, *self._guesses(feed.draft, i)]) for i in range(len(feed.draft))
-                )
+                rows.extend(self.logits(t) for t in (text, *after))
+            if taps:
+                fed = (text[: len(before) + i + 1] for i in range(len(feed.tokens)))
+                inner.extend(self.logits(t) for t in (*fed, *after))
             self._loose[feed.seq_id] = (list(feed.tokens), feed.draft)
-        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
-        hidden = {tap: torch.from_numpy(logits) for tap in taps}
-        return Scores(torch.from_numpy(logits), tuple(starts), hidden)
+        hidden = {tap: self._tensor(inner) * (tap + 1) for tap in taps}
+        return Scores(self._tensor(rows), tuple(starts), tuple(first_rows), hidden)
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         fed, draft = self._loose.pop(seq_id, ([], Draft()))
@@ -78,6 +81,9 @@ class ToyTarget:
         if self._blur:
             own = own + self._blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
         return own * 1.5
+
+    def _tensor(self, rows: Sequence[Doubles]) -> torch.Tensor:
+        return torch.from_numpy(np.array(rows, np.float32).reshape(len(rows), self.vocab_size))
 
     def _guesses(self, draft: Draft, node: int) -> list[int]:
         return [draft.tokens[i] for i in draft.path(node)]

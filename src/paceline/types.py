@@ -202,21 +202,30 @@ class Feed:
 class Scores:
     """Row starts[i] is what follows feed i's last token, then one row per node of its draft.
 
-    A feed that is not scored has no rows.
+    A feed that is not scored has no such rows. Hidden states there are for every row of the pass: from row
+    rows[i] on for the tokens of feed i, scored or not, then for the nodes of its draft.
     """
 
-    logits: "Tensor"  # [rows, vocab] float32
+    logits: "Tensor"  # [scored rows, vocab] float32
     starts: tuple[int, ...]
-    hidden: Mapping[int, "Tensor"] = field(
-        default_factory=dict
-    )  # layer -> [rows, width], for the taps asked for
+    rows: tuple[int, ...] = ()
+    hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # layer asked for -> [rows, width] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a pass that stay in the target's cache, as some of its layers left them."""
+
+    seq: Seq
+    start: int  # position of the first row
+    hidden: Mapping[int, "Tensor"]  # layer -> [rows, width] float32: its output, after its residual additions
 
 
 class Drafter(Protocol):
     """Guesses. Subclass it to inherit the no-ops; `draft` is the one method to write."""
 
     name: str
-    taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to see in observe()
+    taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to read
     takes_turns: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
@@ -227,6 +236,15 @@ class Drafter(Protocol):
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Verdicts were committed: seqs[i].tokens already ends with what verdicts[i] says."""
+        return
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        """A pass was committed; not called without taps.
+
+        Each position is seen once, in order, pieces of prompts included, guesses that were refused not. Those
+        that the target found in its cache are never computed, so they are never seen. The tensors are lent:
+        they hold on to the whole pass, so copy what is to stay.
+        """
         return
 
     def end(self, seq: Seq) -> None:

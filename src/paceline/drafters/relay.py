@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline.drafters.legal import CERTAIN, legal, unsure, walk
-from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seen, Seq, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,11 @@ class Relay(Drafter):
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for drafter in self.drafters:
             drafter.observe(seqs, verdicts, scores)
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        for drafter in self.drafters:
+            if drafter.taps:
+                drafter.read(seen)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:

@@ -238,7 +238,7 @@ class Engine:
         held = seq.computed + len(turn.fed)
         if not turn.scored:
             self.target.keep(seq.id, held)
-            seq.computed = held
+            seq.computed, turn.kept = held, ()
             return a_round(turn, cost)
         verdict = judge(seq, turn.draft, rows, turn.masks)
         scored = logprobs(seq, verdict, turn.draft, rows)
@@ -247,7 +247,7 @@ class Engine:
         kept = len(seq.tokens) - start
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
-        seq.computed = held + len(rows_kept)
+        seq.computed, turn.kept = held + len(rows_kept), rows_kept
         turn.verdict = Verdict(rows_kept, seq.tokens[-1], turn.draft)
         return a_round(turn, cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
 

@@ -21,6 +21,7 @@ class Turn:
     draft: Draft = NO_DRAFT
     masks: Masks = FREE
     verdict: Verdict | None = None
+    kept: tuple[int, ...] | None = None  # the draft's nodes whose rows stay; None: the turn was not committed
 
     @property
     def rows(self) -> int:

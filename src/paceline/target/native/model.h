@@ -50,5 +50,5 @@ struct Pass {
     const int32_t* scored_rows;   // [scored]
     const int32_t* tap_layers;    // [taps], ascending
     float* logits;                // [scored][vocab]
-    float* hidden;                // [taps][scored][width]
+    float* hidden;                // [taps][rows][width]
 };

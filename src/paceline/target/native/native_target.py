@@ -74,11 +74,11 @@ class NativeTarget(PagedTarget[_Fed]):
             self._cache.extend(feed.seq_id, len(feed.tokens) + depth)
         self._spares.reset()
         parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
-        starts, scored = [], 0
+        starts, firsts = [0], [0]
         batch = NativeBatch()
         for feed in feeds:
-            starts.append(scored)
-            scored += (1 + len(feed.draft)) * feed.scored
+            starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
+            firsts.append(firsts[-1] + len(feed.tokens) + len(feed.draft))
             for piece, offset in _pieces(feed):
                 if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > PASS_ROWS:
                     parts.append(self._run(batch, taps))
@@ -88,7 +88,7 @@ class NativeTarget(PagedTarget[_Fed]):
         logits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
         hidden = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
         tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
-        return Scores(torch.from_numpy(logits), tuple(starts), tapped)
+        return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
     def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         found = [fed.slots[node] for node in path]
@@ -107,10 +107,10 @@ class NativeTarget(PagedTarget[_Fed]):
         self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, slots)
 
     def _run(self, batch: NativeBatch, taps: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Logits [scored, vocab] and hidden states [taps, scored, width]."""
+        """Logits [scored, vocab] and hidden states [taps, rows, width]."""
         rows, scored, layers = len(batch.tokens), len(batch.scored), sorted(set(taps))
         logits = np.empty((scored, self.vocab_size), np.float32)
-        hidden = np.empty((len(layers), scored, self.shape.width), np.float32)
+        hidden = np.empty((len(layers), rows, self.shape.width), np.float32)
         cosines, sines = self._rope.rows(batch.positions)
         counts = np.fromiter(map(len, batch.writes), np.int32, rows)
         held = {

@@ -134,10 +134,10 @@ void Decoder::embed(int me) {
 void Decoder::copy_taps(int layer, int me) {
     for (int t = 0; t < pass_->taps; ++t) {
         if (pass_->tap_layers[t] != layer) continue;
-        const Share share(pass_->scored, me, team_.size());
-        for (int i = share.begin; i < share.end; ++i)
-            std::memcpy(pass_->hidden + ((size_t)t * pass_->scored + i) * model_.width,
-                        x_.get() + (size_t)pass_->scored_rows[i] * width_, model_.width * sizeof(float));
+        const Share share(pass_->rows, me, team_.size());
+        for (int r = share.begin; r < share.end; ++r)
+            std::memcpy(pass_->hidden + ((size_t)t * pass_->rows + r) * model_.width, x_.get() + (size_t)r * width_,
+                        model_.width * sizeof(float));
     }
 }
 
