@@ -42,9 +42,9 @@ def test_all_slots_see_one_another(net: BlockNet) -> None:
     of = lesson(net)
     before = outcome(net, of, 20)
     with torch.no_grad():
-        net.slots[-1] += 1
+        net.mask += 1
         after = outcome(net, of, 20)
-        net.slots[-1] -= 1
+        net.mask -= 1
     assert (before != after).any(-1).all()
 
 
@@ -93,4 +93,4 @@ def test_tokens_that_cannot_be_guessed_share_one_row_of_pairs() -> None:
 def test_only_its_own_weights_are_stored() -> None:
     names = set(random_net().state_dict())
     assert names.isdisjoint({"embed", "head", "draft_ids", "number"})
-    assert {"fc.weight", "slots", "markov_in.weight", "layers.0.q.weight"} <= names
+    assert {"fc.weight", "mask", "markov_in.weight", "layers.0.q.weight"} <= names

@@ -51,7 +51,7 @@ class BlockNet(Net):
         self.context_norm = Norm(width, shape.norm_eps)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(width, shape.norm_eps)
-        self.slots = nn.Parameter(torch.empty(shape.block - 1, width))
+        self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
         self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
@@ -87,15 +87,20 @@ class BlockNet(Net):
             for name, weight in self.named_parameters():
                 if name.endswith(("o.weight", "down.weight")):
                     weight.mul_((2 * self.shape.layers) ** -0.5)
-            self.slots.mul_(float(self.embed.float().std()) * self._embed_scale / _SPREAD)
+            self.mask.mul_(float(self.embed.float().std()) * self._embed_scale / _SPREAD)
             self.norm.weight.copy_(pieces.norm)
             self.markov_out.weight.zero_()
             self.sure.weight.zero_()
 
+    def level(self, sizes: Sequence[float]) -> None:
+        """Makes new weights as if the rows of every tapped layer were of size 1; sizes: what they are."""
+        with torch.no_grad():
+            for part, size in zip(self.fc.weight.split(self.shape.width, 1), sizes, strict=True):
+                part.div_(size)
+
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """Of the layers tapped, each [..., width] -> [..., taps * width]: all of the same size."""
-        parts = [hidden[tap].to(self.fc.weight.dtype) for tap in self.shape.taps]
-        return torch.cat([F.rms_norm(x, (x.shape[-1],), None, self.shape.norm_eps) for x in parts], -1)
+        """Of the layers tapped, each [..., width] -> [..., taps * width]."""
+        return torch.cat([hidden[tap].to(self.fc.weight.dtype) for tap in self.shape.taps], -1)
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
@@ -114,9 +119,9 @@ class BlockNet(Net):
         sees: [b, a, n], which rows of the context belong to which anchor.
         """
         size = self.shape.block
-        anchors = F.embedding(tokens, self.embed).to(self.slots.dtype) * self._embed_scale
-        slots = self.slots.expand(*tokens.shape, -1, -1)
-        x = torch.cat((anchors[:, :, None], slots), 2).flatten(1, 2)
+        anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self._embed_scale
+        masked = self.mask.expand(*tokens.shape, size - 1, -1)
+        x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)
         turn = _rotation(at.flatten(1), self.shape)
         for layer, under in zip(self._layers(), context, strict=True):

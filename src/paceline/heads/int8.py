@@ -1,4 +1,4 @@
-"""Weights in a byte each: every row of a matrix has a scale of its own."""
+"""Weights in a byte each, with a scale for every 64 of a row, or for the whole row where 64 do not fit."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,24 +7,38 @@ import torch
 from torch import Tensor
 
 SCALE: Final = ".scale"  # what the name of a matrix's scales ends with
+_LEAST: Final = 1e-5  # of the largest weight of a group: its scale must not vanish in half precision
+
+
+_GROUP: Final = 64  # columns
 
 
 def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 [rows, columns] with float32 scales [rows] beside them; the rest as it is."""
+    """Matrices as int8 [rows, columns] with float16 scales [rows, groups] beside them; the rest as it is."""
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() != 2 or not weight.is_floating_point():
             tensors[name] = weight
             continue
-        largest = weight.float().abs().amax(1).clamp(min=1e-30)
-        tensors[name + SCALE] = largest / 127
-        tensors[name] = (weight.float() * (127 / largest)[:, None]).round().clamp(-127, 127).to(torch.int8)
+        groups = weight.float().unflatten(
+            1, (-1, _GROUP if weight.shape[1] % _GROUP == 0 else weight.shape[1])
+        )
+        largest = groups.abs().amax(2).clamp(min=_LEAST)
+        scale = (largest / 127).half()
+        tensors[name + SCALE] = scale
+        tensors[name] = (
+            (groups / scale.float()[:, :, None]).round().clamp(-127, 127).to(torch.int8).flatten(1)
+        )
     return tensors
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        name: tensor.float() * tensors[name + SCALE][:, None] if name + SCALE in tensors else tensor
+        name: _floats(tensor, tensors[name + SCALE]) if name + SCALE in tensors else tensor
         for name, tensor in tensors.items()
         if not name.endswith(SCALE)
     }
+
+
+def _floats(weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight.float().unflatten(1, (scale.shape[1], -1)) * scale.float()[:, :, None]).flatten(1)

@@ -1,6 +1,6 @@
 """What is trained and how: settings, and for each kind of head a network, its loss and its drafter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -19,6 +19,7 @@ from paceline.types import Drafter
 
 Kind = Literal["block"]
 Optimizer = Literal["adamw", "muon"]
+_SAMPLE: Final = 256  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,15 @@ def frequent(counts: Tensor, size: int, always: tuple[int, ...] = ()) -> Tensor:
     return order[: min(size, len(counts))].sort().values
 
 
+def sizes(
+    model: DenseModel, taps: Sequence[int], draft_ids: Tensor, generator: torch.Generator
+) -> list[float]:
+    """The root mean square of a row as each layer leaves it: the median over a text of random tokens."""
+    drawn = torch.randint(len(draft_ids), (1, _SAMPLE), generator=generator)
+    hidden, _ = model.features(draft_ids.cpu()[drawn].to(model.device), taps)
+    return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
+
+
 def pieces_of(model: DenseModel) -> Pieces:
     return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
 
@@ -126,7 +136,9 @@ def _block(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
         theta=of.rope.theta,
     )
     net = BlockNet(shape, pieces_of(model), draft_ids)
-    net.reset(pieces_of(model), torch.Generator().manual_seed(config.seed))
+    generator = torch.Generator().manual_seed(config.seed)
+    net.reset(pieces_of(model), generator)
+    net.level(sizes(model, shape.taps, draft_ids, generator))
     loss = BlockLoss(net, model.head, BlockLossWeights(anchors=config.anchors))
     return Recipe("block", net, loss, lambda calibration: BlockDrafter(net, calibration))
 
