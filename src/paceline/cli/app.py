@@ -1,4 +1,4 @@
-"""paceline generate, chat, serve, schema, routes, keys, trace, pull, models, doctor."""
+"""paceline generate, chat, serve, train, schema, routes, keys, trace, pull, models, doctor."""
 
 import json
 import secrets
@@ -20,6 +20,7 @@ from paceline.cli.schema import schema_app
 from paceline.cli.serve import serve
 from paceline.cli.show import bar, write
 from paceline.cli.trace import trace_app
+from paceline.cli.train import train
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError, SettingError
 
@@ -29,6 +30,7 @@ app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
 app.command()(serve)
+app.command()(train)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]

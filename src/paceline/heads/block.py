@@ -95,7 +95,7 @@ class BlockNet(Net):
     def level(self, sizes: Sequence[float]) -> None:
         """Makes new weights as if the rows of every tapped layer were of size 1; sizes: what they are."""
         with torch.no_grad():
-            for part, size in zip(self.fc.weight.split(self.shape.width, 1), sizes, strict=True):
+            for part, size in zip(torch.split(self.fc.weight, self.shape.width, 1), sizes, strict=True):
                 part.div_(size)
 
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:

@@ -7,28 +7,23 @@ import torch
 from torch import Tensor
 
 SCALE: Final = ".scale"  # what the name of a matrix's scales ends with
-_LEAST: Final = 1e-5  # of the largest weight of a group: its scale must not vanish in half precision
 
 
 _GROUP: Final = 64  # columns
 
 
 def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 [rows, columns] with float16 scales [rows, groups] beside them; the rest as it is."""
+    """Matrices as int8 [rows, columns] with float32 scales [rows, groups] beside them; the rest as it is."""
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() != 2 or not weight.is_floating_point():
             tensors[name] = weight
             continue
-        groups = weight.float().unflatten(
-            1, (-1, _GROUP if weight.shape[1] % _GROUP == 0 else weight.shape[1])
-        )
-        largest = groups.abs().amax(2).clamp(min=_LEAST)
-        scale = (largest / 127).half()
-        tensors[name + SCALE] = scale
-        tensors[name] = (
-            (groups / scale.float()[:, :, None]).round().clamp(-127, 127).to(torch.int8).flatten(1)
-        )
+        columns = weight.shape[1]
+        groups = weight.float().reshape(len(weight), -1, columns if columns % _GROUP else _GROUP)
+        largest = groups.abs().amax(2).clamp(min=1e-30)
+        tensors[name + SCALE] = scale = largest / 127
+        tensors[name] = (groups / scale[:, :, None]).round().clamp(-127, 127).to(torch.int8).flatten(1)
     return tensors
 
 
@@ -41,4 +36,4 @@ def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _floats(weight: Tensor, scale: Tensor) -> Tensor:
-    return (weight.float().unflatten(1, (scale.shape[1], -1)) * scale.float()[:, :, None]).flatten(1)
+    return (weight.float().view(len(weight), scale.shape[1], -1) * scale[:, :, None]).flatten(1)

@@ -143,7 +143,7 @@ def _block(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
     return Recipe("block", net, loss, lambda calibration: BlockDrafter(net, calibration))
 
 
-RECIPES: Final = {"block": _block}
+RECIPES: Final[dict[Kind, Callable[[TrainConfig, DenseModel, Tensor], Recipe]]] = {"block": _block}
 
 
 def _unusable(config: TrainConfig, name: str, expected: str) -> SettingError:
