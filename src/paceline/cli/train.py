@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.heads.folder import Card
     from paceline.train.job import Report, TrainJob
     from paceline.train.recipe import Kind
+
+SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
 
 
 def train(
@@ -46,6 +48,7 @@ def train(
 ) -> None:
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.heads.folder import CARD
+    from paceline.target.torch_target import placement
     from paceline.train.asks import AnswersConfig
     from paceline.train.job import TrainJob, run
     from paceline.train.recipe import TrainConfig
@@ -65,7 +68,14 @@ def train(
             rollout=Rollout(max_new=max_new),
             engine=EngineConfig(device=device),
         ),
-        TrainConfig(kind=_known(kind), minutes=minutes, steps=steps, seed=seed, max_len=max_prompt + max_new),
+        TrainConfig(
+            kind=_known(kind),
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            max_len=max_prompt + max_new,
+            **(SMALL if placement(EngineConfig(device=device))[0].type == "cpu" else {}),
+        ),
     )
     with _bars() as report:
         card = run(job, report)
