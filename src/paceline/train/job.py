@@ -42,7 +42,7 @@ class TrainJob:
     start: Path | None = None  # a trained drafter to go on from
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    measured: int = 200  # held-out answers the card's figures are from, at most
+    measured: int = 96  # held-out answers the card's figures are from, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _measure(
 ) -> tuple[Acceptance, dict[str, Acceptance], list[Guess]]:
     """On held-out answers, through the drafter that serves."""
     texts = recorded(answers, "held out", 1 << 20, most)
-    guesses = replay(made.drafter(None), model, texts, made.net.shape.block)
+    guesses = replay(made.drafter(None), model, texts, made.net.shape.block, batch=48)
     kinds = [buckets(tokenizer, text.tokens) for text in texts]
     numbers = {id(text.tokens): i for i, text in enumerate(texts)}
 

@@ -38,7 +38,7 @@ class TrainConfig:
     clip: float = 1.0
     seed: int = 0
     checkpoint_seconds: float = 60.0
-    look_steps: int = 100  # between two looks at held-out text
+    look_steps: int = 300  # between two looks at held-out text
     taps: int = 5  # layers of the target that are read
     draft_vocab: int = 8192
     layers: int = 2
