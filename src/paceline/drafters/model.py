@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from paceline.drafters.drawn import draw
 from paceline.drafters.legal import unsure
 from paceline.errors import CacheFull, ConstraintError
-from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
+from paceline.sampling import Doubles, Floats
 from paceline.types import NO_DRAFT, Ask, Bits, Cursor, Draft, Drafter, Feed, Seq, Target
 
 
@@ -28,7 +29,6 @@ class _Growing:
     scores: list[float] = field(default_factory=list)
     q: list[Doubles] = field(default_factory=list)
     tip: int = -1  # the chain's last node
-    depth: int = 0
     at: Cursor | None = None  # stands after the chain so far
     ended: bool = False  # nothing follows, or others are certain of what does
 
@@ -92,9 +92,9 @@ class ModelDrafter(Drafter):
         if too_long or max(mirror.pending) >= self._model.vocab_size:
             return None
         if ask.cursor is None:
-            return _Growing(ask, mirror, depth=len(ask.after))
+            return _Growing(ask, mirror)
         at = ask.cursor.fork()
-        return _Growing(ask, mirror, depth=len(ask.after), at=at, ended=at.finished)
+        return _Growing(ask, mirror, at=at, ended=at.finished)
 
     def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
         """Feeds all that is pending; the row after each sequence's last token."""
@@ -117,29 +117,21 @@ class ModelDrafter(Drafter):
         seq = g.ask.seq
         width = min(seq.spec.tree_width, g.ask.budget - len(g.tokens))
         written = g.mirror.tokens[len(seq.tokens) :]
-        row, history = self._padded(row), History(seq.tokens, seq.prompt_len, written)
         try:
             mask = self._mask(g.at)
         except ConstraintError:  # which ends the output only if it comes by here
             g.ended = True
             return
-        of = law(row, seq.params, history, mask)
-        if seq.params.temperature == 0 and not _needs_q(seq):
-            found = greedy(row, seq.params, history, width, mask)
-        else:
-            found = ranked(of, _key(seq, g.depth), width)
-        laws = _without_replacement(of.probabilities(), found) if _needs_q(seq) else []
-        found = found[: len(laws)] if _needs_q(seq) else found
+        found = draw(self._padded(row), seq, written, width, mask)
         parent, g.tip = g.tip, len(g.tokens)
-        g.tokens.extend(found)
-        g.parents.extend([parent] * len(found))
-        g.scores.extend(unsure(of.probability(token)) for token in found)
-        g.q.extend(laws)
-        g.depth += 1
-        g.follow(found[0])
-        g.ended = g.ended or found[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
+        g.tokens.extend(found.tokens)
+        g.parents.extend([parent] * len(found.tokens))
+        g.scores.extend(map(unsure, found.chances))
+        g.q.extend(found.laws)
+        g.follow(found.tokens[0])
+        g.ended = g.ended or found.tokens[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
         if not g.full:
-            g.mirror.tokens.append(found[0])
+            g.mirror.tokens.append(found.tokens[0])
 
     def _mask(self, at: Cursor | None) -> Bits | None:
         """The tokens that may come; good until the next call."""
@@ -157,28 +149,6 @@ class ModelDrafter(Drafter):
         q = torch.from_numpy(np.stack(g.q)) if g.q else None
         parents = tuple(g.parents) if g.ask.seq.spec.tree_width > 1 else None
         return Draft(tuple(g.tokens), parents, (self.name,) * len(g.tokens), tuple(g.scores), q)
-
-
-def _needs_q(seq: Seq) -> bool:
-    return seq.spec.accept in ("residual", "block")
-
-
-def _key(seq: Seq, depth: int) -> Key:
-    """The noise the target will use at this place; where q counts, coins of this round instead."""
-    index = len(seq.tokens) - seq.prompt_len
-    stream, where, slot = (DRAFT, index, depth) if _needs_q(seq) else (CHOICE, index + depth, 0)
-    return noise_key(seq.params.seed, seq.params.choice, stream, where, slot)
-
-
-def _without_replacement(p: Doubles, drawn: Sequence[int]) -> list[Doubles]:
-    """What each of the siblings was drawn from, its elders being taken; ends where nothing is left."""
-    rest, laws = p.copy(), []
-    for token in drawn:
-        if rest[token] <= 0:
-            break
-        laws.append(rest / rest.sum())
-        rest[token] = 0
-    return laws
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,0 +1,44 @@
+"""What all heads have in common: the pieces they borrow from their target, and how they are made."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a head borrows from its target and never changes."""
+
+    embed: Tensor  # [vocab, width]
+    head: Tensor  # [vocab, width]; may be the same memory
+    norm: Tensor  # [width], the target's last
+    fingerprint: str  # of the target
+    embed_scale: float = 1.0
+
+
+class Shape(Protocol):
+    """A frozen dataclass of whole numbers, numbers, and the list of taps."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...  # the target's layers that are read
+    @property
+    def draft_vocab(self) -> int: ...
+    @property
+    def block(self) -> int: ...  # most guesses in one draft
+
+
+class Net(nn.Module):
+    """A head. Its parameters are its own weights; what is the target's is held beside them, and not stored."""
+
+    draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
+
+    @abstractmethod
+    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+        """New weights."""

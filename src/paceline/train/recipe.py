@@ -1,0 +1,138 @@
+"""What is trained and how: settings, and for each kind of head a network, its loss and its drafter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.errors import SettingError
+from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block_loss import BlockLoss, BlockLossWeights
+from paceline.heads.calibration import Calibration
+from paceline.heads.net import Net, Pieces
+from paceline.heads.teach import Loss
+from paceline.train.dense import DenseModel
+from paceline.types import Drafter
+
+Kind = Literal["block"]
+Optimizer = Literal["adamw", "muon"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    kind: Kind = "block"
+    steps: int = 0  # 0: as many as fit into the time
+    minutes: float = 10.0  # taken where no steps are given
+    tokens_per_batch: int = 32768
+    max_len: int = 2048
+    optimizer: Optimizer = "adamw"
+    lr: float = 6e-4
+    muon_lr: float = 1e-3  # of matrices, with muon
+    weight_decay: float = 0.0
+    warmup: float = 0.04  # share of the training
+    last_lr: float = 0.1  # share of the rate that is left at the end
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+    look_steps: int = 100  # between two looks at held-out text
+    taps: int = 5  # layers of the target that are read
+    draft_vocab: int = 8192
+    layers: int = 2
+    ff_width: int = 0  # 0: the target's
+    block: int = 8
+    markov_rank: int = 64
+    window: int = 1024
+    anchors: int = 256  # places of each text that are guessed from in one step
+    from_target: bool = False  # begin with copies of the target's last layers where they fit
+
+    def __post_init__(self) -> None:
+        for name in ("kind", "optimizer"):
+            known = get_args(Kind if name == "kind" else Optimizer)
+            if getattr(self, name) not in known:
+                raise _unusable(self, name, f"one of {', '.join(known)}")
+        whole = ("tokens_per_batch", "max_len", "look_steps", "taps", "draft_vocab", "layers", "block")
+        for name in (*whole, "markov_rank", "window", "anchors"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise _unusable(self, name, "a whole number, 1 or more")
+        if self.block < 2:
+            raise _unusable(self, "block", "2 or more")
+        if self.steps < 0 or (self.steps == 0 and self.minutes <= 0):
+            raise SettingError(f"steps={self.steps}, minutes={self.minutes}: one of them must be above 0")
+        for name in ("warmup", "last_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise _unusable(self, name, "0 to 1")
+        for name in ("lr", "muon_lr", "clip", "checkpoint_seconds"):
+            if not getattr(self, name) > 0:
+                raise _unusable(self, name, "more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One kind of head for one target: all that the trainer knows of it."""
+
+    kind: Kind
+    net: Net
+    loss: Loss
+    drafter: Callable[[Calibration | None], Drafter]  # the network as it now is, for inference
+
+
+def default_taps(layers: int, count: int) -> tuple[int, ...]:
+    """Evenly from the second layer to the third from the end."""
+    last = max(layers - 3, 0)
+    first = min(1, last)
+    step = (last - first) / max(count - 1, 1)
+    return tuple(sorted({round(first + i * step) for i in range(count)}))
+
+
+def frequent(counts: Tensor, size: int, always: tuple[int, ...] = ()) -> Tensor:
+    """The ids [size] a head may guess: those that occur most, and `always` among them; ascending.
+
+    counts [vocab]: how often each token occurs in what the target says.
+    """
+    wanted = counts.double()
+    wanted[list(always)] = torch.inf
+    order = torch.argsort(-wanted, stable=True)
+    return order[: min(size, len(counts))].sort().values
+
+
+def pieces_of(model: DenseModel) -> Pieces:
+    return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
+
+
+def recipe(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
+    """A new network for this target, with weights by the seed."""
+    return RECIPES[config.kind](config, model, draft_ids)
+
+
+def _block(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
+    of = model.shape
+    shape = BlockShape(
+        width=of.width,
+        heads=of.heads,
+        kv_heads=of.kv_heads,
+        head_dim=of.head_dim,
+        ff_width=config.ff_width or of.ff_width,
+        vocab=of.vocab_size,
+        draft_vocab=len(draft_ids),
+        taps=default_taps(of.layers, config.taps),
+        layers=config.layers,
+        block=config.block,
+        markov_rank=config.markov_rank,
+        window=config.window,
+        norm_eps=of.norm_eps,
+        theta=of.rope.theta,
+    )
+    net = BlockNet(shape, pieces_of(model), draft_ids)
+    net.reset(pieces_of(model), torch.Generator().manual_seed(config.seed))
+    loss = BlockLoss(net, model.head, BlockLossWeights(anchors=config.anchors))
+    return Recipe("block", net, loss, lambda calibration: BlockDrafter(net, calibration))
+
+
+RECIPES: Final = {"block": _block}
+
+
+def _unusable(config: TrainConfig, name: str, expected: str) -> SettingError:
+    return SettingError(f"{name}={getattr(config, name)!r} is not usable: expected {expected}")

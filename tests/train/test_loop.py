@@ -1,0 +1,132 @@
+"""The trainer learns, stops when it should, and goes on where it was killed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_heads import batches, said, tiny_config, tiny_model
+from torch_cases import VOCAB
+
+from paceline.errors import CorruptModel, SettingError
+from paceline.train.loop import CHECKPOINT, Progress, train
+from paceline.train.recipe import Recipe, TrainConfig, default_taps, frequent, recipe
+
+MODEL = tiny_model()
+
+
+def fresh(config: TrainConfig) -> Recipe:
+    return recipe(config, MODEL, frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB))
+
+
+def weights(of: Recipe) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in of.net.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_training_comes_out_the_same(tmp_path: Path, optimizer: str) -> None:
+    config = tiny_config(7, optimizer=optimizer, checkpoint_seconds=1e-9)
+    straight = fresh(config)
+    train(straight, MODEL, batches, config)
+
+    def kill(progress: Progress) -> None:
+        if progress.step == 4:
+            raise Killed
+
+    killed = fresh(config)
+    with pytest.raises(Killed):
+        train(killed, MODEL, batches, config, tmp_path, kill)
+    again, steps = fresh(config), []
+    train(again, MODEL, batches, config, tmp_path, lambda p: steps.append(p.step))
+    assert steps == [4, 5, 6, 7]  # the fourth was not saved yet
+    assert same(weights(straight), weights(again))
+    assert not same(weights(straight), weights(killed))
+
+
+def test_another_seed_is_another_training() -> None:
+    found = []
+    for seed in (0, 0, 1):
+        config = tiny_config(2, seed=seed)
+        of = fresh(config)
+        train(of, MODEL, batches, config)
+        found.append(weights(of))
+    assert same(found[0], found[1])
+    assert not same(found[0], found[2])
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(1)
+    train(fresh(config), MODEL, batches, config, tmp_path)
+    other = tiny_config(1, seed=5)
+    with pytest.raises(SettingError, match="other settings"):
+        train(fresh(other), MODEL, batches, other, tmp_path)
+    (tmp_path / CHECKPOINT).write_bytes(b"nothing")
+    with pytest.raises(CorruptModel, match="delete it"):
+        train(fresh(config), MODEL, batches, config, tmp_path)
+
+
+def test_time_ends_a_training_and_rates_follow_it(tmp_path: Path) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    config = tiny_config(0, minutes=1.0)
+    seen: list[Progress] = []
+    last = train(fresh(config), MODEL, batches, config, None, seen.append, clock=clock)
+    assert 0 < last.step < 60
+    assert last.seconds >= 60
+    left = [p.seconds_left for p in seen]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < 10
+
+
+def test_held_out_text_is_looked_at_now_and_then() -> None:
+    config = tiny_config(5, look_steps=2)
+    seen: list[float | None] = []
+    looks = iter([0.25, 0.5])
+    train(
+        fresh(config),
+        MODEL,
+        batches,
+        config,
+        report=lambda p: seen.append(p.held_out),
+        look=lambda: next(looks),
+    )
+    assert seen == [None, 0.25, 0.25, 0.5, 0.5]
+
+
+def test_nothing_to_train_on_is_said() -> None:
+    config = tiny_config(1)
+    with pytest.raises(SettingError, match="nothing to train on"):
+        train(fresh(config), MODEL, lambda _: [], config)
+
+
+def test_taps_are_spread_over_the_layers() -> None:
+    assert default_taps(30, 5) == (1, 8, 14, 20, 27)
+    assert default_taps(28, 3) == (1, 13, 25)
+    assert default_taps(3, 5) == (0,)
+    assert default_taps(2, 1) == (0,)
+
+
+def test_frequent_tokens_and_those_that_must_be_there() -> None:
+    counts = torch.tensor([0, 5, 1, 9, 0, 2])
+    assert frequent(counts, 3).tolist() == [1, 3, 5]
+    assert frequent(counts, 3, (0,)).tolist() == [0, 1, 3]
+    assert frequent(counts, 99).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "oracle"}, {"block": 1}, {"warmup": 2.0}, {"lr": 0.0}, {"steps": 0, "minutes": 0.0}]
+)
+def test_settings_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match=next(iter(wrong))):
+        TrainConfig(**wrong)  # type: ignore[arg-type]
