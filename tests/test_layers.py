@@ -97,6 +97,15 @@ def test_nobody_needs_a_database_to_record() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_bare_gpu_machine_can_make_answers_and_train_on_them() -> None:
+    """It has torch, numpy, tokenizers and what these need, and nothing else."""
+    absent = ("llguidance", "pydantic", "sqlalchemy", "starlette", "platformdirs", "typer", "gguf")
+    names = ("answers", "dataset", "dense", "rollout", "buckets")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+    code += "\n".join(f"import paceline.train.{name}" for name in names)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_files_are_small() -> None:
     long = {str(p.relative_to(ROOT)): n for p in files() if (n := len(p.read_text().splitlines())) > 320}
     assert not long

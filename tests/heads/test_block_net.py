@@ -68,7 +68,7 @@ def test_positions_count_only_by_their_distance(net: BlockNet) -> None:
         with torch.no_grad():
             context = net.context(features, positions)
             hidden.append(net.block(of.tokens[:, 8:9], anchor, context, net.sees(anchor, positions)))
-    assert torch.allclose(*hidden, atol=1e-3)
+    assert torch.allclose(hidden[0], hidden[1], atol=1e-3)
 
 
 def test_context_can_be_made_piece_by_piece(net: BlockNet) -> None:

@@ -11,7 +11,8 @@ from paceline.heads.block import BlockNet, BlockShape
 from paceline.target.shape import Weights
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded
-from paceline.train.recipe import TrainConfig, pieces_of
+from paceline.train.loop import train
+from paceline.train.recipe import TrainConfig, frequent, pieces_of, recipe
 
 PROMPT = 3  # tokens
 
@@ -30,7 +31,7 @@ def tiny_model() -> DenseModel:
 
 @cache
 def said(count: int = 16, length: int = 40) -> Tensor:
-    """[count, length]: greedy text after prompts of PROMPT tokens; few prompts, so that much is said twice."""
+    """[count, length]: greedy text after prompts of PROMPT tokens."""
     model = tiny_model()
     tokens = torch.randint(0, VOCAB, (count, PROMPT), generator=torch.Generator().manual_seed(1))
     while tokens.shape[1] < length:
@@ -53,7 +54,7 @@ def recorded(tokens: Tensor) -> list[Recorded]:
 def batches(seed: int, size: int = 8) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     tokens = said()
     order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(seed))
-    for some in order.split(size):
+    for some in torch.split(order, size):
         yield tokens[some], torch.full((len(some),), tokens.shape[1]), own(tokens[some])
 
 
@@ -65,10 +66,21 @@ def tiny_config(steps: int, **other: object) -> TrainConfig:
         "layers": 1,
         "block": 4,
         "markov_rank": 16,
-        "anchors": 36,
+        "anchors": 16,
         "lr": 8e-3,
     }
     return TrainConfig(**(values | other))  # type: ignore[arg-type]
+
+
+@cache
+def trained_net(steps: int = 90) -> BlockNet:
+    """Right often enough, wrong often enough."""
+    config = tiny_config(steps)
+    ids = frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB)
+    made = recipe(config, tiny_model(), ids)
+    train(made, tiny_model(), batches, config)
+    assert isinstance(made.net, BlockNet)
+    return made.net.eval()
 
 
 def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: int = 1024) -> BlockNet:
@@ -82,5 +94,5 @@ def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: 
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
-            weight += scale * torch.randn(weight.shape, generator=generator)
+            weight.add_(scale * torch.randn(weight.shape, generator=generator))
     return net

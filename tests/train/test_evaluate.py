@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_heads import batches, own, recorded, said, tiny_config, tiny_model
-from torch_cases import VOCAB
+from tiny_heads import own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
@@ -13,23 +12,15 @@ from paceline.heads.block_loss import guesses
 from paceline.heads.teach import Lesson
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
-from paceline.train.loop import train
-from paceline.train.recipe import frequent, recipe
 from paceline.types import Seen
 
 MODEL = tiny_model()
 TEXTS = recorded(said())
-STEPS = 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def net() -> BlockNet:
-    config = tiny_config(STEPS)
-    ids = frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB)
-    made = recipe(config, MODEL, ids)
-    train(made, MODEL, batches, config)
-    assert isinstance(made.net, BlockNet)
-    return made.net.eval()
+    return trained_net()
 
 
 def in_training(net: BlockNet) -> float:
@@ -94,13 +85,13 @@ def test_confidence_becomes_a_chance(net: BlockNet) -> None:
     assert again.before == pytest.approx(fit.after, abs=1e-6)
 
 
-TEXT = Recorded(list("..abcdef.."), [c.isalpha() for c in "..abcdef.."])  # type: ignore[arg-type]
+TEXT = Recorded([ord(c) for c in "..abcdef.."], [c.isalpha() for c in "..abcdef.."])
 
 
 def test_anchors_are_words_that_words_follow() -> None:
     assert TEXT.anchors() == [2, 3, 4, 5, 6]
-    assert TEXT.rest(2, 3) == ["b", "c", "d"]
-    assert TEXT.rest(5, 9) == ["e", "f"]
+    assert TEXT.rest(2, 3) == [*b"bcd"]
+    assert TEXT.rest(5, 9) == [*b"ef"]
 
 
 def test_rates_count_passes_as_speculation_takes_them() -> None:
@@ -109,6 +100,6 @@ def test_rates_count_passes_as_speculation_takes_them() -> None:
     of = acceptance(found, [TEXT], 2)
     assert of.by_place == (3 / 5, 1 / 2)  # the second place was reached three times, once past the end
     assert of.tokens_per_pass == (5 / 3, 5 / 2)  # bc d ef; bcd ef
-    buckets = by_bucket(found, [TEXT], 2, lambda tokens, at: "vowel" if tokens[at] in "ae" else "other")  # type: ignore[operator]
+    buckets = by_bucket(found, [TEXT], 2, lambda tokens, at: "vowel" if tokens[at] in b"ae" else "other")
     assert buckets["vowel"].anchors == 1
     assert sum(bucket.anchors for bucket in buckets.values()) == of.anchors

@@ -1,4 +1,4 @@
-"""What drafters with a law of their own share: guesses made with the target's noise, or drawn, with their q."""
+"""What drafters with a law of their own share: guesses with the target's noise, or drawn ones and their q."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,7 @@ class Drawn:
     laws: list[Doubles]  # what each was drawn from; none for bare guesses
 
 
-def draw(
-    row: Floats, seq: Seq, written: Sequence[int], width: int = 1, mask: Bits | None = None
-) -> Drawn:
+def draw(row: Floats, seq: Seq, written: Sequence[int], width: int = 1, mask: Bits | None = None) -> Drawn:
     """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary."""
     history = History(seq.tokens, seq.prompt_len, written)
     of = law(row, seq.params, history, mask)

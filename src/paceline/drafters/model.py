@@ -128,10 +128,11 @@ class ModelDrafter(Drafter):
         g.parents.extend([parent] * len(found.tokens))
         g.scores.extend(map(unsure, found.chances))
         g.q.extend(found.laws)
-        g.follow(found.tokens[0])
-        g.ended = g.ended or found.tokens[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
+        best = found.tokens[0]
+        g.follow(best)
+        g.ended = g.ended or best >= self._model.vocab_size  # a mask may leave nothing that we can read
         if not g.full:
-            g.mirror.tokens.append(found.tokens[0])
+            g.mirror.tokens.append(best)
 
     def _mask(self, at: Cursor | None) -> Bits | None:
         """The tokens that may come; good until the next call."""

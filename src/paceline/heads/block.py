@@ -1,9 +1,9 @@
 """A small network that fills a whole block of guesses in one pass.
 
-Its input is the last committed token, the anchor, and learned vectors for the places after it; every slot, the
-anchor's too, guesses the token after its own place. What the target made of the text before is laid under each
-layer as further keys and values. A low-rank table then ties each guess to the one before it, and a linear
-head says how likely the target is to agree.
+Its input is the last committed token, the anchor, and learned vectors for the places after it; every slot,
+the anchor's too, guesses the token after its own place. What the target made of the text before is laid under
+each layer as further keys and values. A low-rank table then ties each guess to the one before it, and a
+linear head says how likely the target is to agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Net, Norm, Pieces
 from paceline.heads.rotary import rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
@@ -48,9 +48,9 @@ class BlockNet(Net):
         self._shape = shape
         width, rank = shape.width, shape.markov_rank
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
-        self.context_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.context_norm = Norm(width, shape.norm_eps)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.norm = Norm(width, shape.norm_eps)
         self.slots = nn.Parameter(torch.empty(shape.block - 1, width))
         self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
@@ -64,7 +64,7 @@ class BlockNet(Net):
         return self._shape
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
-        """New weights. At first a slot guesses what its vector and the context say, and no pair is likelier."""
+        """New weights. At first no pair of tokens is likelier than another, and nothing is sure."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() == 1:
@@ -85,7 +85,7 @@ class BlockNet(Net):
         return torch.cat([F.rms_norm(x, (x.shape[-1],), None, self.shape.norm_eps) for x in parts], -1)
 
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
-        """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what each layer sees of them."""
+        """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
         x = self.context_norm(self.fc(features))
         turn = rotation(positions[:, None], self.shape.head_dim, self.shape.theta)
         return [layer.keys_values(x, turn) for layer in self._layers()]
@@ -108,7 +108,7 @@ class BlockNet(Net):
         turn = rotation(at.flatten(1)[:, None], self.shape.head_dim, self.shape.theta)
         for layer, under in zip(self._layers(), context, strict=True):
             x = layer(x, turn, under, sees)
-        return self.norm(x).unflatten(1, (-1, size))
+        return torch.unflatten(self.norm(x), 1, (-1, size))
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., draft_vocab]: before it is known what stands in the place before."""
@@ -116,15 +116,18 @@ class BlockNet(Net):
 
     def markov(self, previous: Tensor) -> Tensor:
         """Tokens [...] -> [..., draft_vocab], to be added to the logits of the place after them."""
-        return self.markov_out(self._pairs(previous)).float()
+        added: Tensor = self.markov_out(self._pairs(previous))
+        return added.float()
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """[..., width], tokens [...] -> [...]: the logit of the target's agreement with the guess."""
         pairs = self._pairs(previous)
-        return self.sure(torch.cat((hidden.to(pairs.dtype), pairs), -1)).squeeze(-1).float()
+        said: Tensor = self.sure(torch.cat((hidden.to(pairs.dtype), pairs), -1))
+        return said.squeeze(-1).float()
 
     def _pairs(self, previous: Tensor) -> Tensor:
-        return self.markov_in(self.number[previous])
+        pairs: Tensor = self.markov_in(self.number[previous])
+        return pairs
 
     def _layers(self) -> "list[_Layer]":
         return [layer for layer in self.layers if isinstance(layer, _Layer)]
@@ -134,14 +137,14 @@ class _Layer(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self._shape, width, queries = shape, shape.width, shape.heads * shape.head_dim
-        self.attn_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.attn_norm = Norm(width, shape.norm_eps)
         self.q = nn.Linear(width, queries, bias=False)
         self.k = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.q_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
-        self.k_norm = nn.RMSNorm(shape.head_dim, shape.norm_eps)
+        self.q_norm = Norm(shape.head_dim, shape.norm_eps)
+        self.k_norm = Norm(shape.head_dim, shape.norm_eps)
         self.o = nn.Linear(queries, width, bias=False)
-        self.ffn_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.ffn_norm = Norm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)
@@ -156,17 +159,18 @@ class _Layer(nn.Module):
         q = rotated(self.q_norm(self._split(self.q(y))), turn)
         x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
         y = self.ffn_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self._shape.head_dim)).transpose(1, 2)
+        return torch.unflatten(x, -1, (-1, self._shape.head_dim)).transpose(1, 2)
 
 
 def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:
     """[b, heads, a * block, head_dim] -> [b, a * block, heads * head_dim].
 
-    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask over
-    both would be all but empty, for no block sees another.
+    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask
+    over both would be all but empty, for no block sees another.
     """
     batch, anchors, length = sees.shape
     kv_heads, head_dim = own[0].shape[1], own[0].shape[-1]
@@ -174,9 +178,9 @@ def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tens
     q = q.to(own[1].dtype).view(batch, kv_heads, -1, anchors, block, head_dim) * head_dim**-0.5
     k, v = (part.to(q.dtype).view(batch, kv_heads, 1, anchors, block, head_dim) for part in own)
     before_k, before_v = (part.to(q.dtype)[:, :, None] for part in under)
-    far = (q.flatten(3, 4) @ before_k.transpose(-1, -2)).unflatten(3, (anchors, block))
+    far = torch.unflatten(q.flatten(3, 4) @ before_k.transpose(-1, -2), 3, (anchors, block))
     far = far.masked_fill(~sees[:, None, None, :, None], -torch.inf)
     share = torch.cat((far, q @ k.transpose(-1, -2)), -1).softmax(-1, torch.float32).to(q.dtype)
-    seen = (share[..., :length].flatten(3, 4) @ before_v).unflatten(3, (anchors, block))
+    seen = torch.unflatten(share[..., :length].flatten(3, 4) @ before_v, 3, (anchors, block))
     seen = seen + share[..., length:] @ v  # [b, kv_heads, group, a, block, head_dim]
     return seen.permute(0, 3, 4, 1, 2, 5).reshape(batch, anchors * block, -1)

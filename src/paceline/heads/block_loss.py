@@ -72,7 +72,7 @@ class BlockLoss:
 
 
 def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token before it."""
+    """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
     positions = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
     context = net.context(net.features(lesson.hidden), positions)
     hidden = net.block(lesson.tokens.gather(1, at), at, context, net.sees(at, positions))
@@ -103,7 +103,7 @@ def choice_weights(chance: Tensor, real: Tensor, smoothing: float) -> Tensor:
 
 
 def _after(rows: Tensor, at: Tensor, block: int, shift: int) -> Tensor:
-    """[b, n, ...] -> [b, a, block, ...]: the rows at + shift, at + shift + 1 ...; the last where there is none."""
+    """[b, n, ...] -> [b, a, block, ...]: the rows from at + shift on; past the end, the last."""
     index = at[:, :, None] + torch.arange(shift, shift + block, device=at.device)
     index = index.clamp(max=rows.shape[1] - 1)
     of = torch.arange(len(rows), device=at.device)[:, None, None]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Net, Norm, Pieces
 from paceline.heads.rotary import rotated, rotation
 
 _SPREAD: Final = 0.02  # of new weights
@@ -51,17 +51,17 @@ class EagleNet(Net):
         self._shape, self._embed_scale = shape, pieces.embed_scale
         width, across = shape.width, shape.heads * shape.head_dim
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
-        self.embed_norm = nn.RMSNorm(width, shape.norm_eps)
-        self.hidden_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.embed_norm = Norm(width, shape.norm_eps)
+        self.hidden_norm = Norm(width, shape.norm_eps)
         self.q = nn.Linear(2 * width, across, bias=False)
         self.k = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=False)
         self.o = nn.Linear(across, width, bias=False)
-        self.ffn_norm = nn.RMSNorm(width, shape.norm_eps)
+        self.ffn_norm = Norm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)
-        self.norm = nn.RMSNorm(width, shape.norm_eps)
+        self.norm = Norm(width, shape.norm_eps)
         self.head = nn.Linear(width, shape.draft_vocab, bias=False)
         self.borrow(pieces, draft_ids, embed=pieces.embed)
 

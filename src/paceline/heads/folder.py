@@ -1,4 +1,4 @@
-"""A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors holds its weights."""
+"""A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors has its weights."""
 
 import json
 from collections.abc import Mapping
@@ -70,8 +70,8 @@ def load(folder: Path, pieces: Pieces) -> Loaded:
         )
     stored = _read(folder / WEIGHTS)
     ids = stored.pop(_DRAFT_IDS, torch.empty(0)).long()
-    vocab = len(pieces.embed)
-    if len(ids) != card.shape.draft_vocab or len(ids) == 0 or not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+    inside = (ids >= 0) & (ids < len(pieces.embed))
+    if len(ids) != card.shape.draft_vocab or not inside.all():
         raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
     net = KINDS[card.kind].net(card.shape, pieces, ids)
     _fill(net, unpacked(stored))
@@ -105,8 +105,8 @@ def _card(table: dict[str, Any]) -> Card:
         calibration = table.pop("calibration", None)
         if calibration is not None:
             calibration = Calibration(_floats(calibration["scale"]), _floats(calibration["shift"]))
-        numbers = {key: _floats(table.pop(key, ())) for key in ("acceptance", "tokens_per_pass")}
-        card = Card(shape=shape, calibration=calibration, **numbers, **table)
+        table |= {key: _floats(table.get(key, ())) for key in ("acceptance", "tokens_per_pass")}
+        card = Card(shape=shape, calibration=calibration, **table)
         whole = all(isinstance(text, str) for text in (card.target, card.fingerprint))
         if not whole or card.weights not in get_args(Storage) or not isinstance(card.data, dict):
             raise ValueError("a value is of the wrong type")

@@ -49,8 +49,8 @@ class MedusaNet(Net):
     def forward(self, hidden: Tensor) -> Tensor:
         """The last layer's output [..., width] -> logits [..., block, draft_vocab]."""
         shape = self.shape
-        x = F.rms_norm(hidden.to(self.norm.dtype), (shape.width,), self.norm, shape.norm_eps)
-        said = []
+        x = F.rms_norm(hidden.float(), (shape.width,), self.norm.float(), shape.norm_eps)
+        x, said = x.to(next(self.parameters()).dtype), []
         for i in range(shape.block):
             y = x
             for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:

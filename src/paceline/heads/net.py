@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -31,7 +32,7 @@ class Shape(Protocol):
 
 
 class Net(nn.Module):
-    """A head. Its parameters are its own weights; what is the target's is held beside them, and not stored."""
+    """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
     number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
@@ -53,3 +54,15 @@ class Net(nn.Module):
     @abstractmethod
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
         """New weights."""
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, computed in float32 whatever the types of row and weight are."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self._eps).to(x.dtype)

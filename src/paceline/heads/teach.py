@@ -33,7 +33,7 @@ class Loss(Protocol):
 def verdicts(final: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [r, width] -> the target's likeliest token [r], and the logarithm of its normaliser [r]."""
     best, log_z = [], []
-    for rows in final.split(_ROWS):
+    for rows in torch.split(final, _ROWS):
         logits = F.linear(rows.to(head.dtype), head).float()
         best.append(logits.argmax(-1))
         log_z.append(logits.logsumexp(-1))

@@ -57,5 +57,5 @@ def _fit(logits: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    solver.step(loss)
+    solver.step(loss)  # type: ignore[no-untyped-call]
     return float(line[0].detach()), float(line[1].detach())

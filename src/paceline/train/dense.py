@@ -117,7 +117,7 @@ class _Layer:
         shape, dtype = self._shape, self._qkv.dtype
         qkv = F.linear(self._normed("attn_norm", x).to(dtype), self._qkv, self._qkv_bias)
         qkv = qkv.view(*x.shape[:2], -1, shape.head_dim).transpose(1, 2)
-        q, k, v = torch.split(qkv, (shape.heads, shape.kv_heads, shape.kv_heads), 1)
+        q, k, v = torch.split(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], 1)
         q = rotate(self._normed("q_norm", q.float()), *rotation).to(dtype)
         k = rotate(self._normed("k_norm", k.float()), *rotation).to(dtype)
         seen = attend(self._index, q, k, v)

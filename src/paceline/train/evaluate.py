@@ -1,7 +1,7 @@
 """How well a drafter guesses text of its target, through the very code that serves.
 
-Recorded text is played back: at each place the drafter reads what the target made of the text so far, is asked
-for a draft, and the draft is compared with what came. No figure here comes from a training step.
+Recorded text is played back: at each place the drafter reads what the target made of the text so far, is
+asked for a draft, and the draft is compared with what came. No figure here comes from a training step.
 """
 
 from collections import defaultdict
@@ -56,7 +56,7 @@ class Acceptance:
 def replay(
     drafter: Drafter, model: DenseModel, texts: Sequence[Recorded], most: int, batch: int = 16
 ) -> list[Guess]:
-    """What the drafter guesses, `most` tokens at most, at every place of these texts where it would be asked."""
+    """What the drafter guesses, `most` tokens at most, wherever it might be asked in these texts."""
     guesses = []
     for first in range(0, len(texts), batch):
         some = texts[first : first + batch]

@@ -12,7 +12,8 @@ class Optimizers:
     """As one; rates are set anew for every step."""
 
     def __init__(self, net: nn.Module, config: TrainConfig) -> None:
-        matrices, others = [], []
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, weight in net.named_parameters():
             inner = weight.dim() == 2 and ("layers." in name or name.startswith("fc."))
             (matrices if inner and config.optimizer == "muon" else others).append(weight)

@@ -48,9 +48,8 @@ class Slots:
             count, max_new + 1, dtype=torch.int64, device=device
         )  # the last is for idlers
         self._max_new = max_new
-        self._graphs: dict[
-            int, torch.cuda.CUDAGraph | None
-        ] = {}  # by positions read; None: run once, plainly
+        # By positions read. None: a step was run once, without a graph.
+        self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     @torch.no_grad()
@@ -117,9 +116,8 @@ class Slots:
         model, at = self._model, self._at[:, None]
         back = at - self._positions[:keys]
         mask = _additive(back < 0, model.dtype)
-        window = (
-            _additive((back < 0) | (back >= model.shape.window), model.dtype) if model.shape.window else mask
-        )
+        far = back >= model.shape.window
+        window = _additive((back < 0) | far, model.dtype) if model.shape.window else mask
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keys[layer][self._rows, :, self._at] = k[:, :, 0]

@@ -61,7 +61,7 @@ class BlockDrafter(Drafter):
         layers = self.net.context(self.net.features(hidden)[None], at)
         rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
         rows = rows[:, :, 0].permute(3, 0, 1, 2, 4)
-        for s, part in zip(seen, rows.split(sizes), strict=True):
+        for s, part in zip(seen, torch.split(rows, sizes), strict=True):
             self._kept.append(s.seq.id, s.start, part)
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class BlockDrafter(Drafter):
             self._blocks[seq.id] = _Block(len(seq.tokens), base[i], hidden[i])
 
     def _context(self, seqs: Sequence[Seq]) -> tuple[Tensor, list[KeysValues]]:
-        """What is seen of each text, padded: positions [b, n], -1 for padding, and each layer's keys and values."""
+        """What is seen of each text: positions [b, n], -1 for padding, and each layer's keys and values."""
         window, device = self.net.shape.window, self.net.draft_ids.device
         held = [self._kept.rows(seq.id) for seq in seqs]
         last = [(positions[-window:], rows[-window:]) for positions, rows in held]
@@ -110,7 +110,7 @@ class BlockDrafter(Drafter):
         return positions.to(device), [(layer[0], layer[1]) for layer in layers]
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
-        """Logits over the target's vocabulary, where most ids are impossible; past the block nothing is known."""
+        """Logits over the target's vocabulary; past the block nothing is known."""
         net, found = self.net, [_NOTHING] * len(spots)
         inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < net.shape.block]
         if not inside:

@@ -1,4 +1,4 @@
-"""How drafts grow out of laws that a head gives for the places to come: chains, or trees, best guess first."""
+"""How drafts grow out of the laws that a head gives for the places to come: chains, or trees."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,16 @@ class Spot:
 
     def after(self, token: int) -> "Spot | None":
         """The next place. None: nothing follows, or others are certain of what does."""
-        at = self.at.fork() if self.at is not None else None
-        if at is not None and (not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced())):
-            return None
+        at = None
+        if self.at is not None:
+            at = self.at.fork()
+            if not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced()):
+                return None
         return Spot(self.ask, (*self.written, token), at)
 
 
-# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right (None:
-# what they say). A spot it can say nothing of has no logits.
+# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right, None
+# if the logits say it. A spot it can say nothing of has no logits.
 Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float | None]]]
 
 
