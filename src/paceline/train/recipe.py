@@ -87,23 +87,12 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + i * step) for i in range(count)}))
 
 
-def frequent(counts: Tensor, size: int, always: tuple[int, ...] = ()) -> Tensor:
-    """The ids [size] a head may guess: those that occur most, and `always` among them; ascending.
-
-    counts [vocab]: how often each token occurs in what the target says.
-    """
-    wanted = counts.double()
-    wanted[list(always)] = torch.inf
-    order = torch.argsort(-wanted, stable=True)
-    return order[: min(size, len(counts))].sort().values
-
-
 def pieces_of(model: DenseModel) -> Pieces:
     return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
 
 
 def recipe(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
-    """A new network for this target, with weights by the seed."""
+    """A new network for this target, with weights by the seed. draft_ids: what it may guess, ascending."""
     return RECIPES[config.kind](config, model, draft_ids)
 
 
