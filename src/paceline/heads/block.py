@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.heads.net import Net, Norm, Pieces
+from paceline.heads.rotary import rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
 _SPREAD: Final = 0.02  # of new weights
@@ -41,7 +42,6 @@ class BlockShape:
 class BlockNet(Net):
     embed: Tensor
     head: Tensor  # [draft_vocab, width]
-    number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
 
     def __init__(self, shape: BlockShape, pieces: Pieces, draft_ids: Tensor) -> None:
         super().__init__()
@@ -55,26 +55,13 @@ class BlockNet(Net):
         self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
-        self._borrow(pieces, draft_ids)
+        self._embed_scale = pieces.embed_scale
+        ids = draft_ids.to(pieces.embed.device)
+        self.borrow(pieces, ids, embed=pieces.embed, head=pieces.head[ids])
 
     @property
     def shape(self) -> BlockShape:
         return self._shape
-
-    def _borrow(self, pieces: Pieces, draft_ids: Tensor) -> None:
-        device = pieces.embed.device
-        ids = draft_ids.to(device)
-        number = torch.full((self.shape.vocab,), self.shape.draft_vocab, device=device)
-        number[ids] = torch.arange(len(ids), device=device)
-        self._embed_scale = pieces.embed_scale
-        for name, tensor in {
-            "embed": pieces.embed,
-            "head": pieces.head[ids],
-            "draft_ids": ids,
-            "number": number,
-        }.items():
-            self.register_buffer(name, tensor, persistent=False)
-        self.to(device)
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
         """New weights. At first no pair of tokens is likelier than another, and nothing is sure."""
@@ -100,7 +87,7 @@ class BlockNet(Net):
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
         x = self.context_norm(self.fc(features))
-        turn = _rotation(positions, self.shape)
+        turn = rotation(positions[:, None], self.shape.head_dim, self.shape.theta)
         return [layer.keys_values(x, turn) for layer in self._layers()]
 
     def sees(self, anchors: Tensor, positions: Tensor) -> Tensor:
@@ -118,7 +105,7 @@ class BlockNet(Net):
         slots = self.slots.expand(*tokens.shape, -1, -1)
         x = torch.cat((anchors[:, :, None], slots), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)
-        turn = _rotation(at.flatten(1), self.shape)
+        turn = rotation(at.flatten(1)[:, None], self.shape.head_dim, self.shape.theta)
         for layer, under in zip(self._layers(), context, strict=True):
             x = layer(x, turn, under, sees)
         return torch.unflatten(self.norm(x), 1, (-1, size))
@@ -164,12 +151,12 @@ class _Layer(nn.Module):
 
     def keys_values(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeysValues:
         """[b, n, width], normed."""
-        return _rotated(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
+        return rotated(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], under: KeysValues, sees: Tensor) -> Tensor:
         """x [b, a * block, width]; sees [b, a, n]."""
         y = self.attn_norm(x)
-        q = _rotated(self.q_norm(self._split(self.q(y))), turn)
+        q = rotated(self.q_norm(self._split(self.q(y))), turn)
         x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
         y = self.ffn_norm(x)
         out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -177,19 +164,6 @@ class _Layer(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, -1, (-1, self._shape.head_dim)).transpose(1, 2)
-
-
-def _rotation(positions: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [b, 1, n, head_dim] of the half rotation."""
-    dims = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions[:, None, :, None].float() * shape.theta ** (-dims / shape.head_dim)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-
-
-def _rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = turn
-    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:

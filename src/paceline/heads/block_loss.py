@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.block import BlockNet
-from paceline.heads.teach import Lesson, verdicts
+from paceline.heads.teach import Lesson, figures, verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class BlockLoss:
         loss = loss + weights.overlap * _mean(distance, early) + weights.confidence * _mean(agree, early)
         right = torch.zeros_like(real)
         right[real] = logits.argmax(-1) == wanted
-        return loss, _figures(right, real)
+        return loss, figures(right, real)
 
     def _wanted(self, lesson: Lesson, anchors: Anchors) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -112,10 +112,3 @@ def _after(rows: Tensor, at: Tensor, block: int, shift: int) -> Tensor:
 
 def _mean(x: Tensor, weight: Tensor) -> Tensor:
     return (x * weight).sum() / weight.sum().clamp(min=1e-6)
-
-
-def _figures(right: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """How often the first guess is right, and how many tokens a pass would give."""
-    started = real[:, :, 0].sum().clamp(min=1)
-    kept = right.float().cumprod(-1).sum() / started
-    return {"first": right[:, :, 0].sum() / started, "tokens_per_pass": 1 + kept}

@@ -7,6 +7,8 @@ from typing import Any, Final
 from torch import Tensor
 
 from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.medusa import MedusaNet, MedusaShape
 from paceline.heads.net import Net, Pieces
 
 
@@ -16,4 +18,8 @@ class Kind:
     net: Callable[[Any, Pieces, Tensor], Net]
 
 
-KINDS: Final = {"block": Kind(BlockShape, BlockNet)}
+KINDS: Final = {
+    "block": Kind(BlockShape, BlockNet),
+    "eagle": Kind(EagleShape, EagleNet),
+    "medusa": Kind(MedusaShape, MedusaNet),
+}

@@ -35,10 +35,21 @@ class Net(nn.Module):
     """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
+    number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
 
     @property
     @abstractmethod
     def shape(self) -> Shape: ...
+
+    def borrow(self, pieces: Pieces, draft_ids: Tensor, **others: Tensor) -> None:
+        """Holds the ids it can guess, each token's place among them, and what else is the target's."""
+        device = pieces.embed.device
+        ids = draft_ids.to(device)
+        number = torch.full((len(pieces.embed),), len(ids), device=device)
+        number[ids] = torch.arange(len(ids), device=device)
+        for name, tensor in {"draft_ids": ids, "number": number, **others}.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.to(device)
 
     @abstractmethod
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:

@@ -38,3 +38,17 @@ def verdicts(final: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
         best.append(logits.argmax(-1))
         log_z.append(logits.logsumexp(-1))
     return torch.cat(best), torch.cat(log_z)
+
+
+def figures(right: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """How often the first guess is right, and how many tokens a pass would give; both [b, a, places]."""
+    started = real[:, :, 0].sum().clamp(min=1)
+    kept = right.float().cumprod(-1).sum() / started
+    return {"first": right[:, :, 0].sum() / started, "tokens_per_pass": 1 + kept}
+
+
+def ahead(x: Tensor, by: int) -> Tensor:
+    """[b, n]: what stands `by` places after each; past the end nothing, which is 0."""
+    shifted = torch.zeros_like(x)
+    shifted[:, : max(0, x.shape[1] - by)] = x[:, by:]
+    return shifted

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 import numpy as np
 import torch
@@ -32,9 +32,9 @@ class Spot:
         return Spot(self.ask, (*self.written, token), at)
 
 
-# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right.
-# A spot it can say nothing of has no logits.
-Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float]]]
+# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right, None
+# if the logits say it. A spot it can say nothing of has no logits.
+Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float | None]]]
 
 
 @dataclass(slots=True)
@@ -66,14 +66,18 @@ class Growing:
         )
 
 
-def grow(asks: Sequence[Ask], look: Look, name: str, vocab: int) -> list[Draft]:
-    """A draft for each ask; its cursor stays where it is."""
+def grow(asks: Sequence[Ask], look: Look, name: str, vocab: int, abreast: int = 1) -> list[Draft]:
+    """A draft for each ask; its cursor stays where it is.
+
+    abreast: how many places of a tree are looked at in one go. A head for which that is quicker remembers
+    what it said of those beyond the first, and is asked again should the tree grow there.
+    """
     growing = [Growing(ask) for ask in asks]
     spots = [(g, spot) for g in growing if (spot := _first(g.ask)) is not None]
     _grow_chains([(g, spot) for g, spot in spots if not _wide(g.ask)], look, vocab)
     for g, spot in spots:
         if _wide(g.ask):
-            _grow_tree(g, spot, look, vocab)
+            _grow_tree(g, spot, look, vocab, abreast)
     return [g.draft(name) for g in growing]
 
 
@@ -98,7 +102,7 @@ def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) 
         going = []
         for (number, (g, spot)), (row, sure) in zip(active, seen, strict=True):
             width = min(spot.ask.seq.spec.tree_width, g.room)
-            found = _drawn(row, spot, width, vocab)
+            found = _drawn(row, spot, width, vocab, plainly=sure is None)
             if not found.tokens:
                 continue
             parent = tips[number]
@@ -112,15 +116,17 @@ def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) 
         active = going
 
 
-def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int) -> None:
+def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, abreast: int) -> None:
     """The likeliest nodes, as far as the budget goes; a node's chance to be reached falls along its path."""
     ahead: list[tuple[float, int, int, int, float, Spot]] = []
     count = 0
 
     def open_up(spot: Spot, parent: int, reached: float) -> None:
         nonlocal count
-        ((row, sure),) = look([spot])
-        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab)
+        next_best = nsmallest(min(abreast, g.room) - 1, ahead)
+        others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
+        row, sure = look([spot, *others])[0]
+        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, plainly=sure is None)
         for token, score in zip(found.tokens, _scores(found, sure), strict=True):
             count += 1
             heappush(ahead, (-reached * score, count, parent, token, score, spot))
@@ -134,8 +140,11 @@ def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int) -> None:
             open_up(follows, node, -chance)
 
 
-def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int) -> Drawn:
-    """Guesses the head can have meant; none where the grammar allows nothing that it knows."""
+def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, plainly: bool) -> Drawn:
+    """Guesses the head can have meant; none where the grammar allows nothing that it knows.
+
+    plainly: with chances that mean something where the law, at temperature 0, knows one token only.
+    """
     nothing = Drawn([], [], [])
     if row is None:
         return nothing
@@ -146,7 +155,7 @@ def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int) -> Drawn:
     found = draw(row, spot.ask.seq, spot.written, width, mask)
     meant = sum(1 for token in found.tokens if row[token] > -np.inf)  # the others come last
     chances = found.chances[:meant]
-    if meant > 1 and spot.ask.seq.params.temperature == 0:  # where the law knows one token only
+    if (meant > 1 or plainly) and spot.ask.seq.params.temperature == 0:
         chances = _plain_chances(row, found.tokens[:meant])
     return Drawn(found.tokens[:meant], chances, found.laws[:meant])
 
@@ -157,8 +166,10 @@ def _plain_chances(row: Floats, tokens: Sequence[int]) -> list[float]:
     return [float(np.exp(row[token] - top)) / whole for token in tokens]
 
 
-def _scores(found: Drawn, sure: float) -> list[float]:
+def _scores(found: Drawn, sure: float | None) -> list[float]:
     """The head's own confidence for the first; the others share what is left by their chances."""
+    if sure is None:
+        return found.chances
     rest = max(1e-9, 1 - found.chances[0]) if found.chances else 1.0
     others = [(1 - sure) * min(1.0, chance / rest) for chance in found.chances[1:]]
     return [sure, *others][: len(found.tokens)]
