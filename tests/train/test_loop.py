@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, tiny_config, tiny_model
+from tiny_heads import batches, recorded, said, tiny_config, tiny_model
 from torch_cases import VOCAB
 
+from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, SettingError
+from paceline.heads.folder import Card, load, save
+from paceline.train.evaluate import replay
 from paceline.train.loop import CHECKPOINT, Progress, train
-from paceline.train.recipe import Recipe, TrainConfig, default_taps, recipe
+from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
 
 MODEL = tiny_model()
 
@@ -32,9 +35,11 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_training_comes_out_the_same(tmp_path: Path, optimizer: str) -> None:
-    config = tiny_config(7, optimizer=optimizer, checkpoint_seconds=1e-9)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("block", "adamw"), ("block", "muon"), ("eagle", "adamw"), ("medusa", "adamw")]
+)
+def test_a_killed_training_comes_out_the_same(tmp_path: Path, kind: str, optimizer: str) -> None:
+    config = tiny_config(7, kind=kind, optimizer=optimizer, checkpoint_seconds=1e-9)
     straight = fresh(config)
     train(straight, MODEL, batches, config)
 
@@ -50,6 +55,20 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, optimizer: str) ->
     assert steps == [4, 5, 6, 7]  # the fourth was not saved yet
     assert same(weights(straight), weights(again))
     assert not same(weights(straight), weights(killed))
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle", "medusa"])
+def test_every_kind_learns_is_stored_and_served(tmp_path: Path, kind: str) -> None:
+    config = tiny_config(40, kind=kind)
+    of, losses = fresh(config), []
+    train(of, MODEL, batches, config, report=lambda p: losses.append(p.loss))
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    save(tmp_path, Card(of.kind, of.net.shape, "tiny", MODEL.fingerprint, "float32"), of.net)
+    net = load(tmp_path, pieces_of(MODEL)).net
+    texts = recorded(said()[:4])
+    before, after = (replay(drafter_of(n), MODEL, texts, 4) for n in (of.net, net))
+    assert before == after
+    assert sum(guess.right for guess in after) > 10
 
 
 def test_another_seed_is_another_training() -> None:
