@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, recorded, said, tiny_config, tiny_model
+from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from torch_cases import VOCAB
 
 from paceline.drafters.heads.choose import drafter_of
@@ -129,6 +130,19 @@ def test_nothing_to_train_on_is_said() -> None:
     config = tiny_config(1)
     with pytest.raises(SettingError, match="nothing to train on"):
         train(fresh(config), MODEL, lambda _: [], config)
+
+
+def test_a_block_can_begin_from_the_targets_last_layers() -> None:
+    config, theirs = tiny_config(1, layers=2), tiny_weights().tensors
+    plain = recipe(config, MODEL, torch.arange(VOCAB)).net.state_dict()
+    begun = recipe(config, MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        assert torch.equal(begun[f"layers.0.{name}.weight"], theirs[f"layers.3.{name}"])
+        assert torch.equal(begun[f"layers.1.{name}.weight"], theirs[f"layers.4.{name}"])
+    assert torch.equal(begun["slots"], plain["slots"])
+    narrow = recipe(replace(config, ff_width=7), MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    assert narrow["layers.1.up.weight"].shape == (7, 48)
+    assert torch.equal(narrow["layers.1.q.weight"], theirs["layers.4.q"])
 
 
 def test_taps_are_spread_over_the_layers() -> None:

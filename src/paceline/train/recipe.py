@@ -1,5 +1,6 @@
 """What is trained and how: settings, and for each kind of head a network and its loss."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -89,8 +90,13 @@ def pieces_of(model: DenseModel) -> Pieces:
     return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
 
 
-def recipe(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
-    """A new network for this target, with weights by the seed. draft_ids: what it may guess, ascending."""
+def recipe(
+    config: TrainConfig, model: DenseModel, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
+) -> Recipe:
+    """A new network for this target, with weights by the seed.
+
+    draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
+    """
     pieces = pieces_of(model)
     loss: Loss
     if config.kind == "block":
@@ -106,6 +112,8 @@ def recipe(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
         net = medusa
         loss = lambda lesson, progress, generator: medusa_loss(medusa, lesson)  # noqa: E731
     net.reset(pieces, torch.Generator().manual_seed(config.seed))
+    if weights is not None and isinstance(net, BlockNet):
+        net.begin_from(weights, model.shape.layers)
     return Recipe(config.kind, net, loss)
 
 
