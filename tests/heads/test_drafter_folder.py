@@ -106,7 +106,11 @@ BROKEN: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (lambda f: (f / CARD).write_text("{"), CorruptModel, "not JSON"),
     (lambda f: (f / CARD).write_text("[1]"), CorruptModel, "not a table"),
     (changed(lambda t: t.update(format=2)), CorruptModel, "format 1"),
-    (changed(lambda t: t.update(kind="oracle")), UnknownArchitecture, "'oracle'; known: block"),
+    (
+        changed(lambda t: t.update(kind="oracle")),
+        UnknownArchitecture,
+        "'oracle'; known: block, eagle",
+    ),
     (changed(lambda t: t["shape"].update(width=-1)), CorruptModel, "width is -1"),
     (changed(lambda t: t["shape"].update(layers="two")), CorruptModel, "layers is 'two'"),
     (changed(lambda t: t["shape"].update(colour=1)), CorruptModel, "colour"),

@@ -9,10 +9,11 @@ from torch_cases import VOCAB, random_weights
 
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.target.shape import Weights
+from paceline.train.dataset import Answers, Batch
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded
 from paceline.train.loop import train
-from paceline.train.recipe import TrainConfig, frequent, pieces_of, recipe
+from paceline.train.recipe import TrainConfig, pieces_of, recipe
 
 PROMPT = 3  # tokens
 
@@ -51,11 +52,25 @@ def recorded(tokens: Tensor) -> list[Recorded]:
     return [Recorded(row.tolist(), of.tolist()) for row, of in zip(tokens, mask, strict=True)]
 
 
-def batches(seed: int, size: int = 8) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    tokens = said()
-    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(seed))
-    for some in torch.split(order, size):
-        yield tokens[some], torch.full((len(some),), tokens.shape[1]), own(tokens[some])
+def batches(seed: int) -> Iterator[Batch]:
+    return answers().batches(seed, 8 * said().shape[1], said().shape[1])
+
+
+@cache
+def answers() -> Answers:
+    rows = said().tolist()
+    no = [False] * len(rows)
+    return Answers.of(
+        [row[:PROMPT] for row in rows],
+        [row[PROMPT:] for row in rows],
+        sampled=no,
+        held_out=no,
+        constrained=no,
+        always=(),
+        vocab_size=VOCAB,
+        target=tiny_model().fingerprint,
+        tokenizer="none",
+    )
 
 
 def tiny_config(steps: int, **other: object) -> TrainConfig:
@@ -76,8 +91,7 @@ def tiny_config(steps: int, **other: object) -> TrainConfig:
 def trained_net(steps: int = 90) -> BlockNet:
     """Right often enough, wrong often enough."""
     config = tiny_config(steps)
-    ids = frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB)
-    made = recipe(config, tiny_model(), ids)
+    made = recipe(config, tiny_model(), torch.arange(VOCAB))
     train(made, tiny_model(), batches, config)
     assert isinstance(made.net, BlockNet)
     return made.net.eval()

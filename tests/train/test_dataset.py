@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import PacelineError, SettingError
+from paceline.errors import DataError, SettingError
 from paceline.train.dataset import LEAST, Answers, Batch
 
 VOCAB = 200
@@ -60,10 +60,10 @@ def test_a_file_that_holds_no_answers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.npz"
     for content in (b"", b"PK\x03\x04 and no more", b"text"):
         path.write_bytes(content)
-        with pytest.raises(PacelineError, match="holds no answers"):
+        with pytest.raises(DataError, match="holds no answers"):
             Answers.load(path)
     np.savez(path, version=np.array([object()], dtype=object))
-    with pytest.raises(PacelineError, match="holds no answers"):  # nothing is unpickled
+    with pytest.raises(DataError, match="holds no answers"):  # nothing is unpickled
         Answers.load(path)
 
 

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from tiny_heads import own, recorded, said, tiny_model, trained_net
+from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
@@ -12,6 +13,7 @@ from paceline.heads.block_loss import guesses
 from paceline.heads.teach import Lesson
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
+from paceline.train.evaluate import recorded as recorded_answers
 from paceline.types import Seen
 
 MODEL = tiny_model()
@@ -94,12 +96,20 @@ def test_anchors_are_words_that_words_follow() -> None:
     assert TEXT.rest(5, 9) == [*b"ef"]
 
 
+def test_held_out_greedy_answers_are_played_back() -> None:
+    of = replace(answers(), held_out=np.arange(16) < 6, sampled=np.arange(16) % 2 == 0)
+    found = recorded_answers(of, 30)
+    assert [text.tokens for text in found] == said()[[1, 3, 5], :30].tolist()
+    assert all(text.anchors() == list(range(3, 29)) for text in found)
+    assert len(recorded_answers(of, 30, most=2)) == 2
+
+
 def test_rates_count_passes_as_speculation_takes_them() -> None:
     right = {2: 2, 3: 0, 4: 0, 5: 1, 6: 1}
     found = [Guess(0, a, n, len(TEXT.rest(a, 2)), ()) for a, n in right.items()]
     of = acceptance(found, [TEXT], 2)
     assert of.by_place == (3 / 5, 1 / 2)  # the second place was reached three times, once past the end
     assert of.tokens_per_pass == (5 / 3, 5 / 2)  # bc d ef; bcd ef
-    buckets = by_bucket(found, [TEXT], 2, lambda tokens, at: "vowel" if tokens[at] in b"ae" else "other")
+    buckets = by_bucket(found, [TEXT], 2, lambda _, at: "vowel" if TEXT.tokens[at] in b"ae" else "other")
     assert buckets["vowel"].anchors == 1
     assert sum(bucket.anchors for bucket in buckets.values()) == of.anchors

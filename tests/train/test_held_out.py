@@ -13,7 +13,8 @@ from paceline.train.held_out import held_out, is_held_out
 from paceline.train.prompts import collect
 
 OPENINGS = st.sampled_from("abcdefgh")
-GROUPS = st.sampled_from(["", "", "g1", "g2", "g3", "g4"])
+SHARE = 0.4
+GROUPS = st.sampled_from(["", "", *"PQRSTU"])
 
 
 def talk(opening: str, group: str) -> Conversation:
@@ -23,19 +24,23 @@ def talk(opening: str, group: str) -> Conversation:
 @given(st.lists(st.tuples(OPENINGS, GROUPS)))
 def test_a_conversation_is_on_one_side(pairs: list[tuple[str, str]]) -> None:
     talks = [talk(*pair) for pair in pairs]
-    sides = held_out(talks, 0.4)
+    sides = held_out(talks, SHARE)
     by_group: dict[str, set[bool]] = {}
     by_opening: dict[str, set[bool]] = {}
     for conversation, side in zip(talks, sides, strict=True):
         if conversation.group:
             by_group.setdefault(conversation.group, set()).add(side)
-            assert side == is_held_out(conversation.group, 0.4)
+            assert side == is_held_out(conversation.group, SHARE)
         else:
             by_opening.setdefault(conversation.opening, set()).add(side)
     assert all(len(found) == 1 for found in (*by_group.values(), *by_opening.values()))
     for conversation, side in zip(talks, sides, strict=True):
         if conversation.group and side and conversation.opening in by_opening:
             assert by_opening[conversation.opening] == {True}
+
+
+def test_groups_of_both_sides_are_tried() -> None:
+    assert {is_held_out(group, SHARE) for group in "PQRSTU"} == {True, False}
 
 
 def test_a_tenth_is_held_out_and_always_the_same() -> None:

@@ -1,21 +1,27 @@
 """The trainer learns, stops when it should, and goes on where it was killed."""
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, said, tiny_config, tiny_model
+from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from torch_cases import VOCAB
 
+from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, SettingError
+from paceline.heads.folder import Card, load, save
+from paceline.train.evaluate import replay
 from paceline.train.loop import CHECKPOINT, Progress, train
-from paceline.train.recipe import Recipe, TrainConfig, default_taps, frequent, recipe
+from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
 
 MODEL = tiny_model()
 
 
 def fresh(config: TrainConfig) -> Recipe:
-    return recipe(config, MODEL, frequent(torch.bincount(said().flatten(), minlength=VOCAB), VOCAB))
+    return recipe(config, MODEL, torch.arange(VOCAB))
 
 
 def weights(of: Recipe) -> dict[str, torch.Tensor]:
@@ -30,9 +36,11 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_training_comes_out_the_same(tmp_path: Path, optimizer: str) -> None:
-    config = tiny_config(7, optimizer=optimizer, checkpoint_seconds=1e-9)
+@pytest.mark.parametrize(
+    ("kind", "optimizer"), [("block", "adamw"), ("block", "muon"), ("eagle", "adamw"), ("medusa", "adamw")]
+)
+def test_a_killed_training_comes_out_the_same(tmp_path: Path, kind: str, optimizer: str) -> None:
+    config = tiny_config(7, kind=kind, optimizer=optimizer, checkpoint_seconds=1e-9)
     straight = fresh(config)
     train(straight, MODEL, batches, config)
 
@@ -48,6 +56,20 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, optimizer: str) ->
     assert steps == [4, 5, 6, 7]  # the fourth was not saved yet
     assert same(weights(straight), weights(again))
     assert not same(weights(straight), weights(killed))
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle", "medusa"])
+def test_every_kind_learns_is_stored_and_served(tmp_path: Path, kind: str) -> None:
+    config = tiny_config(40, kind=kind)
+    of, losses = fresh(config), []
+    train(of, MODEL, batches, config, report=lambda p: losses.append(p.loss))
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    save(tmp_path, Card(of.kind, of.net.shape, "tiny", MODEL.fingerprint, "float32"), of.net)
+    net = load(tmp_path, pieces_of(MODEL)).net
+    texts = recorded(said()[:4])
+    before, after = (replay(drafter_of(n), MODEL, texts, 4) for n in (of.net, net))
+    assert before == after
+    assert sum(guess.right for guess in after) > 10
 
 
 def test_another_seed_is_another_training() -> None:
@@ -110,18 +132,24 @@ def test_nothing_to_train_on_is_said() -> None:
         train(fresh(config), MODEL, lambda _: [], config)
 
 
+def test_a_block_can_begin_from_the_targets_last_layers() -> None:
+    config, theirs = tiny_config(1, layers=2), tiny_weights().tensors
+    plain = recipe(config, MODEL, torch.arange(VOCAB)).net.state_dict()
+    begun = recipe(config, MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        assert torch.equal(begun[f"layers.0.{name}.weight"], theirs[f"layers.3.{name}"])
+        assert torch.equal(begun[f"layers.1.{name}.weight"], theirs[f"layers.4.{name}"])
+    assert torch.equal(begun["slots"], plain["slots"])
+    narrow = recipe(replace(config, ff_width=7), MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    assert narrow["layers.1.up.weight"].shape == (7, 48)
+    assert torch.equal(narrow["layers.1.q.weight"], theirs["layers.4.q"])
+
+
 def test_taps_are_spread_over_the_layers() -> None:
     assert default_taps(30, 5) == (1, 8, 14, 20, 27)
     assert default_taps(28, 3) == (1, 13, 25)
     assert default_taps(3, 5) == (0,)
     assert default_taps(2, 1) == (0,)
-
-
-def test_frequent_tokens_and_those_that_must_be_there() -> None:
-    counts = torch.tensor([0, 5, 1, 9, 0, 2])
-    assert frequent(counts, 3).tolist() == [1, 3, 5]
-    assert frequent(counts, 3, (0,)).tolist() == [0, 1, 3]
-    assert frequent(counts, 99).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -130,3 +158,20 @@ def test_frequent_tokens_and_those_that_must_be_there() -> None:
 def test_settings_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         TrainConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_bare_machine_can_train() -> None:
+    """torch, numpy, safetensors and tokenizers are there, and nothing else."""
+    code = """
+import importlib.abc, sys
+class Bare(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in ("pydantic", "typer", "rich", "sqlalchemy", "jinja2", "llguidance", "yaml", "starlette"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Bare())
+import paceline.train.loop, paceline.train.evaluate, paceline.train.calibrate, paceline.train.dataset
+import paceline.heads.folder, paceline.target.pieces
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

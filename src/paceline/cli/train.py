@@ -92,12 +92,12 @@ def drafter_path(name: str) -> Path:
 
 
 def _known(kind: str) -> "Kind":
-    from paceline.train.recipe import RECIPES
+    from paceline.train.recipe import KINDS
 
-    for known in RECIPES:
+    for known in KINDS:
         if kind == known:
             return known
-    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join(RECIPES)}")
+    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join(KINDS)}")
 
 
 @contextmanager

@@ -85,6 +85,19 @@ class BlockNet(Net):
             for part, size in zip(torch.split(self.fc.weight, self.shape.width, 1), sizes, strict=True):
                 part.div_(size)
 
+    def begin_from(self, target: Mapping[str, Tensor], layers: int) -> None:
+        """Copies the target's last layers as far as they fit; the context is at first its highest tap.
+
+        target: its weights under canonical names, of `layers` layers.
+        """
+        with torch.no_grad():
+            self.fc.weight[:, -self.shape.width :] += torch.eye(self.shape.width).to(self.fc.weight)
+            for i, layer in enumerate(self._layers(), layers - self.shape.layers):
+                for name, weight in layer.named_parameters():
+                    theirs = target.get(f"layers.{i}.{name.removesuffix('.weight')}")
+                    if theirs is not None and theirs.shape == weight.shape:
+                        weight.copy_(theirs)
+
     def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
         """Of the layers tapped, each [..., width] -> [..., taps * width]."""
         return torch.cat([hidden[tap].to(self.fc.weight.dtype) for tap in self.shape.taps], -1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, StoreError, TextError
+from paceline.errors import DataError, StoreError, TextError
 from paceline.text.tools import text_of
 
 Message = Mapping[str, Any]
@@ -58,7 +58,7 @@ def _from_file(path: Path, refused: Refused) -> Iterator[Conversation]:
                 if line.strip() and (made := _of_line(line, refused)) is not None:
                     yield made
     except (OSError, EOFError, zlib.error) as error:
-        raise PacelineError(f"{path} cannot be read: {error}; expected one JSON object a line") from error
+        raise DataError(f"{path} cannot be read: {error}; expected one JSON object a line") from error
 
 
 def _of_line(line: bytes, refused: Refused) -> Conversation | None:

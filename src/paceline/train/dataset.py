@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.errors import PacelineError, SettingError
+from paceline.errors import DataError, SettingError
 
 VERSION: Final = 1
 LEAST: Final = 8  # tokens of an answer that must fit for it to be worth training on
@@ -135,7 +135,7 @@ class Answers:
                     raise SettingError(f"{path.name} is of version {file['version']}: make the answers again")
                 held = {f.name: file[f.name] for f in fields(cls)}
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise PacelineError(
+            raise DataError(
                 f"{path} holds no answers: {error}; `paceline train` makes such a file"
             ) from error
         scalars = {name: held.pop(name).item() for name in ("vocab_size", "target", "tokenizer")}

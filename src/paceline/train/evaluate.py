@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig
+from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
 from paceline.types import Ask, Drafter, Seen, Seq
 
-Bucket = Callable[[Sequence[int], int], str]  # a text and a place in it -> what kind of text stands there
+BucketAt = Callable[[int, int], str]  # the number of a text and a place in it -> what stands there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,17 @@ class Acceptance:
     anchors: int
     by_place: tuple[float, ...]  # how often a guess is right if those before it are
     tokens_per_pass: tuple[float, ...]  # with one guess at most, with two, and so on
+
+
+def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
+    """Held-out answers of greedy decoding, the first `max_len` tokens of each with its prompt."""
+    texts: list[Recorded] = []
+    for i in answers.usable("held out", max_len):
+        if not answers.sampled[i] and len(texts) < most:
+            text = answers.tokens[answers.offsets[i] : answers.offsets[i + 1]][:max_len].tolist()
+            own = [at >= answers.prompt_lens[i] for at in range(len(text))]
+            texts.append(Recorded(text, own))
+    return texts
 
 
 def replay(
@@ -135,10 +147,10 @@ def acceptance(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -
 
 
 def by_bucket(
-    guesses: Sequence[Guess], texts: Sequence[Recorded], most: int, bucket: Bucket
+    guesses: Sequence[Guess], texts: Sequence[Recorded], most: int, bucket: BucketAt
 ) -> dict[str, Acceptance]:
     """Each place counts for what stands right after it; a pass counts where it begins."""
-    of = {(g.text, g.anchor): bucket(texts[g.text].tokens, g.anchor + 1) for g in guesses}
+    of = {(g.text, g.anchor): bucket(g.text, g.anchor + 1) for g in guesses}
     groups: dict[str, list[Guess]] = defaultdict(list)
     for g in guesses:
         groups[of[g.text, g.anchor]].append(g)

@@ -1,16 +1,16 @@
 """The whole way of a drafter: answers of the target, training, measuring, a folder that is served."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from paceline import models
+from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError
 from paceline.heads import folder as drafter_folder
 from paceline.heads.folder import Card
@@ -21,12 +21,12 @@ from paceline.text import Tokenizer
 from paceline.train.answers import make_answers
 from paceline.train.asks import AnswersConfig
 from paceline.train.buckets import Bucket, buckets
-from paceline.train.calibrate import calibrate
 from paceline.train.conversations import Source
-from paceline.train.dataset import Answers, Part
+from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
-from paceline.train.evaluate import Acceptance, Guess, Recorded, acceptance, by_bucket, replay
+from paceline.train.evaluate import Acceptance, acceptance, by_bucket, recorded, replay
 from paceline.train.loop import Progress, train
+from paceline.train.publish import publish
 from paceline.train.recipe import Recipe, TrainConfig, pieces_of, recipe
 
 ANSWERS: Final = "answers.npz"
@@ -70,15 +70,29 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
     made = _recipe(job, model, answers)
-    before = _measure(made, model, answers, tokenizer, job.measured) if job.start else None
+    data = {**told, **_facts(job, answers, made)}
+    if job.start is not None:
+        data["before"] = asdict(_measured(made.net, model, answers, tokenizer, job.measured)[0])
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
-    card = _card(job, made, model, answers, tokenizer, told)
-    if before is not None:
-        card = replace(card, data={**card.data, "before": asdict(before[0])})
+    texts = recorded(answers, 1 << 20, job.measured)
+    card = publish(job.folder, made, model, Path(job.target).name, texts, data)
+    stored = drafter_folder.load(job.folder, pieces_of(model)).net
+    _, kinds = _measured(stored, model, answers, tokenizer, job.measured)
+    card = replace(card, data={**card.data, "by_kind_of_text": kinds})
     drafter_folder.save_card(job.folder, card)
     report(Told("measuring", 1, 1))
     return card
+
+
+def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
+    return {
+        "answers": len(answers),
+        "answer_tokens": len(answers.said("training")),
+        "held_out_answers": len(answers.which("held out")),
+        "draft_vocabulary_covers": answers.draft_ids(len(made.net.draft_ids)).coverage,
+        "training": asdict(job.train),
+    }
 
 
 def _answers(job: TrainJob, report: Report) -> tuple[Answers, dict[str, Any]]:
@@ -108,15 +122,15 @@ def _recipe(job: TrainJob, model: DenseModel, answers: Answers) -> Recipe:
     if loaded.card.kind != job.train.kind:
         raise SettingError(f"{job.start.name} is a {loaded.card.kind} drafter: give kind={loaded.card.kind}")
     made = recipe(job.train, model, loaded.net.draft_ids)
-    drafter_folder.fill(made.net, loaded.net.state_dict())
+    made.net.load_state_dict(loaded.net.state_dict())
     return made
 
 
 def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:
-    looked = recorded(answers, "held out", job.train.max_len, _LOOK)
+    looked = recorded(answers, job.train.max_len, _LOOK)
 
     def look() -> float:
-        guesses = replay(made.drafter(None), model, looked, MEASURED)
+        guesses = replay(drafter_of(made.net), model, looked, MEASURED)
         return acceptance(guesses, looked, MEASURED).tokens_per_pass[-1]
 
     def tell(p: Progress) -> None:
@@ -125,75 +139,19 @@ def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, rep
         report(Told("training", p.seconds, p.seconds + p.seconds_left, note))
 
     batches = partial(answers.batches, tokens_per_batch=job.train.tokens_per_batch, max_len=job.train.max_len)
-    shaped = lambda seed: ((b.tokens, b.lengths, b.loss_mask) for b in batches(seed))  # noqa: E731
-    train(made, model, shaped, job.train, job.folder, tell, look if looked else None)
+    train(made, model, batches, job.train, job.folder, tell, look if looked else None)
 
 
-def recorded(answers: Answers, part: Part, max_len: int, most: int) -> list[Recorded]:
-    """Greedy answers: of a sampled one nobody knows how the target would go on."""
-    chosen = [int(i) for i in answers.usable(part, max_len) if not answers.sampled[i]][:most]
-    texts = []
-    for i in chosen:
-        tokens = answers.tokens[answers.offsets[i] : answers.offsets[i + 1]][:max_len].tolist()
-        own = np.arange(len(tokens)) >= answers.prompt_lens[i]
-        texts.append(Recorded(tokens, own.tolist()))
-    return texts
-
-
-def _measure(
-    made: Recipe, model: DenseModel, answers: Answers, tokenizer: Tokenizer, most: int
-) -> tuple[Acceptance, dict[str, Acceptance], list[Guess]]:
-    """On held-out answers, through the drafter that serves."""
-    texts = recorded(answers, "held out", 1 << 20, most)
-    guesses = replay(made.drafter(None), model, texts, made.net.shape.block, batch=48)
+def _measured(
+    net: Net, model: DenseModel, answers: Answers, tokenizer: Tokenizer, most: int
+) -> tuple[Acceptance, dict[str, Any]]:
+    """On held-out answers, through the drafter that serves; by kind of text, too."""
+    texts = recorded(answers, 1 << 20, most)
+    guesses = replay(drafter_of(net), model, texts, MEASURED, batch=48)
     kinds = [buckets(tokenizer, text.tokens) for text in texts]
-    numbers = {id(text.tokens): i for i, text in enumerate(texts)}
 
-    def bucket(tokens: Sequence[int], place: int) -> str:
-        return Bucket(int(kinds[numbers[id(tokens)]][place])).name.lower()
+    def bucket(text: int, place: int) -> str:
+        return Bucket(int(kinds[text][place])).name.lower()
 
     found = by_bucket(guesses, texts, MEASURED, bucket)
-    return acceptance(guesses, texts, made.net.shape.block), found, guesses
-
-
-def _card(
-    job: TrainJob,
-    made: Recipe,
-    model: DenseModel,
-    answers: Answers,
-    tokenizer: Tokenizer,
-    told: dict[str, Any],
-) -> Card:
-    """Saves the network, reads it back as it will be served, and measures that."""
-    name = Path(job.target).name
-    card = Card(made.kind, made.net.shape, name, model.fingerprint)
-    drafter_folder.save(job.folder, card, made.net)
-    _serve_as_stored(made.net, job.folder, model)
-    found, kinds, guesses = _measure(made, model, answers, tokenizer, job.measured)
-    fit = calibrate(guesses, made.net.shape.block)
-    data = {
-        **told,
-        "answers": len(answers),
-        "answer_tokens": len(answers.said("training")),
-        "held_out_answers": len(answers.which("held out")),
-        "draft_vocabulary_covers": answers.draft_ids(len(made.net.draft_ids)).coverage,
-        "measured_at": found.anchors,
-        "by_kind_of_text": {kind: asdict(figures) for kind, figures in kinds.items()},
-        "confidence_off_by": {"before": fit.before, "after": fit.after},
-        "training": asdict(job.train),
-    }
-    return Card(
-        made.kind,
-        made.net.shape,
-        name,
-        model.fingerprint,
-        calibration=fit.calibration,
-        acceptance=found.by_place,
-        tokens_per_pass=found.tokens_per_pass,
-        data=data,
-    )
-
-
-def _serve_as_stored(net: Net, folder: Path, model: DenseModel) -> None:
-    stored = drafter_folder.load(folder, pieces_of(model)).net
-    net.load_state_dict(stored.state_dict())
+    return acceptance(guesses, texts, MEASURED), {kind: asdict(figures) for kind, figures in found.items()}

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from paceline.errors import CorruptModel, SettingError
 from paceline.heads.teach import Lesson
+from paceline.train.dataset import Batch
 from paceline.train.dense import DenseModel
 from paceline.train.optimizers import Optimizers
 from paceline.train.recipe import Recipe, TrainConfig
 
 CHECKPOINT: Final = "training.pt"
 
-# tokens [b, n] right-padded, lengths [b], mask [b, n]: the target's own words
-Batch = tuple[Tensor, Tensor, Tensor]
 Batches = Callable[[int], Iterable[Batch]]  # all texts once, in an order that follows from the number given
 
 
@@ -104,7 +103,7 @@ class _Run:
     def take(self, batch: Batch) -> None:
         net, config, share = self._recipe.net.train(), self._config, self._share()
         device = self._model.device
-        tokens, mask = batch[0].to(device), batch[2].to(device)
+        tokens, mask = batch.tokens.to(device), batch.loss_mask.to(device)
         hidden, final = self._model.features(tokens, net.shape.taps)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         with _autocast(device):

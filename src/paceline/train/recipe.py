@@ -1,23 +1,25 @@
-"""What is trained and how: settings, and for each kind of head a network, its loss and its drafter."""
+"""What is trained and how: settings, and for each kind of head a network and its loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.block import BlockDrafter
 from paceline.errors import SettingError
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
-from paceline.heads.calibration import Calibration
+from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.eagle_loss import eagle_loss
+from paceline.heads.medusa import MedusaNet, MedusaShape, medusa_loss
 from paceline.heads.net import Net, Pieces
 from paceline.heads.teach import Loss
+from paceline.target.shape import ModelShape
 from paceline.train.dense import DenseModel
-from paceline.types import Drafter
 
-Kind = Literal["block"]
+Kind = Literal["block", "eagle", "medusa"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Optimizer = Literal["adamw", "muon"]
 _SAMPLE: Final = 256  # tokens
 
@@ -39,15 +41,14 @@ class TrainConfig:
     seed: int = 0
     checkpoint_seconds: float = 60.0
     look_steps: int = 300  # between two looks at held-out text
-    taps: int = 5  # layers of the target that are read
+    taps: int = 5  # layers of the target that are read; medusa reads the last one only
     draft_vocab: int = 8192
     layers: int = 2
     ff_width: int = 0  # 0: the target's
-    block: int = 8
+    block: int = 8  # guesses in one draft
     markov_rank: int = 64
     window: int = 1024
-    anchors: int = 256  # places of each text that are guessed from in one step
-    from_target: bool = False  # begin with copies of the target's last layers where they fit
+    anchors: int = 256  # places of each text that a block is guessed from in one step
 
     def __post_init__(self) -> None:
         for name in ("kind", "optimizer"):
@@ -77,7 +78,6 @@ class Recipe:
     kind: Kind
     net: Net
     loss: Loss
-    drafter: Callable[[Calibration | None], Drafter]  # the network as it now is, for inference
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
@@ -88,18 +88,41 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + i * step) for i in range(count)}))
 
 
-def frequent(counts: Tensor, size: int, always: tuple[int, ...] = ()) -> Tensor:
-    """The ids [size] a head may guess: those that occur most, and `always` among them; ascending.
+def pieces_of(model: DenseModel) -> Pieces:
+    return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
 
-    counts [vocab]: how often each token occurs in what the target says.
+
+def recipe(
+    config: TrainConfig, model: DenseModel, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
+) -> Recipe:
+    """A new network for this target, with weights by the seed.
+
+    draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
     """
-    wanted = counts.double()
-    wanted[list(always)] = torch.inf
-    order = torch.argsort(-wanted, stable=True)
-    return order[: min(size, len(counts))].sort().values
+    pieces = pieces_of(model)
+    loss: Loss
+    if config.kind == "block":
+        block = BlockNet(_block_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+        net: Net = block
+        loss = BlockLoss(block, model.head, BlockLossWeights(anchors=config.anchors))
+    elif config.kind == "eagle":
+        eagle = EagleNet(_eagle_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+        net = eagle
+        loss = lambda lesson, progress, generator: eagle_loss(eagle, lesson, model.head, config.block)  # noqa: E731
+    else:
+        medusa = MedusaNet(_medusa_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+        net = medusa
+        loss = lambda lesson, progress, generator: medusa_loss(medusa, lesson)  # noqa: E731
+    generator = torch.Generator().manual_seed(config.seed)
+    net.reset(pieces, generator)
+    if isinstance(net, BlockNet):
+        net.level(_sizes(model, net.shape.taps, draft_ids, generator))
+        if weights is not None:
+            net.begin_from(weights, model.shape.layers)
+    return Recipe(config.kind, net, loss)
 
 
-def sizes(
+def _sizes(
     model: DenseModel, taps: Sequence[int], draft_ids: Tensor, generator: torch.Generator
 ) -> list[float]:
     """The root mean square of a row as each layer leaves it: the median over a text of random tokens."""
@@ -108,25 +131,15 @@ def sizes(
     return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
 
 
-def pieces_of(model: DenseModel) -> Pieces:
-    return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
-
-
-def recipe(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
-    """A new network for this target, with weights by the seed."""
-    return RECIPES[config.kind](config, model, draft_ids)
-
-
-def _block(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
-    of = model.shape
-    shape = BlockShape(
+def _block_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> BlockShape:
+    return BlockShape(
         width=of.width,
         heads=of.heads,
         kv_heads=of.kv_heads,
         head_dim=of.head_dim,
         ff_width=config.ff_width or of.ff_width,
         vocab=of.vocab_size,
-        draft_vocab=len(draft_ids),
+        draft_vocab=draft_vocab,
         taps=default_taps(of.layers, config.taps),
         layers=config.layers,
         block=config.block,
@@ -135,15 +148,35 @@ def _block(config: TrainConfig, model: DenseModel, draft_ids: Tensor) -> Recipe:
         norm_eps=of.norm_eps,
         theta=of.rope.theta,
     )
-    net = BlockNet(shape, pieces_of(model), draft_ids)
-    generator = torch.Generator().manual_seed(config.seed)
-    net.reset(pieces_of(model), generator)
-    net.level(sizes(model, shape.taps, draft_ids, generator))
-    loss = BlockLoss(net, model.head, BlockLossWeights(anchors=config.anchors))
-    return Recipe("block", net, loss, lambda calibration: BlockDrafter(net, calibration))
 
 
-RECIPES: Final[dict[Kind, Callable[[TrainConfig, DenseModel, Tensor], Recipe]]] = {"block": _block}
+def _eagle_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> EagleShape:
+    return EagleShape(
+        width=of.width,
+        heads=of.heads,
+        kv_heads=of.kv_heads,
+        head_dim=of.head_dim,
+        ff_width=config.ff_width or of.ff_width,
+        vocab=of.vocab_size,
+        draft_vocab=draft_vocab,
+        taps=default_taps(of.layers, config.taps),
+        block=config.block,
+        window=config.window,
+        norm_eps=of.norm_eps,
+        theta=of.rope.theta,
+    )
+
+
+def _medusa_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> MedusaShape:
+    return MedusaShape(
+        width=of.width,
+        vocab=of.vocab_size,
+        draft_vocab=draft_vocab,
+        taps=(of.layers - 1,),
+        block=config.block,
+        layers=config.layers,
+        norm_eps=of.norm_eps,
+    )
 
 
 def _unusable(config: TrainConfig, name: str, expected: str) -> SettingError:

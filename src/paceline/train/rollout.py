@@ -6,6 +6,7 @@ For GPUs. On a CPU the native engine is quicker: see served.py.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -54,8 +55,8 @@ def roll_out(
     for length, sampled, members in _classes(jobs, how.max_new):
         room = int(how.cache_gb * 1e9) // (bytes_per_token(model) * length)
         count = max(1, min(how.slots, len(members), room))
-        slots = Slots(model, count, length, how.max_new, eos, _choice(sampled, how))
-        for which, answer in _answered(slots, jobs, members, how.prefill_tokens):
+        make = partial(Slots, model, count, length, how.max_new, eos, _choice(sampled, how))
+        for which, answer in _answered(make, jobs, members, how.prefill_tokens):
             answers[which] = answer
             done += 1
             if progress is not None:
@@ -85,9 +86,10 @@ def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, lis
 
 
 def _answered(
-    slots: Slots, jobs: Sequence[Job], waiting: Sequence[int], prefill_tokens: int
+    make: Callable[[], Slots], jobs: Sequence[Job], waiting: Sequence[int], prefill_tokens: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Which job, and its answer, as they are completed."""
+    """Which job, and its answer, as they are completed. The slots, a large cache, are gone afterwards."""
+    slots = make()
     queue, held = list(reversed(waiting)), dict[int, int]()  # held: the job of each slot at work
     while queue or held:
         free = [slot for slot in range(slots.count) if slot not in held]

@@ -198,6 +198,29 @@ def test_greedy_guesses_are_the_likeliest_and_a_budget_holds() -> None:
     assert drafter.draft([Ask(seq, 3)])[0].tokens == whole.tokens[:3]
 
 
+@pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
+def test_the_short_way_gives_what_the_long_way_gives(draft_vocab: int) -> None:
+    drafter = BlockDrafter(random_net(draft_vocab=draft_vocab))
+    seqs = [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]
+    for budget, after in ((3, ()), (9, ()), (9, (7, 8)), (1, (4,) * 4)):
+        short = drafter.draft([Ask(seq, budget, after) for seq in seqs])
+        free = ToyCursor(lambda _: None)  # a grammar that allows everything
+        for seq, draft in zip(seqs, short, strict=True):
+            (long,) = drafter.draft([Ask(seq, budget, after, free)])
+            assert long.tokens == draft.tokens
+            assert long.scores == pytest.approx(draft.scores, abs=1e-5)
+
+
+def test_penalties_count_in_guesses() -> None:
+    drafter = BlockDrafter(random_net())
+    seq = ready(drafter)
+    (plain,) = drafter.draft([Ask(seq, 5)])
+    seq.params = SamplingParams(logit_bias=((plain.tokens[1], -100.0),))
+    (other,) = drafter.draft([Ask(seq, 5)])
+    assert other.tokens[0] == plain.tokens[0]
+    assert plain.tokens[1] not in other.tokens
+
+
 def test_others_may_have_guessed_before() -> None:
     drafter = BlockDrafter(random_net())
     seq = ready(drafter)

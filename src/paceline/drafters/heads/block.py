@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
+from paceline.drafters.legal import unsure
 from paceline.heads.block import BlockNet, KeysValues
 from paceline.heads.calibration import Calibration, as_it_is
 from paceline.sampling import Floats
+from paceline.sampling.law import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
 
 
@@ -70,8 +73,10 @@ class BlockDrafter(Drafter):
         new = [ask.seq for ask in ready if self._missing(ask.seq)]
         if new:
             self._fill(new)
-        drafts = grow(ready, self._look, self.name, self.net.shape.vocab)
-        of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
+        simple = [ask for ask in ready if _is_simple(ask)]
+        others = [ask for ask in ready if not _is_simple(ask)]
+        drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
+        of = {ask.seq.id: draft for ask, draft in zip((*simple, *others), drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _ready(self, ask: Ask) -> bool:
@@ -109,6 +114,30 @@ class BlockDrafter(Drafter):
         layers = rows.permute(2, 3, 0, 4, 1, 5)  # [layers, 2, b, kv_heads, n, head_dim]
         return positions.to(device), [(layer[0], layer[1]) for layer in layers]
 
+    def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
+        """What `grow` would give, for all of them together and without leaving the device."""
+        if not asks:
+            return []
+        net, device = self.net, self.net.draft_ids.device
+        blocks = [self._blocks[ask.seq.id] for ask in asks]
+        base, hidden = torch.stack([b.base for b in blocks]), torch.stack([b.hidden for b in blocks])
+        sizes = [min(ask.budget, net.shape.block - len(ask.after)) for ask in asks]
+        place = torch.tensor([len(ask.after) for ask in asks], device=device)
+        previous = torch.tensor([(ask.after or ask.seq.tokens)[-1] for ask in asks], device=device)
+        row, tokens, sure = torch.arange(len(asks), device=device), [], []
+        for step in range(max(sizes)):
+            at = (place + step).clamp(max=net.shape.block - 1)
+            sure.append(net.confidence(hidden[row, at], previous))
+            previous = net.draft_ids[(base[row, at] + net.markov(previous)).argmax(-1)]
+            tokens.append(previous)
+        said, logits = torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
+        return [self._chain(*given) for given in zip(asks, sizes, said, logits, strict=True)]
+
+    def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
+        first = len(ask.after)
+        scores = [unsure(self.calibration.chance(first + i, logit)) for i, logit in enumerate(logits[:size])]
+        return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
+
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""
         net, found = self.net, [_NOTHING] * len(spots)
@@ -130,3 +159,10 @@ class BlockDrafter(Drafter):
         whole = np.full(self.net.shape.vocab, -np.inf, np.float32)
         whole[self._ids] = row
         return whole
+
+
+def _is_simple(ask: Ask) -> bool:
+    """Whether the likeliest token of each place is the guess, and nothing else counts."""
+    params, spec = ask.seq.params, ask.seq.spec
+    free = params.temperature == 0 and not params.logit_bias and not penalises(params)
+    return free and ask.cursor is None and spec.tree_width == 1 and not needs_q(ask.seq) and ask.budget > 0
