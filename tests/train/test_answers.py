@@ -10,8 +10,8 @@ from paceline.config import EngineConfig
 from paceline.errors import SettingError
 from paceline.target.load import load
 from paceline.text import Tokenizer, parse_tool_calls
-from paceline.train.answers import AnswersConfig, Made, always_drafted, make_answers
-from paceline.train.asks import asks_of
+from paceline.train.answers import Made, always_drafted, make_answers
+from paceline.train.asks import AnswersConfig, asks_of
 from paceline.train.prompts import Prompt
 from paceline.train.rollout import Rollout
 
@@ -48,7 +48,7 @@ def test_fewer_prompts_are_some_of_them() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"greedy": 1.5}, {"required": -1}, {"per_prompt": 0}, {"max_prompt": 0}):
         with pytest.raises(SettingError, match="is not usable"):
-            AnswersConfig(**wrong)  # type: ignore[arg-type]
+            AnswersConfig(**wrong)
 
 
 @pytest.fixture(scope="module")

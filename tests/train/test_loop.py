@@ -1,7 +1,5 @@
 """The trainer learns, stops when it should, and goes on where it was killed."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,20 +156,3 @@ def test_taps_are_spread_over_the_layers() -> None:
 def test_settings_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingError, match=next(iter(wrong))):
         TrainConfig(**wrong)  # type: ignore[arg-type]
-
-
-def test_a_bare_machine_can_train() -> None:
-    """torch, numpy, safetensors and tokenizers are there, and nothing else."""
-    code = """
-import importlib.abc, sys
-class Bare(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.partition(".")[0]
-        if top in ("pydantic", "typer", "rich", "sqlalchemy", "jinja2", "llguidance", "yaml", "starlette"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Bare())
-import paceline.train.loop, paceline.train.evaluate, paceline.train.calibrate, paceline.train.dataset
-import paceline.heads.folder, paceline.target.pieces
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

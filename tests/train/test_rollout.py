@@ -1,5 +1,6 @@
 """Rollouts are what the engine would have answered, whoever is answered beside them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,9 @@ def by_the_engine(made: Weights, todo: list[Job], max_new: int = NEW) -> list[li
     engine = Engine(TorchTarget(made, CONFIG), {}, Fixed(), (), CONFIG, EOS)
     seqs = []
     for i, job in enumerate(todo):
-        how = {"temperature": HOW.temperature, "top_p": HOW.top_p} if job.sampled else {}
-        params = SamplingParams(max_tokens=max_new, seed=job.seed, **how)
+        params = SamplingParams(max_tokens=max_new, seed=job.seed)
+        if job.sampled:
+            params = replace(params, temperature=HOW.temperature, top_p=HOW.top_p)
         seqs.append(Seq(f"s{i}", list(job.prompt), len(job.prompt), params, PLAIN))
         engine.submit(seqs[-1])
     while engine.busy:
