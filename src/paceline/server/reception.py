@@ -97,7 +97,8 @@ class Reception:
         route = self._route(path, headers, body)
         wish = asked.learn is not False and route.learn is not False and self._learn
         deadline = None if route.timeout_s is None else time.monotonic() + route.timeout_s
-        caller = Caller(tenant(key, asked.user), (asked.priority or 0) + route.priority, deadline, wish)
+        whose = tenant(key, asked.whose, asked.cache_key)
+        caller = Caller(whose, (asked.priority or 0) + route.priority, deadline, wish)
         ticket = self._enter(key, body)
         span = self._spans.start(path, self._llm.name, headers)
         return Visit(path, route, caller, key, body, span, ticket)

@@ -93,6 +93,15 @@ class Sampling(_Wire):
     store: Never = None
     service_tier: Literal["auto", "default"] | None = None
 
+    @property
+    def whose(self) -> str | None:
+        """The end user whom the request is for."""
+        return self.user
+
+    @property
+    def cache_key(self) -> str | None:
+        return None
+
 
 class ChatRequest(Sampling):
     messages: list[Message] = Field(min_length=1)
@@ -108,6 +117,14 @@ class ChatRequest(Sampling):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def whose(self) -> str | None:
+        return self.safety_identifier if self.user is None else self.user
+
+    @property
+    def cache_key(self) -> str | None:
+        return self.prompt_cache_key
 
 
 class CompletionRequest(Sampling):
