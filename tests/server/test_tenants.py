@@ -1,4 +1,4 @@
-"""Who finds what in the prefix cache and in what drafters learned: told apart by API key, cache key and user."""
+"""Who shares the prefix cache and what drafters learned: told apart by API key, cache key and user."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -59,5 +59,3 @@ def test_what_comes_after_the_end_is_refused(worker: Worker) -> None:
     worker.stop(5)
     assert not worker.alive
     assert isinstance(answered(worker, seq()), ShuttingDown)
-
-

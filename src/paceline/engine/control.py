@@ -41,7 +41,7 @@ class CostCurve:
 
     A curve measured beforehand is corrected by what passes take while decoding. The machine's speed drifts
     for all row counts together, so it is kept apart from the corrections. Those that are not renewed are
-    forgotten: a row count that looked dear in a slow moment is not chosen, so nothing else would put it right.
+    forgotten: a row count that looked dear in a slow moment is not chosen, so it would never look otherwise.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:

@@ -13,12 +13,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from paceline import __version__
-from paceline.errors import ShuttingDown
+from paceline.errors import ConstraintError, ShuttingDown
 from paceline.server.asked import Asked, from_chat, from_completion, prompts
 from paceline.server.body import parse_json
 from paceline.server.choice import Choice, usage
 from paceline.server.failures import Failure, failure
 from paceline.server.openapi import document
+from paceline.server.places import misread, placed
 from paceline.server.plumbing import (
     Handler,
     after,
@@ -156,6 +157,10 @@ class App:
         """A request that fails in here is noted as failed."""
         try:
             yield
+        except ConstraintError as error:
+            problem = misread(error, visit.body)
+            self.reception.done(visit, choices, response, failed=kind_of(problem))
+            raise problem from error
         except BaseException as problem:
             self.reception.done(visit, choices, response, failed=kind_of(problem))
             raise
@@ -193,7 +198,8 @@ class App:
             self.reception.opened(visit, choice)
             choices.append(choice)
 
-        async with aclosing(self.service.answer(asked, visit.caller, mine, opened)) as pieces:
+        failed = partial(placed, body=visit.body)
+        async with aclosing(self.service.answer(asked, visit.caller, mine, opened, failed)) as pieces:
             async for _ in pieces:
                 pass
         for choice in mine:
@@ -214,7 +220,8 @@ class App:
         choices: list[Choice] = []
         begun: set[int] = set()
         options = wire.stream_options or StreamOptions()
-        answer = self.service.answer(asked, visit.caller, choices, partial(self.reception.opened, visit))
+        opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
+        answer = self.service.answer(asked, visit.caller, choices, opened, failed)
         try:
             with self._noted(visit, reply.id, choices):
                 async with aclosing(answer) as pieces:
