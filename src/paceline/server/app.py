@@ -132,7 +132,7 @@ class App:
         asked = shaped(data, ResponsesRequest)
         chat = as_chat(asked)
         visit = self._admit(request, data, chat)
-        reply = ResponsesReply(asked, self.service.llm.name)
+        reply = ResponsesReply(asked, self.service.llm.name, self.service.llm.tokenizer)
         with self._noted(visit, reply.id):
             what = from_chat(chat, visit.route.spec(self.service.llm.spec), self._drafters())
         return await self._reply(request, visit, chat, [what], reply)
