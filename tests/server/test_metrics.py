@@ -1,6 +1,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import count, permutations
 from pathlib import Path
 from threading import Thread
 
@@ -193,6 +193,37 @@ def test_time_and_sizes_of_passes(ran: tuple[Metrics, list[Round]]) -> None:
     assert value(metrics, "vllm:inter_token_latency_seconds_count") == gaps
 
 
+def test_time_is_told_by_drafter(ran: tuple[Metrics, list[Round]]) -> None:
+    metrics, rounds = ran
+    for name in ("suffix", "ngram", "fork", "grammar"):
+        spent = sum(r.draft_us_by.get(name, 0) / r.batch for r in rounds) / 1e6
+        assert total(metrics, "paceline_draft_seconds_total", drafter=name) == pytest.approx(spent)
+    assert any(r.draft_us_by.get("suffix") for r in rounds)
+    assert all(sum(r.draft_us_by.values()) <= r.draft_us for r in rounds)
+
+
+def test_rounds_are_told_by_list_of_drafters(ran: tuple[Metrics, list[Round]]) -> None:
+    metrics, rounds = ran
+    for names in {r.drafters for r in rounds}:
+        wrote = [r for r in rounds if r.drafters == names and r.tokens]
+        label = "+".join(names)
+        assert total(metrics, "paceline_tokens_per_pass_count", drafter=label) == len(wrote)
+        plain = sum(not len(r.draft) for r in wrote)
+        assert total(metrics, "paceline_plain_rounds_total", drafter=label) == plain
+        assert total(metrics, "paceline_verify_seconds_total", drafter=label) > 0
+
+
+def test_lists_of_drafters_make_so_many_labels_and_no_more() -> None:
+    metrics = some_metrics()
+    lists = list(permutations(model_free(), 3))
+    assert len(lists) > module.MOST_LISTS
+    for i, names in enumerate(lists):
+        metrics.round(Round(f"s{i}", 0, names, Draft(), (), (1,), 0, 1, 1, 0, 5))
+    found = {labels for (n, labels) in samples(metrics) if n == "paceline_plain_rounds_total"}
+    assert len(found) == module.MOST_LISTS + 1
+    assert total(metrics, "paceline_plain_rounds_total", drafter="other") == len(lists) - module.MOST_LISTS
+
+
 def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
     metrics = some_metrics()
     for _ in range(3):
@@ -247,19 +278,19 @@ def test_a_gauge_that_cannot_be_read_spoils_no_other() -> None:
 def test_names_from_outside_make_no_labels() -> None:
     metrics = some_metrics()
     for i in range(50):
-        draft = Draft((1,), None, (f"drafter{i}",), refused=2)
+        draft = Draft((1,), None, (f"drafter{i}",), refused=(f"drafter{i}",) * 2)
         metrics.route_of(f"s{i}", f"route{i}")
         metrics.round(Round(f"s{i}", 0, (), draft, (0,), (1, 2), 1, 1, 2, 1, 1))
         metrics.refused(f"reason{i}")
     other = {"route": "other", "drafter": "other"}
     assert value(metrics, "paceline_drafted_total", **other, position="0") == 50
-    assert value(metrics, "paceline_rejected_by_grammar_total", route="other") == 100
+    assert value(metrics, "paceline_rejected_by_grammar_total", route="other", drafter="other") == 100
     assert value(metrics, "paceline_refused_total", reason="other") == 50
     assert total(metrics, "paceline_drafted_total") == 50
     metrics.refused("queue_full")
     assert value(metrics, "paceline_refused_total", reason="queue_full") == 1
     metrics.know_routes(f"late{i}" for i in range(500))
-    assert len({labels for (n, labels) in samples(metrics) if n == "paceline_plain_rounds_total"}) == 64
+    assert len({labels for (n, labels) in samples(metrics) if n == "paceline_prefill_seconds_total"}) == 64
 
 
 def test_what_is_remembered_of_outputs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

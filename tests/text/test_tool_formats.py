@@ -171,7 +171,8 @@ def test_control_tokens_of_calls_are_shown_where_asked_for(mistral: Tokenizer) -
     assert any(map(stop, ids))
 
 
-CHECKED_IDS = """{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id|length != 9 %}
+CHECKED_IDS = """{% if tools %}{{ tools }}{% endif %}{% for m in messages %}
+{% for call in m.tool_calls or [] %}{% if call.id|length != 9 %}
 {{ raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{% endif %}[TOOL_CALLS]
 {{ call.id }}{% endfor %}{% endfor %}"""
 

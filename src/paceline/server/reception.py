@@ -82,7 +82,7 @@ class Reception:
             return None
         key = self._keys.current().check(headers.get("authorization"))
         if key is None:
-            self.metrics.refused("key")
+            self.metrics.refused("unauthorized")
             raise Failure(
                 401,
                 "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
@@ -113,7 +113,7 @@ class Reception:
         said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
         entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
         if isinstance(entry, Refused):
-            self.metrics.refused("limit")
+            self.metrics.refused("key_limit")
             raise Failure(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
