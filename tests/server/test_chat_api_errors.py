@@ -76,6 +76,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, tool("", {})]}, "tools[1]"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [TOOL], "response_format": schema(UNKNOWN)}, "response_format.json_schema.schema"),
+    ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content[0]"),
     ({"messages": [{"role": "user", "content": [5]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
 ]

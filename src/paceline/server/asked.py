@@ -181,4 +181,7 @@ def _text(prediction: Prediction | None) -> str:
         return ""
     if isinstance(prediction.content, str):
         return prediction.content
-    return "".join(str(part.get("text", "")) for part in prediction.content)
+    for i, part in enumerate(prediction.content):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Failure(400, "a prediction is text only", param=f"prediction.content[{i}]")
+    return "".join(part["text"] for part in prediction.content)
