@@ -81,7 +81,7 @@ class Draft:
     sources: tuple[str, ...] = ()  # who guessed each node
     scores: tuple[float, ...] = ()  # how sure of each node, given its parent; 1: it is certain; () if unknown
     q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
-    refused: int = 0  # guesses left out because the grammar of the output cannot take them
+    refused: tuple[str, ...] = ()  # who made each guess that the grammar of the output cannot take
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -180,6 +180,7 @@ class Round:
     finish: Finish | None = None
     error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # of draft_us, what each drafter took
 
     @property
     def sources(self) -> tuple[str, ...]:

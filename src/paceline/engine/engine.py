@@ -130,7 +130,7 @@ class Engine:
         turns = self._turns()
         self._guessing.plan(turns)
         started = perf_counter_ns()
-        self._guessing.draft(turns)
+        by_drafter = self._guessing.draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
             turns, scores, ended = self._forward(turns)
@@ -140,6 +140,7 @@ class Engine:
             sum(t.rows for t in turns),
             (drafted - started) // 1000,
             (perf_counter_ns() - drafted) // 1000,
+            by_drafter,
         )
         rounds = [
             self._settle(t, logits[start:], cost) for t, start in zip(turns, scores.starts, strict=True)

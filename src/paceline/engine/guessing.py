@@ -1,6 +1,7 @@
 """Who guesses for whom, how far, and what of it goes into the pass."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -25,9 +26,9 @@ class Guessing:
         self._target = target
         self._drafters = dict(drafters)
         self._controller = controller
-        self._lists: dict[tuple[str, ...], Drafter] = {}
+        self._lists: dict[tuple[str, ...], Relay] = {}
 
-    def drafter(self, seq: Seq) -> Drafter:
+    def drafter(self, seq: Seq) -> Relay:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
@@ -51,17 +52,21 @@ class Guessing:
             if seq.cursor is not None and seq.spec.max_draft:
                 turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
 
-    def draft(self, turns: Sequence[Turn]) -> None:
+    def draft(self, turns: Sequence[Turn]) -> dict[str, int]:
+        """Microseconds by drafter."""
+        took: Counter[str] = Counter()
         asking = [t for t in turns if t.budget or t.certain]
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             for turn, draft in zip(group, _drafts(drafter, group), strict=True):
                 draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
                 turn.draft = self._usable(draft, drafter.name)
+            took.update(drafter.took_ns)
         rows = sum(len(t.fed) for t in turns)
         kept = self._controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
         for turn, nodes in zip(asking, kept, strict=True):
             turn.draft = turn.draft.first(nodes)
+        return {name: ns // 1000 for name, ns in took.items()}
 
     def observe(self, turns: Sequence[Turn], scores: Scores) -> None:
         self._show(turns, scores)

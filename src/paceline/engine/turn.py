@@ -1,7 +1,7 @@
 """One sequence's part in a pass, and what the pass cost."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from paceline.constraints.walk import FREE, Masks
@@ -36,6 +36,7 @@ class Pass:
     rows: int
     draft_us: int
     target_us: int
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # drafter -> its part
 
 
 def a_round(
@@ -63,6 +64,7 @@ def a_round(
         finish=finish,
         error=error,
         logprobs=logprobs,
+        draft_us_by=cost.draft_us_by,
     )
 
 

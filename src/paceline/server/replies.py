@@ -67,7 +67,7 @@ class ChatReply(Reply):
         }
 
     def call(self, choice: Choice, index: int) -> str:
-        return call_id(f"{self.id}/{choice.index}", index)
+        return call_id(f"{self.id}/{choice.index}", index, self.tokenizer.tool_format)
 
     def first(self, choice: Choice) -> dict[str, Any]:
         return self.chunk(choice, {"role": "assistant", "content": ""}, None, None)
