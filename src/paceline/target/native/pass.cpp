@@ -257,16 +257,12 @@ void Decoder::finish_value(int layer, int head, float* heads) {
 void Decoder::attend(int layer, int me) {
     const int total = (int)attending_.size();
     Ahead ahead;
-    int piece = team_.take_one(total);
-    Walk walk;
-    if (piece < total) ahead.add(walk = walk_of(layer, attending_[piece]));
-    while (piece < total) {
-        const int next = team_.take_one(total);
-        const Walk following = next < total ? walk_of(layer, attending_[next]) : walk;
-        if (next < total) ahead.add(following);
-        attend_piece(attending_[piece], walk, ahead, scratch_[me].get());
-        piece = next;
-        walk = following;
+    int piece = team_.take_one(total), next;
+    if (piece < total) ahead.add(walk_of(layer, attending_[piece]));
+    for (; piece < total; piece = next) {
+        next = team_.take_one(total);
+        if (next < total) ahead.add(walk_of(layer, attending_[next]));
+        attend_piece(layer, attending_[piece], ahead, scratch_[me].get());
     }
 }
 
@@ -277,9 +273,10 @@ Walk Decoder::walk_of(int layer, const Attending& piece) const {
     return {cache, piece.chunk, piece.end, (piece.keys + kSubBlock - 1) / kSubBlock};
 }
 
-void Decoder::attend_piece(const Attending& piece, const Walk& walk, Ahead& ahead, float* scratch) {
+void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch) {
     const int group = model_.heads / model_.kv_heads, size = model_.head_dim;
     const Span& span = pass_->span[piece.span];
+    const HeadCache cache = walk_of(layer, piece).cache;
     for (int chunk = piece.chunk; chunk < piece.end; ++chunk) {
         for (int z = 0; z < piece.rows * group; z += kQueryBlock) {
             const int queries = std::min(kQueryBlock, piece.rows * group - z);
@@ -296,8 +293,8 @@ void Decoder::attend_piece(const Attending& piece, const Walk& walk, Ahead& ahea
                 slot[i] = (row * model_.heads + head) * slots_ + piece.chunk;
                 out[i] = later ? scratch + i * size : sums_.get() + (int64_t)slot[i] * size;
             }
-            attend_with(queries, std::make_index_sequence<kQueryBlock>())(walk.cache, z ? nullptr : &ahead, chunk, q,
-                                                                          visible, partial, out);
+            attend_with(queries, std::make_index_sequence<kQueryBlock>())(cache, z ? nullptr : &ahead, chunk, q, visible,
+                                                                          partial, out);
             for (int i = 0; i < queries; ++i) {
                 if (!later) partials_[slot[i]] = partial[i];
                 else if (visible[i] > 0)

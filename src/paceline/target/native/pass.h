@@ -44,7 +44,7 @@ private:
     void rotate(float* head, int row) const;
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
-    void attend_piece(const Attending& piece, const Walk& walk, Ahead& ahead, float* scratch);
+    void attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch);
     void join_chunks(int me);
     void add_product(const Linear& weight, const float* bias, const Activations& in, int me);
     void feed_forward(const Layer& layer, int me);
