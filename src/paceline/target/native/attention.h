@@ -88,8 +88,8 @@ PL_INLINE void weigh_values(const HeadCache& cache, const uint16_t* const* later
 // B queries over one chunk. visible[b]: how many of its keys query b sees; out[b]: head_dim floats. ahead: null
 // where the chunk was read before.
 template <int B>
-void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* const* q, const int* visible, Partial* partial,
-                  float* const* out) {
+void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* const* q, const int* visible,
+                  Partial* partial, float* const* out) {
     alignas(64) float scores[B][kChunk], near[B][kMostHeadDim];  // side by side, so that one pointer finds them
     int keys = 0;
     for (int b = 0; b < B; ++b) {

@@ -293,8 +293,8 @@ void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, floa
                 slot[i] = (row * model_.heads + head) * slots_ + piece.chunk;
                 out[i] = later ? scratch + i * size : sums_.get() + (int64_t)slot[i] * size;
             }
-            attend_with(queries, std::make_index_sequence<kQueryBlock>())(cache, z ? nullptr : &ahead, chunk, q, visible,
-                                                                          partial, out);
+            const AttendChunk attend = attend_with(queries, std::make_index_sequence<kQueryBlock>());
+            attend(cache, z ? nullptr : &ahead, chunk, q, visible, partial, out);
             for (int i = 0; i < queries; ++i) {
                 if (!later) partials_[slot[i]] = partial[i];
                 else if (visible[i] > 0)
