@@ -57,5 +57,5 @@ def drafter_for(
 
 def overlap(dictionary: Dictionary) -> float:
     """The share of the target's tokens in a sample of code, JSON and prose that the draft model has too."""
-    tokens = dictionary.target_spelling.spell(SAMPLE.encode())
+    tokens = dictionary.target_spelling.tokens(SAMPLE.encode())
     return sum(token in dictionary.shared for token in tokens) / max(1, len(tokens))

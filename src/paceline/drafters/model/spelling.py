@@ -1,6 +1,7 @@
 """Bytes to one tokenizer's tokens, such that the tokens' bytes are those bytes."""
 
 import re
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -19,36 +20,54 @@ class Spelling:
         text = (t for t in range(tokenizer.vocab_size) if t not in tokenizer.control)
         self._bytes = {piece[0]: token for token in text if len(piece := tokenizer.piece(token)) == 1}
 
-    def spell(self, text: bytes) -> list[int]:
-        """The tokens of the text; a byte that the tokenizer cannot say is left out."""
+    def spell(self, text: bytes) -> tuple[list[int], list[int]]:
+        """The text's tokens, and the byte where each ends; a byte that no token says is left out."""
         ids: list[int] = []
+        ends: list[int] = []
+        at = 0
         for run in _RUNS.findall(text.decode(errors="surrogateescape")):
-            broken = len(run) == 1 and "\udc80" <= run <= "\udcff"
-            ids += self._in_bytes(bytes([ord(run) - 0xDC00])) if broken else self._exact(run)
-        return ids
+            for piece, tokens in self._exact(run):
+                end = at
+                for token in tokens:
+                    end += len(self._tokenizer.piece(token))
+                    ids.append(token)
+                    ends.append(end)
+                at += len(piece)
+        return ids, ends
 
-    def ends(self, ids: list[int]) -> list[int]:
-        """How many bytes there are up to the end of each token."""
-        return list(accumulate(len(self._tokenizer.piece(token)) for token in ids))
+    def tokens(self, text: bytes) -> list[int]:
+        return self.spell(text)[0]
 
-    def _exact(self, text: str) -> list[int]:
-        ids = self._encode(text)
-        if b"".join(map(self._tokenizer.piece, ids)) == text.encode():
-            return ids
-        if len(text) == 1:
-            return self._in_bytes(text.encode())
-        half = len(text) // 2
-        return self._exact(text[:half]) + self._exact(text[half:])
+    def _exact(self, text: str) -> Iterator[tuple[bytes, list[int]]]:
+        """Pieces of the text, mostly one, and their tokens."""
+        data = text.encode(errors="surrogateescape")
+        if len(data) > 1:
+            ids = self._encode(text)
+            if b"".join(map(self._tokenizer.piece, ids)) == data:
+                yield data, ids
+                return
+        if len(text) > 1:
+            cut = _middle(text)
+            yield from self._exact(text[:cut])
+            yield from self._exact(text[cut:])
+        else:
+            yield from ((data[i : i + 1], self._byte(data[i])) for i in range(len(data)))
 
     def _encode(self, text: str) -> list[int]:
         if not self._tokenizer.strips_first_space:
             return self._tokenizer.encode(text, special=False)
         ids = self._tokenizer.encode(_ANCHOR + text, special=False)
-        before = len(_ANCHOR) + 1
-        return [token for token, end in zip(ids, self.ends(ids), strict=True) if end > before]
+        ends = accumulate(len(self._tokenizer.piece(token)) for token in ids)
+        return [token for token, end in zip(ids, ends, strict=True) if end > len(_ANCHOR) + 1]
 
-    def _in_bytes(self, text: bytes) -> list[int]:
-        return [self._bytes[byte] for byte in text if byte in self._bytes]
+    def _byte(self, byte: int) -> list[int]:
+        return [self._bytes[byte]] if byte in self._bytes else []
+
+
+def _middle(text: str) -> int:
+    """Where to cut a text in two: before a word if there are several."""
+    half = len(text) // 2
+    return max(text.rfind(" ", 1, half + 1), 0) or max(text.find(" ", half), 0) or half
 
 
 def without_cut_letter(text: bytes) -> bytes:

@@ -82,11 +82,11 @@ class TextDrafter(RunsModel[_Writing]):
         """The text in the target's tokens, the first of which begins where `before` ends."""
         spelling, piece = self._dictionary.target_spelling, self._dictionary.piece
         context = b"".join(map(piece, before))
-        whole = spelling.spell(context + text)
-        ends = [0, *spelling.ends(whole)]
-        if len(context) in ends:
-            return whole[ends.index(len(context)) :]
-        return spelling.spell(text)
+        whole, ends = spelling.spell(context + text)
+        starts = [0, *ends]
+        if len(context) in starts:
+            return whole[starts.index(len(context)) :]
+        return spelling.tokens(text)
 
     def _finished(self, g: _Writing) -> Draft:
         tokens = tuple(g.tokens[: g.ask.budget])

@@ -64,9 +64,9 @@ class Transcript:
         """Tells what has no tokens yet."""
         told = max(self._walls[-1], self._ends[-1] if self._ends else 0)
         if told < len(self._text):
-            ids = self._words.spelling.spell(bytes(self._text[told:]))
+            ids, ends = self._words.spelling.spell(bytes(self._text[told:]))
             self._ids += ids
-            self._ends += [told + end for end in self._words.spelling.ends(ids)]
+            self._ends += [told + end for end in ends]
 
     def _steady(self) -> int:
         """The last byte where tokens end whatever follows the text: mostly before the last word.

@@ -132,7 +132,7 @@ def _by_bytes(tokenizer: "Tokenizer", spelling: Spelling) -> dict[bytes, int]:
         piece = tokenizer.piece(token)
         if not piece or token in tokenizer.control:
             continue
-        if piece not in found or spelling.spell(piece) == [token]:
+        if piece not in found or spelling.tokens(piece) == [token]:
             found[piece] = token
     return found
 
