@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # intersection: it guesses the tokens both have. text: it writes text, which is cut into the target's tokens.
 DraftVocab = Literal["auto", "intersection", "text"]
 DRAFT_VOCABS: Final[tuple[DraftVocab, ...]] = get_args(DraftVocab)
-ENOUGH: Final = 0.5  # share of the target's tokens in a text that must be shared to guess by tokens
+ENOUGH: Final = 0.95  # share of the target's tokens in a text that must be shared to guess by tokens
 
 SAMPLE: Final = """\
 def area(width: float, height: float = 1.0) -> float:
