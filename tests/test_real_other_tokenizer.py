@@ -21,7 +21,8 @@ PLAIN = SpecConfig(("none",), max_draft=0)
 FAST = SpecConfig(("model",), max_draft=4, adaptive=False)
 CONFIG = EngineConfig(cache_mb=256)
 CHAT = [{"role": "user", "content": "Write a Python function that reverses a linked list, with type hints."}]
-TOKENS = 48
+TOKENS = 32
+FLOORS = {"intersection": 1.6, "text": 2.4}  # tokens a pass of code, greedy
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +55,7 @@ def test_text_is_plain_text(qwen: LLM, ways: dict[str, Drafter], way: str, tempe
     plain = qwen.generate(CHAT, spec=PLAIN, tenant="p", **options)
     fast = with_drafter(qwen, ways[way]).generate(CHAT, spec=FAST, tenant=way, **options)
     assert fast.token_ids == plain.token_ids
-    assert fast.passes < plain.passes
-
-
-@pytest.mark.large
-@pytest.mark.parametrize(("way", "floor"), [("intersection", 1.6), ("text", 2.4)])
-def test_floor_on_code(qwen: LLM, ways: dict[str, Drafter], way: str, floor: float) -> None:
-    fast = with_drafter(qwen, ways[way]).generate(CHAT, spec=FAST, tenant=way, max_tokens=TOKENS, seed=0)
-    assert len(fast.token_ids) / fast.passes >= floor
+    assert len(fast.token_ids) / fast.passes >= (FLOORS[way] if temperature == 0 else 1.2)
 
 
 @pytest.mark.large

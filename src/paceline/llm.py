@@ -39,7 +39,7 @@ class LLM:
 
     Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
     draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
-    or writes text (text), or whichever suits the two (auto).
+    or writes text (text), or whichever suits the two and the request (auto).
     """
 
     def __init__(

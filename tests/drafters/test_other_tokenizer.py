@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair, tokenizer
+from two_tokenizers import PASSAGE, TARGET_WORDS, Reader, pair, tokenizer
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.model import ModelDrafter, TextDrafter, drafter_for
-from paceline.drafters.model.other import overlap
+from paceline.drafters.model.other import EitherWay, overlap
 from paceline.drafters.model.transcript import Transcript
 from paceline.drafters.model.words import Dictionary, SharedWords
 from paceline.drafters.relay import Relay
@@ -39,6 +39,10 @@ def by_text(model: Reader) -> Drafter:
     return TextDrafter(model, TWO, 5)
 
 
+def either(model: Reader) -> Drafter:
+    return EitherWay(by_text(model), by_tokens(model))
+
+
 WAYS: dict[str, Made] = {"tokens": by_tokens, "text": by_text}
 
 
@@ -49,7 +53,7 @@ def spec(accept: Accept = "match", width: int = 1) -> SpecConfig:
 def a_seq(text: bytes = PASSAGE[:20], temperature: float = 0.0, **options: object) -> Seq:
     tokens = spell(text)
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=LENGTH)
-    return Seq("a", tokens, len(tokens), params, **{"spec": spec(), **options})  # type: ignore[arg-type]
+    return Seq(**{"id": "a", "spec": spec(), **options}, tokens=tokens, prompt_len=len(tokens), params=params)  # type: ignore[arg-type]
 
 
 def run(
@@ -269,11 +273,33 @@ def test_the_way_is_chosen_by_what_is_shared() -> None:
     model = Reader(TWO.draft)
     strange = tokenizer((), ("<a>",), b"abcde"), tokenizer((), ("<b>",), b"fghij")
     assert isinstance(drafter_for(model, *strange, 6), TextDrafter)
+    assert overlap(TWO) < 0.95
+    assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB), TextDrafter)
+    near = tokenizer(TARGET_WORDS, ("<eos>",))
+    assert overlap(Dictionary(near, TWO.target)) == 1
+    assert isinstance(drafter_for(model, near, TWO.target, VOCAB), EitherWay)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "intersection"), ModelDrafter)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "text"), TextDrafter)
     assert isinstance(drafter_for(model, TWO.target, TWO.target, VOCAB, "text"), ModelDrafter)
     with pytest.raises(DrafterMismatch, match="share no token"):
         drafter_for(model, *strange, 6, "intersection")
+
+
+def test_greedy_and_drawn_requests_share_a_model() -> None:
+    model = Reader(TWO.draft)
+    drafter, seqs = either(model), [a_seq(temperature=t, id=f"s{t}") for t in (0.0, 0.8, 0.0)]
+    seqs[2].id = "third"
+    for seq in seqs:
+        drafter.begin(seq)
+    alone = [either(Reader(TWO.draft)) for _ in seqs]
+    for one, seq in zip(alone, seqs, strict=True):
+        one.begin(seq)
+    together = drafter.draft([Ask(seq, 4) for seq in seqs])
+    assert together == [one.draft([Ask(seq, 4)])[0] for one, seq in zip(alone, seqs, strict=True)]
+    assert together[0] == together[2] != together[1]
+    for seq in seqs:
+        drafter.end(seq)
+    assert not model._rows
 
 
 def test_what_does_not_fit_the_draft_model_is_not_drafted() -> None:

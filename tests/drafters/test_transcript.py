@@ -73,6 +73,14 @@ def test_only_the_end_is_told_anew(pieces: list[list[int]], long: bytes, more: l
     assert transcript.tell(tokens) == before or len(long) > REACH  # no word ends within reach
 
 
+@pytest.mark.parametrize("spaces", range(1, 9))
+def test_a_word_takes_the_last_of_the_spaces_before_it(spaces: int) -> None:
+    transcript, before = Transcript(TWO), TWO.target_spelling.tokens(b"a" + b" " * spaces)
+    transcript.tell(before)
+    tokens = [*before, *TWO.target_spelling.tokens(b"he")]
+    assert transcript.tell(tokens) == Transcript(TWO).tell(tokens)
+
+
 def test_marks_are_read_as_the_draft_models_own() -> None:
     tokens = [START, *TWO.target_spelling.tokens(b"the cat"), STOP, END, ODD]
     ids = Transcript(TWO).tell(tokens)

@@ -15,7 +15,7 @@ from paceline.text.vocabulary import Vocabulary, byte_alphabet
 PASSAGE = b"the cat sat on the mat, then the hat ran at a rat; hens heat ten teas. "
 WORDS = r" ?[a-z]+| ?[^\sa-z]+|\s+(?!\S)|\s+"
 TARGET_WORDS = ("th", "he", "at", "the", " the", "en", ", ", "cat", " s", "ten", " ten", "ea", "hea")
-DRAFT_WORDS = ("at", "he", " he", "the", " c", " cat", "an", "te", "ten", " s", "hat", "mat", " r")
+DRAFT_WORDS = ("at", "he", " he", "the", " c", " cat", "an", "te", "ten", " s", "hat", "mat", "  ", "   ")
 
 
 def tokenizer(

@@ -1,13 +1,14 @@
 """Which drafter a draft model gets: by what its tokenizer shares with the target's."""
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from paceline.drafters.model.drafter import ModelDrafter
 from paceline.drafters.model.text import TextDrafter
 from paceline.drafters.model.words import Dictionary, SharedWords
 from paceline.errors import DrafterMismatch
-from paceline.types import Drafter, Target
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq, Target
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
@@ -48,11 +49,39 @@ def drafter_for(
     share = overlap(dictionary)
     if vocab == "intersection" and not dictionary.shared:
         raise DrafterMismatch("the two tokenizers share no token: use draft_vocab='text'")
-    if vocab == "intersection" or (vocab == "auto" and share >= ENOUGH):
-        log.info("the draft model has another tokenizer: by tokens (%.0f%% shared)", 100 * share)
-        return ModelDrafter(model, target_size, words=SharedWords(dictionary, target_size))
-    log.info("the draft model has another tokenizer: by text (%.0f%% shared)", 100 * share)
-    return TextDrafter(model, dictionary)
+    log.info("the draft model has another tokenizer: %.0f%% of the target's tokens are shared", 100 * share)
+    by_text = TextDrafter(model, dictionary)
+    if vocab == "text" or (vocab == "auto" and share < ENOUGH):
+        return by_text
+    by_tokens = ModelDrafter(model, target_size, words=SharedWords(dictionary, target_size))
+    return by_tokens if vocab == "intersection" else EitherWay(by_text, by_tokens)
+
+
+class EitherWay(Drafter):
+    """Greedy requests are guessed for by text; where the noise that is shared counts, by tokens."""
+
+    name = "model"
+
+    def __init__(self, by_text: Drafter, by_tokens: Drafter) -> None:
+        self.by_text = by_text
+        self.by_tokens = by_tokens
+
+    def way(self, seq: Seq) -> Drafter:
+        return self.by_text if seq.params.temperature == 0 else self.by_tokens
+
+    def begin(self, seq: Seq) -> None:
+        self.way(seq).begin(seq)
+
+    def end(self, seq: Seq) -> None:
+        self.way(seq).end(seq)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        drafts = [NO_DRAFT] * len(asks)
+        for way in (self.by_text, self.by_tokens):
+            mine = [i for i, ask in enumerate(asks) if self.way(ask.seq) is way]
+            for i, draft in zip(mine, way.draft([asks[i] for i in mine]), strict=True):
+                drafts[i] = draft
+        return drafts
 
 
 def overlap(dictionary: Dictionary) -> float:
