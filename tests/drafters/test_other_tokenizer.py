@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, TARGET_WORDS, Reader, pair, tokenizer
+from two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
@@ -273,11 +273,8 @@ def test_the_way_is_chosen_by_what_is_shared() -> None:
     model = Reader(TWO.draft)
     strange = tokenizer((), ("<a>",), b"abcde"), tokenizer((), ("<b>",), b"fghij")
     assert isinstance(drafter_for(model, *strange, 6), TextDrafter)
-    assert overlap(TWO) < 0.95
-    assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB), TextDrafter)
-    near = tokenizer(TARGET_WORDS, ("<eos>",))
-    assert overlap(Dictionary(near, TWO.target)) == 1
-    assert isinstance(drafter_for(model, near, TWO.target, VOCAB), EitherWay)
+    assert 0.95 < overlap(TWO) < 1
+    assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB), EitherWay)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "intersection"), ModelDrafter)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "text"), TextDrafter)
     assert isinstance(drafter_for(model, TWO.target, TWO.target, VOCAB, "text"), ModelDrafter)
