@@ -19,7 +19,7 @@ from paceline.drafters.relay import Relay
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch
-from paceline.sampling import History, law
+from paceline.sampling import Doubles, History, law
 from paceline.testing import ToyCursor
 from paceline.types import Ask, Draft, Drafter, Feed, Scores, Seq
 
@@ -211,7 +211,7 @@ def test_only_what_is_legal_is_guessed(way: str, accept: Accept) -> None:
     ahead = PASSAGE[20:44]
     for wanted in (ahead, b" the hens", "é漢".encode(), ahead[:9] + b"!" + ahead):
         seq = a_seq(temperature=0.8, spec=spec(accept))
-        cursor = only(lambda text, wanted=wanted: wanted.startswith(text))
+        cursor = only(wanted.startswith)
         relay = Relay([WAYS[way](Reader(TWO.draft))])
         relay.begin(seq)
         (draft,) = relay.draft([Ask(seq, 6, (), cursor)])
@@ -256,8 +256,9 @@ def test_the_last_token_may_be_unfinished_and_the_end_is_a_mark() -> None:
         start = len(Transcript(TWO).tell(seq.tokens))
         drafter = by_text(model)
 
-        def logits(text: Sequence[int], plan: list[int] = plan, start: int = start) -> np.ndarray:
-            return np.eye(TWO.draft.vocab_size)[plan[min(len(text) - start, len(plan) - 1)]]
+        def logits(text: Sequence[int], plan: list[int] = plan, start: int = start) -> Doubles:
+            said = plan[min(len(text) - start, len(plan) - 1)]
+            return np.asarray(np.arange(TWO.draft.vocab_size) == said, float)
 
         model.logits = logits  # type: ignore[method-assign]
         drafter.begin(seq)

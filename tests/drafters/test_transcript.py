@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 from two_tokenizers import PASSAGE, pair
 
 from paceline.drafters.model.spelling import Spelling, without_cut_letter
 from paceline.drafters.model.transcript import REACH, Transcript, common
 from paceline.drafters.model.words import Dictionary
 from paceline.text import Tokenizer
+from paceline.text.vocabulary import Vocabulary
 
 TWO = pair()
 END, START, STOP, ODD = (TWO.target.vocab_size - 4 + i for i in range(4))
@@ -107,6 +110,28 @@ def test_a_tokenizer_without_bytes_says_what_it_can() -> None:
     said = few.spelling.tokens("the cat sat\u00e9 at".encode())
     assert told(few, said) == b"the cat sat at"
     assert said[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
+
+
+@given(st.text("the cat\u00e9", max_size=12))
+def test_a_tokenizer_that_puts_a_space_before_a_text(text: str) -> None:
+    """In the manner of Llama 2, which reads a text in the middle of another without that space."""
+    names = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"theca", "th", "the", "\u2581the"]
+    merges = [("t", "h"), ("th", "e"), ("\u2581", "the")]
+    vocab = {name: i for i, name in enumerate(names)}
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+    none = frozenset[int]()
+    spelling = Spelling(
+        Tokenizer(
+            Vocabulary(backend, "sentencepiece", len(names), none, none, None, False, none, True, {}, {})
+        )
+    )
+    said = b"".join(
+        names[t].replace("\u2581", " ").encode() for t in spelling.tokens(text.encode()) if t > 255
+    )
+    assert said == text.replace("\u00e9", "").encode()
+    assert spelling.tokens(b"the") == [vocab["the"]]
+    assert spelling.tokens(b" the") == [vocab["\u2581the"]]
 
 
 @given(st.text(max_size=4), st.integers(0, 3))

@@ -41,7 +41,7 @@ class Spelling:
     def _exact(self, text: str) -> Iterator[tuple[bytes, list[int]]]:
         """Pieces of the text, mostly one, and their tokens."""
         data = text.encode(errors="surrogateescape")
-        if len(data) > 1:
+        if not "\udc80" <= text <= "\udcff":
             ids = self._encode(text)
             if b"".join(map(self._tokenizer.piece, ids)) == data:
                 yield data, ids
