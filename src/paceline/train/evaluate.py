@@ -56,7 +56,7 @@ class Acceptance:
 
 def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
     """Held-out answers of greedy decoding, the first `max_len` tokens of each with its prompt."""
-    texts = []
+    texts: list[Recorded] = []
     for i in answers.usable("held out", max_len):
         if not answers.sampled[i] and len(texts) < most:
             text = answers.tokens[answers.offsets[i] : answers.offsets[i + 1]][:max_len].tolist()
