@@ -6,14 +6,26 @@ Where the output has a grammar, it guesses and draws only among the tokens that 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from paceline.drafters.legal import unsure
 from paceline.errors import CacheFull, ConstraintError
-from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
+from paceline.sampling import (
+    CHOICE,
+    DRAFT,
+    Doubles,
+    Floats,
+    History,
+    Key,
+    Law,
+    greedy,
+    law,
+    noise_key,
+    ranked,
+)
 from paceline.types import NO_DRAFT, Ask, Bits, Cursor, Draft, Drafter, Feed, Seq, Target
 
 
@@ -30,7 +42,8 @@ class _Growing:
     tip: int = -1  # the chain's last node
     depth: int = 0
     at: Cursor | None = None  # stands after the chain so far
-    ended: bool = False  # nothing follows, or others are certain of what does
+    chance: float = 1.0  # that the whole chain so far is right, by what our model says
+    ended: bool = False  # nothing follows, others are certain of what does, or more is not worth a pass
 
     @property
     def full(self) -> bool:
@@ -39,15 +52,23 @@ class _Growing:
     def follow(self, token: int) -> None:
         """Moves behind the new tip. Whether the chain ends there hangs on no later draw, so q stays right."""
         if self.at is not None:
-            self.ended = not self.at.advance(token) or self.at.finished
+            self.ended = self.ended or not self.at.advance(token) or self.at.finished
             self.ended = self.ended or (self.ask.certain > 0 and bool(self.at.forced()))
 
 
 class ModelDrafter(Drafter):
-    name = "model"
-
-    def __init__(self, model: Target, target_vocab: int, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self,
+        model: Target,
+        target_vocab: int,
+        prefill_chunk: int = 256,
+        cost: float = 0.0,
+        name: str = "model",
+    ) -> None:
+        """cost: of a pass, as a share of the target's; a chain less likely than that grows no further."""
+        self.name = name
         self._model = model
+        self._cost = cost
         self._vocab = target_vocab
         self._chunk = prefill_chunk
         self._allowed: Bits = np.zeros((target_vocab + 31) // 32, np.uint32)
@@ -78,7 +99,19 @@ class ModelDrafter(Drafter):
         return [done.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _start(self, ask: Ask) -> _Growing | None:
-        """Brings the mirror to the committed text, keeping the rows that are still right."""
+        mirror = self._mirrored(ask)
+        if mirror is None:
+            return None
+        too_long = len(mirror.tokens) + ask.budget >= self._model.max_context
+        if too_long or max(mirror.pending) >= self._model.vocab_size:
+            return None
+        if ask.cursor is None:
+            return _Growing(ask, mirror, depth=len(ask.after))
+        at = ask.cursor.fork()
+        return _Growing(ask, mirror, depth=len(ask.after), at=at, ended=at.finished)
+
+    def _mirrored(self, ask: Ask) -> Seq | None:
+        """The sequence as our model sees it, with the rows that are still right."""
         mirror = self._mirrors.get(ask.seq.id)
         if mirror is None:
             return None
@@ -88,13 +121,7 @@ class ModelDrafter(Drafter):
             self._model.keep(mirror.id, same)
             mirror.computed = same
         mirror.tokens[:] = text
-        too_long = len(text) + ask.budget >= self._model.max_context
-        if too_long or max(mirror.pending) >= self._model.vocab_size:
-            return None
-        if ask.cursor is None:
-            return _Growing(ask, mirror, depth=len(ask.after))
-        at = ask.cursor.fork()
-        return _Growing(ask, mirror, depth=len(ask.after), at=at, ended=at.finished)
+        return mirror
 
     def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
         """Feeds all that is pending; the row after each sequence's last token."""
@@ -136,6 +163,9 @@ class ModelDrafter(Drafter):
         g.scores.extend(unsure(of.probability(token)) for token in found)
         g.q.extend(laws)
         g.depth += 1
+        if self._cost:
+            g.chance *= _sureness(of, row, seq, history, mask, found[0])
+            g.ended = g.chance < self._cost  # this guess stays whatever it says, so q stays right
         g.follow(found[0])
         g.ended = g.ended or found[0] >= self._model.vocab_size  # a mask may leave nothing that we can read
         if not g.full:
@@ -157,6 +187,13 @@ class ModelDrafter(Drafter):
         q = torch.from_numpy(np.stack(g.q)) if g.q else None
         parents = tuple(g.parents) if g.ask.seq.spec.tree_width > 1 else None
         return Draft(tuple(g.tokens), parents, (self.name,) * len(g.tokens), tuple(g.scores), q)
+
+
+def _sureness(of: Law, row: Floats, seq: Seq, history: History, mask: Bits | None, token: int) -> float:
+    """The probability of a token; where decoding is greedy, what it would have at temperature 1."""
+    if seq.params.temperature == 0:
+        of = law(row, replace(seq.params, temperature=1.0), history, mask)
+    return of.probability(token)
 
 
 def _needs_q(seq: Seq) -> bool:
