@@ -12,7 +12,7 @@ from paceline import models
 from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
-from paceline.drafters import model_free
+from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.drafters.model import ModelDrafter, SelfDrafter
 from paceline.drafters.model.chosen import layers_for
 from paceline.drafters.model.sample import SAMPLES
@@ -25,7 +25,6 @@ from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
-OWN: Final = ("self", "quantized")  # drafters made of the model itself, if the spec names them
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
@@ -66,13 +65,13 @@ class LLM:
         extra = (*(drafter.name for drafter in drafters), *(("model",) if draft_model else ()))
         self._choosing = spec is None
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
-        self._check(self.spec, {*self.drafters, *extra, *OWN})
+        self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
         self.target = load_target(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, config)
         for name in self.spec.drafters:
-            if name in OWN and name not in self.drafters:
+            if name in OF_THE_TARGET and name not in self.drafters:
                 self.drafters[name] = self._own(name, path, config)
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
         self.cost = cost_table(self.target)

@@ -179,6 +179,7 @@ class Round:
     finish: Finish | None = None
     error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    guessed: int = 0  # nodes that drafters made, before any was cut
 
     @property
     def sources(self) -> tuple[str, ...]:

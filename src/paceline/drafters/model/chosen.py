@@ -47,7 +47,7 @@ def layers_for(
     """Those that are known, else those found now."""
     found = known_layers(target, fingerprint)
     if found is None:
-        log.info("self: looking for layers to leave out, once for this model")
+        log.warning("self: looking for layers to leave out, once for this model; this takes some seconds")
         found = find_layers(target, fingerprint, texts(), _log_progress)
     log.info(
         "self: guesses run %d of %d layers and agree %.0f %% of the time; at best %.2f times plain speed",
