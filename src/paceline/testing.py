@@ -71,7 +71,7 @@ class ToyTarget:
             assert len(held) <= start <= len(held) + len(sketched), f"{feed.seq_id}: sketched out of place"
             self._sketched[feed.seq_id] = [*sketched[: start - len(held)], *feed.tokens]
             text = [*held, *self._sketched[feed.seq_id]]
-            rows.append(self.logits(text, self._blur + 0.3 * (self.layers - len(layers))))
+            rows.append(self._blurred(text, self._blur + 0.3 * (self.layers - len(layers))))
         logits = torch.from_numpy(np.array(rows, np.float32))
         return Scores(logits, tuple(range(len(feeds))))
 
@@ -88,9 +88,11 @@ class ToyTarget:
         self._loose.pop(seq_id, None)
         self._sketched.pop(seq_id, None)
 
-    def logits(self, text: Sequence[int], blur: float | None = None) -> Doubles:
-        """What follows this text, as a pure function. blur: another than the target's own."""
-        blur = self._blur if blur is None else blur
+    def logits(self, text: Sequence[int]) -> Doubles:
+        """What follows this text, as a pure function."""
+        return self._blurred(text, self._blur)
+
+    def _blurred(self, text: Sequence[int], blur: float) -> Doubles:
         place = 0
         for token in text[-self._memory :]:
             place = (place * 1_000_003 + token + 1) % (1 << 40)

@@ -18,6 +18,7 @@ from row_checks import check_chain, check_tree, story
 from torch_cases import open_with, random_tree, some_tokens
 
 from paceline.target.native import library, packed, rows
+from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 
 
@@ -46,7 +47,7 @@ def products(path: str) -> None:
     floats = random.standard_normal((35, 96), np.float32)
     floats[0] = 0
     floats[1, 3:6] = np.nan, np.inf, -np.inf
-    pack(lib, packed_cases.TO_FOUR_BITS, floats.view(np.uint8))[0].unpacked(lib)
+    pack(lib, TO_FOUR_BITS, floats.view(np.uint8))[0].unpacked(lib)
     (matrix,) = pack(lib, "F32", floats.view(np.uint8))
     matrix.times(lib, random.standard_normal((3, 96), np.float32) * np.float32(1e30))
     matrix.times(lib, np.zeros((2, 96), np.float32))
