@@ -246,7 +246,7 @@ def test_residual_rules_keep_the_law_through_the_engine(
         while engine.busy:
             nodes = max(nodes, *(len(r.draft) for r in engine.step()))
         counts[tuple(seq.output[:3])] += 1
-    assert nodes == 4 if make is another_model else 2 <= nodes  # which is not stopped by its doubts
+    assert nodes == 4 if make is another_model else nodes >= 2  # which is not stopped by its doubts
     after = [_softmax(target.logits([a])) for a in range(vocab)]
     want = n * np.einsum("a,ab,bc->abc", after[1], np.array(after), np.array(after))
     big = want > 5
