@@ -3,6 +3,7 @@
 python -m bench                      both models, every workload, within half an hour
 python -m bench own [--write]        paceline's own figures: the agent workflow, overhead, memory
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
+python -m bench guesses              lists of drafters: tokens per pass and time per token, as they learn
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
 python -m bench schemas              every recorded schema: accepted, followed, equal with guessing
@@ -12,11 +13,12 @@ python -m bench soak                 a running server under good, bad and broken
 
 import sys
 
-from bench import cli, divergence, passes, run, schemas, serve, soak, tools
+from bench import cli, divergence, guesses, passes, run, schemas, serve, soak, tools
 
 COMMANDS = {
     "own": run.main,
     "passes": passes.main,
+    "guesses": guesses.main,
     "divergence": divergence.main,
     "tools": tools.main,
     "schemas": schemas.main,

@@ -112,10 +112,12 @@ LISTS = [
     ("ngram",),
     ("suffix",),
     ("prediction",),
+    ("recycle",),
     ("model",),
     ("self",),
     ("wild",),
     ("suffix", "ngram"),
+    ("suffix", "recycle"),
     ("prediction", "suffix", "model"),
     ("suffix", "self"),
 ]
@@ -191,6 +193,18 @@ def test_adaptive_length_changes_speed_not_text() -> None:
     fast, rounds = run(SpecConfig(("model",)), params, 3, controller=Rate())
     assert fast == plain
     assert any(len(r.draft) for r in rounds)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_recycled_trees_change_speed_not_text(width: int, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=6, max_tokens=LENGTH)
+    plain, plain_rounds = run(PLAIN, params, 4)
+    spec = SpecConfig(("recycle",), 12, width)
+    fast, rounds = run(spec, params, 4)
+    assert fast == plain
+    assert passes(rounds) < passes(plain_rounds)
+    assert run(spec, params, 4, controller=Rate())[0] == plain
 
 
 @settings(max_examples=60, deadline=None)

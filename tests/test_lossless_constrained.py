@@ -50,6 +50,7 @@ LISTS = [
     ("wild",),
     ("grammar", "suffix"),
     ("grammar", "model"),
+    ("grammar", "recycle"),
     ("grammar", "wild"),
     ("grammar", "suffix", "ngram"),
     ("wild", "grammar"),

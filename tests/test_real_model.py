@@ -41,7 +41,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 def test_speculative_text_is_plain_text(llm: LLM, sampling: str, width: int) -> None:
     options: dict[str, Any] = {"seed": 7, "max_tokens": TOKENS, "ignore_eos": True, **SAMPLINGS[sampling]}
     plain = llm.generate(PROMPT, spec=PLAIN, tenant="plain", **options)
-    for drafters in (("suffix",), ("ngram",), ("suffix", "ngram")):
+    for drafters in (("suffix",), ("ngram",), ("recycle",), ("suffix", "ngram")):
         spec = SpecConfig(drafters, tree_width=width, adaptive=False)
         fast = llm.generate(PROMPT, spec=spec, tenant="+".join(drafters), **options)
         assert fast.token_ids == plain.token_ids

@@ -1,7 +1,7 @@
 """paceline. A mode names its drafters: plain, or for instance suffix+ngram.
 
 With "learned" among them, what other conversations of a user said is remembered, as it is in use; what is
-measured is not, and the KV cache forgets everything between two prompts.
+measured is not, and the KV cache forgets everything between two prompts. With "wide" they guess in trees.
 """
 
 from itertools import count
@@ -17,6 +17,8 @@ from paceline.types import Draft, Feed, Round, Seq
 
 ROWS: Final = 16
 LEARNED: Final = "learned"
+WIDE: Final = "wide"
+TREE: Final = (16, 4)  # most guesses in all, and after one token
 PLAIN: Final = SpecConfig(("none",), max_draft=0)
 
 
@@ -31,10 +33,11 @@ class Paceline:
     def load(self, load: Load) -> str:
         config = EngineConfig(device="cpu", threads=load.threads, dtype=load.settings.get("dtype", "auto"))
         self._llm = LLM(load.model, config=config)
-        *drafters, last = load.mode.split("+")
-        self._learned = last == LEARNED
-        drafters += [] if self._learned else [last]
-        self._spec = PLAIN if load.mode == "plain" else SpecConfig(tuple(drafters))
+        parts = load.mode.split("+")
+        self._learned = LEARNED in parts
+        drafters = tuple(part for part in parts if part not in (LEARNED, WIDE))
+        guessing = SpecConfig(drafters, *TREE) if WIDE in parts else SpecConfig(drafters)
+        self._spec = PLAIN if load.mode == "plain" else guessing
         return paceline.__version__
 
     def generate(self, ask: Ask) -> Answer:

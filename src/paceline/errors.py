@@ -21,6 +21,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ BadBody                   a request's body is not JSON as the server takes it
  │   └─ BodyTooLarge
  ├─ StoreError                the trace store cannot be opened, read or written
+ ├─ DataError                 a file of conversations or answers to train on cannot be read
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
@@ -111,6 +112,10 @@ class BodyTooLarge(BadBody):
 
 
 class StoreError(PacelineError):
+    pass
+
+
+class DataError(PacelineError):
     pass
 
 

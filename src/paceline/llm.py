@@ -13,13 +13,13 @@ from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
-from paceline.drafters.model import ModelDrafter, SelfDrafter
+from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.model.chosen import layers_for
 from paceline.drafters.model.sample import SAMPLES
 from paceline.drafters.model.search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import DrafterMismatch, SettingError
+from paceline.errors import SettingError
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
@@ -43,6 +43,8 @@ class LLM:
 
     `self` and `quantized` are made only if the spec given here names them.
     Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
+    draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
+    or writes text (text), or whichever suits the two and the request (auto).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class LLM:
         model: str = models.DEFAULT_MODEL,
         *,
         draft_model: str | None = None,
+        draft_vocab: DraftVocab = "auto",
         drafters: Sequence[Drafter] = (),
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
@@ -59,6 +62,9 @@ class LLM:
         for drafter in drafters:
             if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
                 raise SettingError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
+        if draft_vocab not in DRAFT_VOCABS:
+            known = ", ".join(DRAFT_VOCABS)
+            raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
         path = models.resolve(model)
         self.name = model
         self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
@@ -69,7 +75,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(path)
         self.target = load_target(path, config)
         if draft_model is not None:
-            self.drafters["model"] = self._draft_model(draft_model, config)
+            self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
         for name in self.spec.drafters:
             if name in OF_THE_TARGET and name not in self.drafters:
                 self.drafters[name] = self._own(name, path, config)
@@ -80,15 +86,10 @@ class LLM:
         controller = Rate(self.cost or None)
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
 
-    def _draft_model(self, name: str, config: EngineConfig) -> Drafter:
+    def _draft_model(self, name: str, vocab: DraftVocab, config: EngineConfig) -> Drafter:
         path = models.resolve(name)
-        theirs = Tokenizer.load(path)
-        if theirs.fingerprint != self.tokenizer.fingerprint:
-            raise DrafterMismatch(
-                f"{name} cannot draft for {self.name}: their tokenizers differ "
-                f"({theirs.vocab_size} and {self.tokenizer.vocab_size} tokens): use a model of its family"
-            )
-        return ModelDrafter(load_target(path, config), self.target.vocab_size)
+        model, tokenizer = load_target(path, config), Tokenizer.load(path)
+        return drafter_for(model, tokenizer, self.tokenizer, self.target.vocab_size, vocab)
 
     def _own(self, name: str, path: Path, config: EngineConfig) -> Drafter:
         """A drafter made of the model itself; only for those who name it, since it takes time or memory."""

@@ -18,7 +18,7 @@ class ToyTarget:
 
     It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
     stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model; so
-    does each layer that a sketch leaves out.
+    does each layer that a sketch leaves out. What layer n leaves of a row is n + 1 times the row's logits.
     """
 
     layers = 4
@@ -46,21 +46,23 @@ class ToyTarget:
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         self.passes += 1
         rows: list[Doubles] = []
-        starts = []
+        inner: list[Doubles] = []
+        starts, first_rows = [], []
         for feed in feeds:
             starts.append(len(rows))
+            first_rows.append(len(inner))
             before = self._checked(feed)
             self._sketched.pop(feed.seq_id, None)
             text = [*before, *feed.tokens]
+            after = [[*text, *self._guesses(feed.draft, i)] for i in range(len(feed.draft))]
             if feed.scored:
-                rows.append(self.logits(text))
-                rows.extend(
-                    self.logits([*text, *self._guesses(feed.draft, i)]) for i in range(len(feed.draft))
-                )
+                rows.extend(self.logits(t) for t in (text, *after))
+            if taps:
+                fed = (text[: len(before) + i + 1] for i in range(len(feed.tokens)))
+                inner.extend(self.logits(t) for t in (*fed, *after))
             self._loose[feed.seq_id] = (list(feed.tokens), feed.draft)
-        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
-        hidden = {tap: torch.from_numpy(logits) for tap in taps}
-        return Scores(torch.from_numpy(logits), tuple(starts), hidden)
+        hidden = {tap: self._tensor(inner) * (tap + 1) for tap in taps}
+        return Scores(self._tensor(rows), tuple(starts), tuple(first_rows), hidden)
 
     def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         rows = []
@@ -101,6 +103,9 @@ class ToyTarget:
         if blur:
             own = own + blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
         return own * 1.5
+
+    def _tensor(self, rows: Sequence[Doubles]) -> torch.Tensor:
+        return torch.from_numpy(np.array(rows, np.float32).reshape(len(rows), self.vocab_size))
 
     def _guesses(self, draft: Draft, node: int) -> list[int]:
         return [draft.tokens[i] for i in draft.path(node)]

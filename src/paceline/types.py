@@ -81,7 +81,7 @@ class Draft:
     sources: tuple[str, ...] = ()  # who guessed each node
     scores: tuple[float, ...] = ()  # how sure of each node, given its parent; 1: it is certain; () if unknown
     q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
-    refused: int = 0  # guesses left out because the grammar of the output cannot take them
+    refused: tuple[str, ...] = ()  # who made each guess that the grammar of the output cannot take
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -150,6 +150,7 @@ class Verdict:
 
     path: tuple[int, ...]
     token: int
+    draft: Draft = NO_DRAFT  # what was judged, for drafters that learn from what was refused too
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class Round:
     error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
     guessed: int = 0  # nodes that drafters made, before any was cut
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # of draft_us, what each drafter took
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -202,21 +204,30 @@ class Feed:
 class Scores:
     """Row starts[i] is what follows feed i's last token, then one row per node of its draft.
 
-    A feed that is not scored has no rows.
+    A feed that is not scored has no such rows. Hidden states there are for every row of the pass: from row
+    rows[i] on for the tokens of feed i, scored or not, then for the nodes of its draft.
     """
 
-    logits: "Tensor"  # [rows, vocab] float32
+    logits: "Tensor"  # [scored rows, vocab] float32
     starts: tuple[int, ...]
-    hidden: Mapping[int, "Tensor"] = field(
-        default_factory=dict
-    )  # layer -> [rows, width], for the taps asked for
+    rows: tuple[int, ...] = ()
+    hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # layer asked for -> [rows, width] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a pass that stay in the target's cache, as some of its layers left them."""
+
+    seq: Seq
+    start: int  # position of the first row
+    hidden: Mapping[int, "Tensor"]  # layer -> [rows, width] float32: its output, after its residual additions
 
 
 class Drafter(Protocol):
     """Guesses. Subclass it to inherit the no-ops; `draft` is the one method to write."""
 
     name: str
-    taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to see in observe()
+    taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to read
     takes_turns: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
@@ -227,6 +238,15 @@ class Drafter(Protocol):
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         """Verdicts were committed: seqs[i].tokens already ends with what verdicts[i] says."""
+        return
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        """A pass was committed; not called without taps.
+
+        Each position is seen once, in order, pieces of prompts included, guesses that were refused not. Those
+        that the target found in its cache are never computed, so they are never seen. The tensors are lent:
+        they hold on to the whole pass, so copy what is to stay.
+        """
         return
 
     def end(self, seq: Seq) -> None:

@@ -22,8 +22,9 @@ def url(tmp_path: Path) -> str:
     with closing(Store.open(path)) as store:
         for i, model in enumerate(["small", "small", "large"]):
             record = RequestRecord(
-                f"chatcmpl-{i}", NOW + 86400 * i, model, route=f"route{i}", output_tokens=30, passes=10
-            )
+                f"chatcmpl-{i}", NOW + 86400 * i, model, route=f"route{i}", output_tokens=30, passes=10,
+                metadata={"run": f"r{i}"},
+            )  # fmt: skip
             rounds = [
                 RoundRecord(record.id, n, 7 + 3 * n, 8, 4, 2, 3, 1, 5, 31, 20_456, (("suffix", 4),))
                 for n in range(10)
@@ -62,6 +63,7 @@ def test_ls_filters_and_pages(capsys: Capture, url: str) -> None:
 
 def test_show_prints_the_rounds(capsys: Capture, url: str) -> None:
     code, out, _ = run(capsys, "trace", "show", "chatcmpl-1", "--store", url)
+    assert 'metadata           {"run": "r1"}' in out
     assert code == 0
     assert out.count("suffix:4") == 10
     assert "20456 µs" in out

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.relay import Relay
-from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Scores, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Scores, Seen, Seq, Verdict
 
 
 class Knows(Drafter):
@@ -24,6 +24,10 @@ class Knows(Drafter):
 
     def begin(self, seq: Seq) -> None:
         self.heard.append("begin")
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        assert self.taps, "shown to one who has no taps"
+        self.heard.append("read")
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         self.heard.append("observe")
@@ -55,6 +59,12 @@ def test_all_of_them_hear_everything() -> None:
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
     assert [member.heard for member in members] == [["begin", "observe", "end"]] * 2
+
+
+def test_those_who_have_taps_read() -> None:
+    members = [Knows("one", taps=(1,)), Knows("two"), Knows("three", taps=(2,))]
+    Relay([members[0], Relay(members[1:])]).read([Seen(Seq("a", [1], 1), 0, {})])
+    assert [member.heard for member in members] == [["read"], [], ["read"]]
 
 
 def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:

@@ -246,5 +246,5 @@ def test_what_the_grammar_refuses_is_counted() -> None:
     cursor = ToyCursor(lambda tokens: {1, 2} if len(tokens) < 6 else set())
     draft = guess([always(1, 2, 9, 1)], cursor)
     assert draft.tokens == (1, 2)
-    assert draft.refused == 2
-    assert draft.first(1).refused == 2
+    assert draft.refused == (always().name,) * 2
+    assert draft.first(1).refused == draft.refused

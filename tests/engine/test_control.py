@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from paceline.config import SpecConfig
 from paceline.engine.control import CostCurve, Rate
+from paceline.target.cost import CostTable
 from paceline.types import Draft, Round, Seq
 
 
@@ -173,3 +176,17 @@ def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> N
     for _ in range(20):
         rate.learn([timed_round(8, 800)])
     assert rate.plan([seq()], 1) == [8]
+
+
+@pytest.mark.parametrize("spell", [1, 2, 5, 8])  # passes
+def test_a_slow_spell_of_the_machine_is_forgotten(spell: int) -> None:
+    """While it lasts, the lengths it hits look dear; afterwards the best one is found again."""
+    table = CostTable({256: {1: 5.3, 2: 5.6, 4: 6.6, 8: 10.0, 16: 20.0}})
+    rate = Rate(table)
+    for i in range(300):
+        drafted = min(8, 1 + i // 8)
+        kept = rate.trim([seq()], [sure(*[0.97] * drafted)], 1)[0]
+        us = 1000 * table(1 + kept, 256) * (4 if 100 <= i < 100 + spell else 1)
+        rate.learn([replace(scored_round((0.97,) * kept, kept), target_us=int(us))])
+    speeds = [(1 + k) / table(1 + k, 256) for k in range(9)]
+    assert speeds[kept] > 0.98 * max(speeds)

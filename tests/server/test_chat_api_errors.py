@@ -12,6 +12,17 @@ pytestmark = pytest.mark.model
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
+UNKNOWN = {"type": "object", "properties": {"a": {"type": "string", "format": "hue"}}}
+
+
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def schema(given: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": given}}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"colour": "red"}}, "colour"),
     ({"temperature": -0.5}, "temperature"),
@@ -29,11 +40,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
     ({"store": True}, "store"),
     ({"service_tier": "flex"}, "service_tier"),
-    ({"modalities": ["audio"]}, "modalities.0"),
+    ({"modalities": ["audio"]}, "modalities[0]"),
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "xml"}}, "response_format"),
@@ -47,7 +58,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"extra_body": {"speculative_config": {"acceptance_threshold": 2}}},
         "speculative_config.acceptance_threshold",
     ),
+    ({"extra_body": {"speculative_config": {"drafters": ["gpt"]}}}, "speculative_config.drafters"),
+    (
+        {"extra_body": {"speculative_config": {"accept": "block", "tree_width": 2}}},
+        "speculative_config.tree_width",
+    ),
     ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
+    ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs.regex"),
+    ({"extra_body": {"structured_outputs": {"grammar": "start: ("}}}, "structured_outputs.grammar"),
+    ({"extra_body": {"structured_outputs": {"choice": [""]}}}, "structured_outputs.choice"),
+    ({"extra_body": {"structured_outputs": {"json": UNKNOWN}}}, "structured_outputs.json"),
+    ({"response_format": schema(UNKNOWN)}, "response_format.json_schema.schema"),
+    ({"response_format": schema(5)}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"tools": [TOOL, tool("g", UNKNOWN)]}, "tools[1].function.parameters"),
+    ({"tools": [TOOL, tool("g", {"type": "string"})]}, "tools[1].function.parameters"),
+    ({"tools": [TOOL, tool("", {})]}, "tools[1]"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL], "response_format": schema(UNKNOWN)}, "response_format.json_schema.schema"),
+    ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content[0]"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
 ]
 
 

@@ -205,18 +205,24 @@ def test_tenants_are_as_written_down() -> None:
     of_key = sha256(b"tenant:" + a.hash.encode()).hexdigest()[:16]
     assert tenant(a, "u") == sha256(f"{of_key}user:u".encode()).hexdigest()
     assert tenant(a, None) == sha256(of_key.encode()).hexdigest()
+    assert tenant(a, "u", "c") == sha256(f"{of_key}cache:c".encode()).hexdigest()
 
 
-@given(
-    st.tuples(st.integers(-1, 2), st.none() | st.text()), st.tuples(st.integers(-1, 2), st.none() | st.text())
-)
-def test_tenants_are_the_same_only_for_the_same_key_and_user(
-    one: tuple[int, str | None], other: tuple[int, str | None]
-) -> None:
-    def of(who: tuple[int, str | None]) -> str:
-        return tenant(THREE.keys[who[0]] if who[0] >= 0 else None, who[1])
+Who = tuple[int, str | None, str | None]  # API key, user, cache key
+names = st.none() | st.sampled_from(["", "u", "user:u", "cache:u"]) | st.text()
+whos = st.tuples(st.integers(-1, 2), names, names)
 
-    assert (of(one) == of(other)) == (one == other)
+
+@given(whos, whos)
+def test_tenants_are_the_same_only_for_the_same_key_and_cache_key_or_user(one: Who, other: Who) -> None:
+    def of(who: Who) -> str:
+        return tenant(THREE.keys[who[0]] if who[0] >= 0 else None, *who[1:])
+
+    def part(who: Who) -> tuple[int, str | None, str | None]:
+        key, user, cache_key = who
+        return key, user if cache_key is None else None, cache_key
+
+    assert (of(one) == of(other)) == (part(one) == part(other))
     assert set(of(one)) <= set("0123456789abcdef")
 
 

@@ -1,99 +1,19 @@
+"""What is counted, and under which names and labels."""
+
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from itertools import permutations
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from metric_cases import run, samples, some_metrics, total, value
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
-from paceline.engine.control import Fixed
-from paceline.engine.engine import Engine
 from paceline.server import metrics as module
 from paceline.server.metrics import Finished, Metrics
-from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import ROOT, Ask, Draft, Drafter, Finish, Round, Seq, Sink
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.rounds: list[Round] = []
-
-    def round(self, r: Round) -> None:
-        self.rounds.append(r)
-
-    def finish(self, seq: Seq, reason: Finish) -> None:
-        return
-
-
-class Fork(Drafter):
-    """A tree: two guesses for the first place, one after each."""
-
-    name = "fork"
-
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [Draft((1, 2, 1, 2), (ROOT, ROOT, 0, 1)).first(ask.budget) for ask in asks]
-
-
-def some_metrics(routes: Sequence[str] = ("agents",), clock: Iterator[int] | None = None) -> Metrics:
-    ticks = clock or count()
-    drafters = [*model_free(), "fork"]
-    return Metrics(
-        "toy", drafters, lambda: 3, lambda: 2, lambda: 0.25, routes, clock=lambda: float(next(ticks))
-    )
-
-
-def samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = metrics.render()[0].decode()
-    return {
-        (s.name, frozenset(s.labels.items())): s.value
-        for family in text_string_to_metric_families(text)
-        for s in family.samples
-    }
-
-
-def value(metrics: Metrics, name: str, **labels: str) -> float:
-    if name.startswith("vllm:"):
-        labels["model_name"] = "toy"
-    return samples(metrics)[name, frozenset(labels.items())]
-
-
-def total(metrics: Metrics, name: str, **labels: str) -> float:
-    wanted = set(labels.items())
-    return sum(v for (n, ls), v in samples(metrics).items() if n == name and wanted <= ls)
-
-
-def only_digits(output: tuple[int, ...]) -> set[int] | None:
-    return {5} if len(output) % 4 else {1, 2, 3}
-
-
-def stop_at(seq: Seq) -> Callable[[int], bool]:
-    return lambda _: len(seq.output) == 24
-
-
-def run(metrics: Metrics) -> list[Round]:
-    """Outputs of all kinds in one batch: chains, trees, certain guesses, none, a stop within a draft."""
-    heard = Heard()
-    sinks: list[Sink] = [heard, metrics]
-    drafters = {**model_free(), "fork": Fork()}
-    engine = Engine(
-        ToyTarget(vocab_size=8, memory=1), drafters, Fixed(), sinks, EngineConfig(prefill_chunk=8)
-    )
-    lists = [("suffix", "ngram"), ("fork",), ("none",), ("grammar", "ngram")]
-    for i, names in enumerate(lists):
-        spec = SpecConfig(names, max_draft=20 if i == 0 else 4)
-        seq = Seq(f"s{i}", [1, 2, 3, 1, 2] * 4, 20, SamplingParams(max_tokens=40), spec)
-        seq.cursor = ToyCursor(only_digits) if names[0] == "grammar" else None
-        if i == 0:
-            seq.stopped_by = stop_at(seq)
-        metrics.route_of(seq.id, "agents" if i % 2 else "default")
-        engine.submit(seq)
-    while engine.busy:
-        engine.step()
-    return heard.rounds
+from paceline.types import Draft, Finish, Round, Seq
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +113,37 @@ def test_time_and_sizes_of_passes(ran: tuple[Metrics, list[Round]]) -> None:
     assert value(metrics, "vllm:inter_token_latency_seconds_count") == gaps
 
 
+def test_time_is_told_by_drafter(ran: tuple[Metrics, list[Round]]) -> None:
+    metrics, rounds = ran
+    for name in ("suffix", "ngram", "fork", "grammar"):
+        spent = sum(r.draft_us_by.get(name, 0) / r.batch for r in rounds) / 1e6
+        assert total(metrics, "paceline_draft_seconds_total", drafter=name) == pytest.approx(spent)
+    assert any(r.draft_us_by.get("suffix") for r in rounds)
+    assert all(sum(r.draft_us_by.values()) <= r.draft_us for r in rounds)
+
+
+def test_rounds_are_told_by_list_of_drafters(ran: tuple[Metrics, list[Round]]) -> None:
+    metrics, rounds = ran
+    for names in {r.drafters for r in rounds}:
+        wrote = [r for r in rounds if r.drafters == names and r.tokens]
+        label = "+".join(names)
+        assert total(metrics, "paceline_tokens_per_pass_count", drafter=label) == len(wrote)
+        plain = sum(not len(r.draft) for r in wrote)
+        assert total(metrics, "paceline_plain_rounds_total", drafter=label) == plain
+        assert total(metrics, "paceline_verify_seconds_total", drafter=label) > 0
+
+
+def test_lists_of_drafters_make_so_many_labels_and_no_more() -> None:
+    metrics = some_metrics()
+    lists = list(permutations(model_free(), 3))
+    assert len(lists) > module.MOST_LISTS
+    for i, names in enumerate(lists):
+        metrics.round(Round(f"s{i}", 0, names, Draft(), (), (1,), 0, 1, 1, 0, 5))
+    found = {labels for (n, labels) in samples(metrics) if n == "paceline_plain_rounds_total"}
+    assert len(found) == module.MOST_LISTS + 1
+    assert total(metrics, "paceline_plain_rounds_total", drafter="other") == len(lists) - module.MOST_LISTS
+
+
 def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
     metrics = some_metrics()
     for _ in range(3):
@@ -247,19 +198,19 @@ def test_a_gauge_that_cannot_be_read_spoils_no_other() -> None:
 def test_names_from_outside_make_no_labels() -> None:
     metrics = some_metrics()
     for i in range(50):
-        draft = Draft((1,), None, (f"drafter{i}",), refused=2)
+        draft = Draft((1,), None, (f"drafter{i}",), refused=(f"drafter{i}",) * 2)
         metrics.route_of(f"s{i}", f"route{i}")
         metrics.round(Round(f"s{i}", 0, (), draft, (0,), (1, 2), 1, 1, 2, 1, 1))
         metrics.refused(f"reason{i}")
     other = {"route": "other", "drafter": "other"}
     assert value(metrics, "paceline_drafted_total", **other, position="0") == 50
-    assert value(metrics, "paceline_rejected_by_grammar_total", route="other") == 100
+    assert value(metrics, "paceline_rejected_by_grammar_total", route="other", drafter="other") == 100
     assert value(metrics, "paceline_refused_total", reason="other") == 50
     assert total(metrics, "paceline_drafted_total") == 50
     metrics.refused("queue_full")
     assert value(metrics, "paceline_refused_total", reason="queue_full") == 1
     metrics.know_routes(f"late{i}" for i in range(500))
-    assert len({labels for (n, labels) in samples(metrics) if n == "paceline_plain_rounds_total"}) == 64
+    assert len({labels for (n, labels) in samples(metrics) if n == "paceline_prefill_seconds_total"}) == 64
 
 
 def test_what_is_remembered_of_outputs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

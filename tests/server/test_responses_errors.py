@@ -9,6 +9,7 @@ from running import Running
 pytestmark = pytest.mark.model
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": {}, "strict": True}
+UNKNOWN = {"type": "object", "properties": {"a": {"type": "string", "format": "hue"}}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
@@ -16,7 +17,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"include": ["message.output_text.logprobs"]}, "include.0"),
+    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
@@ -36,6 +37,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": UNKNOWN}}}, "text.format.schema"),
+    ({"tools": [WEATHER, {**WEATHER, "name": "b", "parameters": UNKNOWN}]}, "tools[1].parameters"),
+    ({"extra_body": {"speculative_config": {"drafters": ["gpt"]}}}, "speculative_config.drafters"),
+    (
+        {"extra_body": {"speculative_config": {"accept": "block", "tree_width": 2}}},
+        "speculative_config.tree_width",
+    ),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"extra_body": {"colour": "red"}}, "colour"),
     ({"extra_body": {"speculative_config": {"drafter": 1}}}, "speculative_config.drafter"),

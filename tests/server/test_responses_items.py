@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.server.responses_items import Items
-from paceline.text import CallDelta, ContentDelta, Delta
+from paceline.text import FORMATS, CallDelta, ContentDelta, Delta
 
 ANSWER: list[Delta] = [
     ContentDelta("Let me "),
@@ -18,7 +18,7 @@ ANSWER: list[Delta] = [
 
 
 def told(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
-    items = Items("resp_1")
+    items = Items("resp_1", FORMATS["hermes"])
     events = [event for delta in deltas for event in items.take(delta)]
     return items, events + items.close(status)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from running import Running, running, until
+from running import Running, running
 
 from paceline.server import keys
 from paceline.server.serving import ServerSettings
@@ -45,9 +45,8 @@ def key(key_file: Path) -> str:
 
 @pytest.fixture(scope="module")
 def locked(smollm2_path: Path, key_file: Path, key: str) -> Iterator[Running]:
-    """With keys, traces, a small limit for bodies, and one origin that may ask from a browser."""
-    store = str(key_file.with_name("traces.db"))
-    with running(MODEL, keys=str(key_file), store=store, max_body=MAX_BODY, cors=(ORIGIN,)) as found:
+    """With keys, a small limit for bodies, and one origin that may ask from a browser."""
+    with running(MODEL, keys=str(key_file), max_body=MAX_BODY, cors=(ORIGIN,)) as found:
         yield found
 
 
@@ -86,26 +85,6 @@ def test_the_right_key_opens(locked: Running, key: str) -> None:
     assert ask(locked, "/v1/models", "GET", headers=headers).status_code == 200
     body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     assert ask(locked, "/v1/completions", headers=headers, json=body).status_code == 200
-
-
-def test_traces_hold_no_texts_unless_told_so(locked: Running, key: str, key_file: Path) -> None:
-    whose = {"user": SECRET, "metadata": {"a": SECRET}, "safety_identifier": SECRET}
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/responses": {"input": SECRET, "instructions": SECRET, "max_output_tokens": 1, **whose},
-        "/v1/chat/completions": {**CHAT, "max_tokens": 1, **whose},
-        "/v1/completions": {"prompt": SECRET, "max_tokens": 1, "user": SECRET},
-    }
-    headers = {"authorization": f"Bearer {key}"}
-    answers = [
-        ask(locked, path, headers=headers, json={"model": MODEL, **body}) for path, body in bodies.items()
-    ]
-    ids = [answer.json()["id"].encode() for answer in answers]
-    assert until(lambda: all(name in written(key_file.parent) for name in ids), 10)
-    assert SECRET.encode() not in written(key_file.parent)
-
-
-def written(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.glob("traces.db*"))
 
 
 @pytest.mark.parametrize("path", TAKE_BODIES)

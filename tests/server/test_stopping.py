@@ -81,6 +81,23 @@ def test_a_whole_answer_that_takes_too_long_becomes_an_error(smollm2_path: Path)
         assert server.exit_code(EXIT_S) == 0
 
 
+def test_every_prompt_of_a_request_that_was_taken_is_answered(smollm2_path: Path) -> None:
+    with served("--store", "none") as server:
+        plain = {"disabled": True}
+        body = {"model": MODEL, "prompt": ["One", "Two", "Three"], "max_tokens": 60, "ignore_eos": True}
+        answers: list[httpx.Response] = []
+        asked = {**body, "speculative_config": plain}
+        asking = threading.Thread(target=lambda: answers.append(post(server, asked)))
+        asking.start()
+        assert until(lambda: busy(server), 10)
+        server.signal(signal.SIGTERM)
+        asking.join(EXIT_S)
+        assert answers[0].status_code == 200
+        found = answers[0].json()["choices"]
+        assert [(one["index"], one["finish_reason"]) for one in found] == [(i, "length") for i in range(3)]
+        assert server.exit_code(EXIT_S) == 0
+
+
 def test_a_server_with_nothing_to_do_ends_at_once(smollm2_path: Path) -> None:
     with served("--store", "none") as server:
         assert not server.answers_at("127.0.0.2")  # as it would if it listened to other machines

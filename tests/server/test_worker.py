@@ -1,12 +1,9 @@
 """The engine's thread when it is asked to end: everybody who waits hears of it."""
 
 import threading
-from dataclasses import replace
-from typing import cast
 
 import pytest
 
-from paceline import SamplingParams
 from paceline.errors import PacelineError, ShuttingDown
 from paceline.server.worker import Worker
 from paceline.types import Round, Seq
@@ -33,12 +30,8 @@ class Idle:
         return []
 
 
-def seq(choice: int = 0) -> Seq:
-    class Bare:
-        id = "a"
-        params = replace(SamplingParams(), choice=choice)
-
-    return cast(Seq, Bare())
+def seq() -> Seq:
+    return Seq("a", [1], 1)
 
 
 def answered(worker: Worker, asked: Seq) -> PacelineError | None:
@@ -66,11 +59,3 @@ def test_what_comes_after_the_end_is_refused(worker: Worker) -> None:
     worker.stop(5)
     assert not worker.alive
     assert isinstance(answered(worker, seq()), ShuttingDown)
-
-
-def test_a_draining_worker_takes_only_what_belongs_to_running_requests(worker: Worker) -> None:
-    worker.drain()
-    assert isinstance(answered(worker, seq()), ShuttingDown)
-    assert answered(worker, seq(choice=1)) is None
-    worker.stop(5)
-    assert isinstance(answered(worker, seq(choice=1)), ShuttingDown)

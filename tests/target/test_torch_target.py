@@ -57,14 +57,15 @@ def test_scores_hold_the_last_token_and_the_nodes(target: TorchTarget) -> None:
     scores = target.forward(feeds, taps=(1,))
     assert scores.starts == (0, 4, 4)
     assert scores.logits.shape == (5, VOCAB)
-    assert scores.hidden[1].shape == (5, 64)
+    assert scores.rows == (0, 6, 8)
+    assert scores.hidden[1].shape == (9, 64)
 
 
 def test_a_pass_without_scored_rows(target: TorchTarget) -> None:
     target.open(Seq("s", [1, 2], 2))
     scores = target.forward([Feed("s", [1, 2], scored=False)], taps=(0,))
     assert scores.logits.shape == (0, VOCAB)
-    assert scores.hidden[0].shape == (0, 64)
+    assert scores.hidden[0].shape == (2, 64)
 
 
 def test_what_follows_a_kept_path_equals_fresh_computation(target: TorchTarget) -> None:

@@ -11,6 +11,7 @@ from paceline.text import (
     TextStream,
     Tokenizer,
     ToolCall,
+    call_id,
     parse_tool_calls,
     render_calls,
     tool_format,
@@ -168,6 +169,22 @@ def test_control_tokens_of_calls_are_shown_where_asked_for(mistral: Tokenizer) -
     assert "".join([*map(hidden.push, ids), hidden.flush()]) == "af{}"
     stop = StopStrings(mistral, ["S]f"], keep=mistral.tool_marks)
     assert any(map(stop, ids))
+
+
+CHECKED_IDS = """{% if tools %}{{ tools }}{% endif %}{% for m in messages %}
+{% for call in m.tool_calls or [] %}{% if call.id|length != 9 %}
+{{ raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}{% endif %}[TOOL_CALLS]
+{{ call.id }}{% endfor %}{% endfor %}"""
+
+
+def test_ids_of_calls_are_what_the_template_takes(tmp_path: Path) -> None:
+    facts = byte_level_facts("smollm")
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", facts, template=CHECKED_IDS))
+    made = [call_id("chatcmpl-1/0", i, tokenizer.tool_format) for i in range(50)]
+    assert all(name.isalnum() and name.isascii() for name in made)
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in made]
+    chat = [{"role": "assistant", "content": None, "tool_calls": calls}]
+    assert all(name in tokenizer.decode(tokenizer.encode_chat(chat)) for name in made)
 
 
 def test_a_format_whose_marks_are_text_has_no_control_tokens(tmp_path: Path) -> None:

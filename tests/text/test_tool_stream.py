@@ -177,7 +177,9 @@ def test_control_characters_in_strings_are_escaped() -> None:
 
 
 def test_ids_are_stable_and_differ() -> None:
-    ids = [call_id(seed, index) for seed in ("a", "b") for index in range(20)]
-    assert len(set(ids)) == 40
-    assert call_id("a", 0) == ids[0]
+    for form in FORMATS.values():
+        ids = [call_id(seed, index, form) for seed in ("a", "b") for index in range(20)]
+        assert len(set(ids)) == 40
+        assert call_id("a", 0, form) == ids[0]
+    ids = [call_id("a", index, HERMES) for index in range(20)]
     assert all(i.startswith("call_") and len(i) == 29 and i[5:].isalnum() and i.islower() for i in ids)

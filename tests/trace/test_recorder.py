@@ -15,7 +15,7 @@ from trace_cases import a_request
 
 from paceline.errors import StoreError
 from paceline.trace import recorder as recorder_module
-from paceline.trace.record import RequestRecord, RoundRecord, round_record, without_text
+from paceline.trace.record import RequestRecord, RoundRecord, round_record, without_text, without_tokens
 from paceline.trace.recorder import Recorder
 from paceline.trace.store import Store
 from paceline.types import NO_DRAFT, Draft, Round, Seq
@@ -63,12 +63,12 @@ TREE = Draft((5, 6, 7), (-1, -1, 1), ("suffix", "ngram", "suffix"))
 
 
 def test_a_round_without_its_tokens() -> None:
-    found = round_record(a_round("r", CHAIN, (0, 1)), 3, with_tokens=False)
+    found = without_tokens(round_record(a_round("r", CHAIN, (0, 1)), 3))
     assert found == RoundRecord("r", 3, 4, 8, 3, 2, 1, 1, 4, 12, 3400, (("suffix", 2), ("ngram", 1)))
 
 
 def test_a_round_with_its_tokens_and_its_tree() -> None:
-    found = round_record(a_round("r", TREE, (1, 2)), 0, with_tokens=True)
+    found = round_record(a_round("r", TREE, (1, 2)), 0)
     assert (found.draft_tokens, found.tokens) == ((5, 6, 7), (9,))
     assert (found.parents, found.path) == ((-1, -1, 1), (1, 2))
     assert found.sources == (("suffix", 1), ("ngram", 1), ("suffix", 1))
@@ -88,10 +88,11 @@ def test_without_text_keeps_numbers_only() -> None:
     }
     full = a_request(
         "r", params=sent, messages=["SECRET"], prompt="SECRET", tools=["SECRET"], output="SECRET",
-        prompt_ids=(1,), output_ids=(2,),
+        prompt_ids=(1,), output_ids=(2,), metadata={"run": "7"},
     )  # fmt: skip
     bare = without_text(full)
     assert "SECRET" not in repr(bare)
+    assert bare.metadata == {"run": "7"}
     assert (bare.prompt_ids, bare.output_ids) == (None, None)
     assert list(bare.params) == ["temperature", "ignore_eos", "logprobs", "speculative_config", "logit_bias"]
     assert without_text(a_request("r")) == a_request("r")
@@ -122,6 +123,19 @@ def test_keeps_text_where_it_is_switched_on() -> None:
     record, rounds = shelf.saved["r"]
     assert record.prompt == "said"
     assert rounds[0].tokens == (9,)
+
+
+@pytest.mark.parametrize("usual", [False, True])
+@pytest.mark.parametrize("wanted", [None, False, True])
+def test_one_request_may_differ(usual: bool, wanted: bool | None) -> None:
+    shelf = Shelf()
+    with recording(shelf, with_text=usual) as recorder:
+        recorder.round(a_round("r", CHAIN))
+        recorder.finished(a_request("r", prompt="said"), with_text=wanted)
+    record, rounds = shelf.saved["r"]
+    kept = usual if wanted is None else wanted
+    assert record.prompt == ("said" if kept else None)
+    assert (rounds[0].tokens, rounds[0].draft_tokens) == (((9,), (5, 6, 7)) if kept else (None, None))
 
 
 def test_a_slow_store_delays_nobody_and_the_oldest_are_kept() -> None:
@@ -219,7 +233,7 @@ def test_with_a_real_store(tmp_path: Path) -> None:
         recorder.finished(record)  # the same id again: refused by the store
         assert recorder.close(20)
         assert (recorder.saved, recorder.failed) == (1, 1)
-        assert store.get("r") == (record, (round_record(a_round("r", TREE, (1,)), 0, False),))
+        assert store.get("r") == (record, (without_tokens(round_record(a_round("r", TREE, (1,)), 0)),))
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -73,6 +73,7 @@ json_list = st.none() | st.lists(json_values, max_size=3)
 _SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "drafters": st.lists(json_text, max_size=3).map(tuple),
     "params": st.dictionaries(json_text, json_values, max_size=4),
+    "metadata": st.dictionaries(json_text, json_text, max_size=4),
     "drafted_by_source": counts,
     "accepted_by_source": counts,
     "messages": json_list,

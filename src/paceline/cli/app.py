@@ -1,4 +1,4 @@
-"""paceline generate, chat, serve, schema, routes, keys, trace, pull, models, layers, doctor."""
+"""paceline generate, chat, serve, train, schema, routes, keys, trace, pull, models, layers, doctor."""
 
 import json
 import secrets
@@ -21,6 +21,7 @@ from paceline.cli.schema import schema_app
 from paceline.cli.serve import serve
 from paceline.cli.show import bar, write
 from paceline.cli.trace import trace_app
+from paceline.cli.train import train
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import PacelineError, SettingError
 
@@ -30,6 +31,7 @@ app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
 app.command()(serve)
+app.command()(train)
 app.command()(layers)
 out = Console(highlight=False, soft_wrap=True)
 
@@ -38,7 +40,8 @@ DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the dr
 Drafters = Annotated[
     str,
     typer.Option(
-        help="grammar, suffix, ngram, prediction, model, self, quantized, asked in this order; none: plain."
+        help="grammar, suffix, ngram, recycle, prediction, model, self, quantized, asked in this order; "
+        "none: plain."
     ),
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]

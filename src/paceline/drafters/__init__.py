@@ -6,6 +6,7 @@ from paceline.drafters.grammar import Grammar
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
+from paceline.drafters.recycle import Recycle
 from paceline.drafters.suffix import Suffix
 from paceline.types import Drafter
 
@@ -17,5 +18,5 @@ OF_THE_TARGET: Final = (
 
 def model_free() -> dict[str, Drafter]:
     """Every drafter that needs no model, by name."""
-    made: list[Drafter] = [NoDrafter(), Ngram(), Suffix(), Prediction(), Grammar()]
+    made: list[Drafter] = [NoDrafter(), Ngram(), Suffix(), Prediction(), Grammar(), Recycle()]
     return {drafter.name: drafter for drafter in made}

@@ -4,12 +4,14 @@ Where the output has a grammar and its drafter is among them, they take turns: t
 whoever fills the free part, then the next tokens that must come.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from paceline.drafters.legal import CERTAIN, legal, unsure, walk
-from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seen, Seq, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,9 +24,11 @@ class Relay(Drafter):
         self.drafters = tuple(drafters)
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
+        self.took_ns: Counter[str] = Counter()  # of the last draft, by drafter
         self._turns = any(drafter.takes_turns for drafter in self.drafters)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.took_ns.clear()
         runs = [_Run(ask if self._turns or not ask.certain else replace(ask, certain=0)) for ask in asks]
         running = [run for run in runs if not run.over]
         legs = 0
@@ -39,7 +43,9 @@ class Relay(Drafter):
         for drafter in self.drafters:
             asked = [run for run in runs if len(run.legs) == before and run.may_ask(drafter)]
             if asked:
+                started = perf_counter_ns()
                 drafts = drafter.draft([run.ask for run in asked])
+                self.took_ns[drafter.name] += perf_counter_ns() - started
                 for run, draft in zip(asked, drafts, strict=True):
                     run.take(drafter, draft)
 
@@ -50,6 +56,11 @@ class Relay(Drafter):
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for drafter in self.drafters:
             drafter.observe(seqs, verdicts, scores)
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        for drafter in self.drafters:
+            if drafter.taps:
+                drafter.read(seen)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
@@ -65,7 +76,7 @@ class _Run:
         self.ask = ask  # what is wanted after the legs so far
         self.legs: list[Draft] = []
         self.last: Drafter | None = None  # whose leg was the last
-        self.refused = 0  # guesses that the grammar cannot take
+        self.refused: list[str] = []  # who made each guess that the grammar cannot take
         self.over = ask.cursor is not None and ask.cursor.finished
 
     def may_ask(self, drafter: Drafter) -> bool:
@@ -95,20 +106,20 @@ class _Run:
         draft = _signed(draft, drafter)
         if not is_chain(draft):
             fit = legal(cursor, draft)
-            self.refused += len(draft) - len(fit)
+            self.refused += (Counter(draft.sources) - Counter(fit.sources)).elements()
             return _wanted(fit, self.ask), None
         draft = _wanted(draft, self.ask)
         hand_over = draft.q is None and self.ask.certain > 0 and not drafter.takes_turns
         taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
             if not end.finished and not (hand_over and taken and end.forced()):
-                self.refused += len(draft) - taken
+                self.refused += draft.sources[taken:]
             return draft.first(taken), end
         return draft, end if taken == len(draft) else None
 
     def draft(self) -> Draft:
         whole = joined(self.legs)
-        return replace(whole, refused=self.refused) if self.refused else whole
+        return replace(whole, refused=tuple(self.refused)) if self.refused else whole
 
 
 def is_chain(draft: Draft) -> bool:

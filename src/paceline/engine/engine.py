@@ -130,7 +130,7 @@ class Engine:
         turns = self._turns()
         self._guessing.plan(turns)
         started = perf_counter_ns()
-        self._guessing.draft(turns)
+        by_drafter = self._guessing.draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
             turns, scores, ended = self._forward(turns)
@@ -140,6 +140,7 @@ class Engine:
             sum(t.rows for t in turns),
             (drafted - started) // 1000,
             (perf_counter_ns() - drafted) // 1000,
+            by_drafter,
         )
         rounds = [
             self._settle(t, logits[start:], cost) for t, start in zip(turns, scores.starts, strict=True)
@@ -238,7 +239,7 @@ class Engine:
         held = seq.computed + len(turn.fed)
         if not turn.scored:
             self.target.keep(seq.id, held)
-            seq.computed = held
+            seq.computed, turn.kept = held, ()
             return a_round(turn, cost)
         verdict = judge(seq, turn.draft, rows, turn.masks)
         scored = logprobs(seq, verdict, turn.draft, rows)
@@ -247,8 +248,8 @@ class Engine:
         kept = len(seq.tokens) - start
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
-        seq.computed = held + len(rows_kept)
-        turn.verdict = Verdict(rows_kept, seq.tokens[-1])
+        seq.computed, turn.kept = held + len(rows_kept), rows_kept
+        turn.verdict = Verdict(rows_kept, seq.tokens[-1], turn.draft)
         return a_round(turn, cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:

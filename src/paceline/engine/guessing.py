@@ -1,16 +1,19 @@
 """Who guesses for whom, how far, and what of it goes into the pass."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
+
+from torch import Tensor
 
 from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
 from paceline.errors import SettingError
 from paceline.logs import log_problem
-from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seq, Target
+from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
 
@@ -24,9 +27,9 @@ class Guessing:
         self._target = target
         self._drafters = dict(drafters)
         self._controller = controller
-        self._lists: dict[tuple[str, ...], Drafter] = {}
+        self._lists: dict[tuple[str, ...], Relay] = {}
 
-    def drafter(self, seq: Seq) -> Drafter:
+    def drafter(self, seq: Seq) -> Relay:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
@@ -51,7 +54,9 @@ class Guessing:
             if seq.cursor is not None and seq.spec.max_draft:
                 turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
 
-    def draft(self, turns: Sequence[Turn]) -> None:
+    def draft(self, turns: Sequence[Turn]) -> dict[str, int]:
+        """Microseconds by drafter."""
+        took: Counter[str] = Counter()
         asking = [t for t in turns if t.budget or t.certain]
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
@@ -59,18 +64,31 @@ class Guessing:
                 turn.guessed = len(draft)
                 draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
                 turn.draft = self._usable(draft, drafter.name)
+            took.update(drafter.took_ns)
         rows = sum(len(t.fed) for t in turns)
         kept = self._controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
         for turn, nodes in zip(asking, kept, strict=True):
             turn.draft = turn.draft.first(nodes)
+        return {name: ns // 1000 for name, ns in took.items()}
 
     def observe(self, turns: Sequence[Turn], scores: Scores) -> None:
-        start_of = {t.seq.id: start for t, start in zip(turns, scores.starts, strict=True)}
+        self._show(turns, scores)
+        number = {t.seq.id: i for i, t in enumerate(turns)}
         for group in by_drafters([t for t in turns if t.verdict is not None]):
-            starts = tuple(start_of[t.seq.id] for t in group)
+            places = [number[t.seq.id] for t in group]
             verdicts = [t.verdict for t in group if t.verdict is not None]
-            of_group = scores if starts == scores.starts else replace(scores, starts=starts)
+            starts = tuple(scores.starts[i] for i in places)
+            rows = tuple(scores.rows[i] for i in places) if scores.rows else ()
+            of_group = replace(scores, starts=starts, rows=rows)
             self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
+
+    def _show(self, turns: Sequence[Turn], scores: Scores) -> None:
+        """Lets those who have taps read what the target made of the tokens that stay."""
+        first_of = dict(zip((t.seq.id for t in turns), scores.rows, strict=False))
+        for group in by_drafters([t for t in turns if t.kept is not None and self.drafter(t.seq).taps]):
+            drafter = self.drafter(group[0].seq)
+            hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
+            drafter.read([_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None])
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token the target does not have, each node with a source."""
@@ -78,6 +96,15 @@ class Guessing:
             draft = replace(draft, sources=(name,) * len(draft))
         bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self._target.vocab_size)
         return draft.first(next(bad, len(draft)))
+
+
+def _seen(turn: Turn, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> Seen:
+    fed, seq = len(turn.fed), turn.seq
+    rows: slice | list[int] = slice(first, first + fed + len(kept))
+    if kept != tuple(range(len(kept))):
+        rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
+    start = seq.computed - fed - len(kept)
+    return Seen(seq, start, {layer: states[rows] for layer, states in hidden.items()})
 
 
 def _sure(draft: Draft, threshold: float) -> Draft:

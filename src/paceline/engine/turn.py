@@ -1,7 +1,7 @@
 """One sequence's part in a pass, and what the pass cost."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from paceline.constraints.walk import FREE, Masks
@@ -22,6 +22,7 @@ class Turn:
     guessed: int = 0  # nodes it had before any was cut
     masks: Masks = FREE
     verdict: Verdict | None = None
+    kept: tuple[int, ...] | None = None  # the draft's nodes whose rows stay; None: the turn was not committed
 
     @property
     def rows(self) -> int:
@@ -36,6 +37,7 @@ class Pass:
     rows: int
     draft_us: int
     target_us: int
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # drafter -> its part
 
 
 def a_round(
@@ -64,6 +66,7 @@ def a_round(
         error=error,
         logprobs=logprobs,
         guessed=turn.guessed,
+        draft_us_by=cost.draft_us_by,
     )
 
 

@@ -13,11 +13,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from paceline import __version__
+from paceline.errors import ConstraintError, ShuttingDown
 from paceline.server.asked import Asked, from_chat, from_completion, prompts
 from paceline.server.body import parse_json
 from paceline.server.choice import Choice, usage
-from paceline.server.failures import Failure
+from paceline.server.failures import Failure, failure
 from paceline.server.openapi import document
+from paceline.server.places import misread, placed
 from paceline.server.plumbing import (
     Handler,
     after,
@@ -101,15 +103,13 @@ class App:
         await asyncio.to_thread(self.reception.close, CLOSING_S)
 
     def drain(self) -> None:
-        """Nothing new is let in; what runs may end."""
+        """Nothing new is let in; what was let in may end, all its prompts and choices."""
         self.ready = False
-        self.service.worker.drain()
 
     async def chat(self, request: Request) -> Response:
         data = await self._body(request)
         asked = shaped(data, ChatRequest)
-        self._check_model(asked.model)
-        visit = self.reception.admit(request.url.path, request.headers, data, asked)
+        visit = self._admit(request, data, asked)
         reply = ChatReply(*self._head("chatcmpl", bool(asked.logprobs)))
         with self._noted(visit, reply.id):
             what = from_chat(asked, visit.route.spec(self.service.llm.spec), self._drafters())
@@ -118,8 +118,7 @@ class App:
     async def completions(self, request: Request) -> Response:
         data = await self._body(request)
         asked = shaped(data, CompletionRequest)
-        self._check_model(asked.model)
-        visit = self.reception.admit(request.url.path, request.headers, data, asked)
+        visit = self._admit(request, data, asked)
         reply = CompletionReply(*self._head("cmpl", asked.logprobs is not None))
         with self._noted(visit, reply.id):
             given, spec = prompts(asked.prompt), visit.route.spec(self.service.llm.spec)
@@ -131,13 +130,19 @@ class App:
     async def responses(self, request: Request) -> Response:
         data = await self._body(request)
         asked = shaped(data, ResponsesRequest)
-        self._check_model(asked.model)
         chat = as_chat(asked)
-        visit = self.reception.admit(request.url.path, request.headers, data, chat)
-        reply = ResponsesReply(asked, self.service.llm.name)
+        visit = self._admit(request, data, chat)
+        reply = ResponsesReply(asked, self.service.llm.name, self.service.llm.tokenizer)
         with self._noted(visit, reply.id):
             what = from_chat(chat, visit.route.spec(self.service.llm.spec), self._drafters())
         return await self._reply(request, visit, chat, [what], reply)
+
+    def _admit(self, request: Request, data: dict[str, Any], asked: Sampling) -> Visit:
+        self._check_model(asked.model)
+        if not self.ready:
+            self.reception.metrics.refused("draining")
+            raise failure(ShuttingDown())
+        return self.reception.admit(request.url.path, request.headers, data, asked)
 
     def _drafters(self) -> list[str]:
         return list(self.service.llm.drafters)
@@ -152,6 +157,10 @@ class App:
         """A request that fails in here is noted as failed."""
         try:
             yield
+        except ConstraintError as error:
+            problem = misread(error, visit.body)
+            self.reception.done(visit, choices, response, failed=kind_of(problem))
+            raise problem from error
         except BaseException as problem:
             self.reception.done(visit, choices, response, failed=kind_of(problem))
             raise
@@ -189,7 +198,8 @@ class App:
             self.reception.opened(visit, choice)
             choices.append(choice)
 
-        async with aclosing(self.service.answer(asked, visit.caller, mine, opened)) as pieces:
+        failed = partial(placed, body=visit.body)
+        async with aclosing(self.service.answer(asked, visit.caller, mine, opened, failed)) as pieces:
             async for _ in pieces:
                 pass
         for choice in mine:
@@ -210,7 +220,8 @@ class App:
         choices: list[Choice] = []
         begun: set[int] = set()
         options = wire.stream_options or StreamOptions()
-        answer = self.service.answer(asked, visit.caller, choices, partial(self.reception.opened, visit))
+        opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
+        answer = self.service.answer(asked, visit.caller, choices, opened, failed)
         try:
             with self._noted(visit, reply.id, choices):
                 async with aclosing(answer) as pieces:

@@ -7,8 +7,9 @@ from typing import Any
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import Choice, Json, Lark, Regex, Wanted
+from paceline.errors import SettingError
 from paceline.llm import Prompt
-from paceline.server.failures import Failure
+from paceline.server.failures import Failure, failure
 from paceline.server.wire import (
     ChatRequest,
     CompletionRequest,
@@ -143,23 +144,29 @@ def _spec(
         "accept": given.accept,
         "adaptive": given.adaptive,
     }
+    _check_loaded(given.drafters or (), "drafters", drafters)
     if given.draft_model is not None:
-        if given.draft_model not in drafters:
-            raise Failure(
-                400,
-                f"draft_model {given.draft_model!r} is not loaded. Loaded drafters: {', '.join(drafters)}",
-                param="speculative_config.draft_model",
-            )
+        _check_loaded([given.draft_model], "draft_model", drafters)
         changes["drafters"] = (given.draft_model,)
     if given.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
-    return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+    try:
+        return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+    except SettingError as error:
+        raise failure(error, within="speculative_config") from error
+
+
+def _check_loaded(names: Sequence[str], where: str, drafters: Sequence[str]) -> None:
+    for name in names:
+        if name not in drafters:
+            param = f"speculative_config.{where}"
+            raise Failure(400, f"{param}: {name!r} is not loaded. Loaded: {', '.join(drafters)}", param=param)
 
 
 def _check_roles(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
-            raise Failure(400, f"a role is one of {', '.join(ROLES)}", param=f"messages.{i}.role")
+            raise Failure(400, f"a role is one of {', '.join(ROLES)}", param=f"messages[{i}].role")
 
 
 def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -174,4 +181,7 @@ def _text(prediction: Prediction | None) -> str:
         return ""
     if isinstance(prediction.content, str):
         return prediction.content
-    return "".join(str(part.get("text", "")) for part in prediction.content)
+    for i, part in enumerate(prediction.content):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Failure(400, "a prediction is text only", param=f"prediction.content[{i}]")
+    return "".join(part["text"] for part in prediction.content)

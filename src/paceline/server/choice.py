@@ -31,6 +31,7 @@ class Choice:
     rounds: list[Round] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     deltas: list[Delta] = field(default_factory=list)
+    written: int = 0  # characters of content
     finish: Finish | None = None
     queued: float = 0.0  # seconds until the engine took it up
     first_token: float = 0.0  # seconds after it was submitted
@@ -56,6 +57,7 @@ class Choice:
         self.finish = r.finish
         deltas = self._read(text, r.finish is not None)
         self.deltas += deltas
+        self.written += sum(len(delta.text) for delta in deltas if isinstance(delta, ContentDelta))
         return Piece(deltas, r.tokens, r.logprobs, r.finish)
 
     def _read(self, text: str, last: bool) -> list[Delta]:

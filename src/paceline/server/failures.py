@@ -37,7 +37,11 @@ _KINDS: Final = (
     (TimedOut, 408, "timeout_error", "timeout"),
 )
 _SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
-_PARAMS: Final = {"stop_tokens": "stop_token_ids"}  # settings whose parameters are called otherwise
+_PARAMS: Final = {  # settings whose parameters are called otherwise
+    "stop_tokens": "stop_token_ids",
+    "max_draft": "num_speculative_tokens",
+    "threshold": "acceptance_threshold",
+}
 
 _ONE_OF: Final = re.compile(
     r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)"
@@ -64,11 +68,15 @@ class Failure(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
 
-def failure(error: Exception, param: str | None = None) -> Failure:
+def failure(error: Exception, param: str | None = None, within: str = "") -> Failure:
+    """`within`: the parameter that holds the one which the error names."""
     for kind, status, type_, code in _KINDS:
         if isinstance(error, kind):
             retry = 1.0 if status in (429, 503) else None
-            return Failure(status, str(error), type_, param or _param(error), code, retry)
+            inside = f"{within}." if within else ""
+            named = _param(error)
+            param = param or (f"{inside}{named}" if named else within or None)
+            return Failure(status, f"{inside}{error}", type_, param, code, retry)
     return Failure(500, "internal error: the server's log says more", "server_error")
 
 
@@ -84,8 +92,9 @@ def invalid(error: ValidationError, known: list[str], within: str = "") -> Failu
     `within`: where the part that was read lies in the request.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    place, *inner = [str(part) for part in ((within,) if within else ()) + first["loc"]]
-    param = ".".join([place, *takewhile(lambda part: not _ONE_OF.fullmatch(part), inner)])
+    place, *inner = ((within,) if within else ()) + first["loc"]
+    named = takewhile(lambda part: not _ONE_OF.fullmatch(str(part)), inner)
+    param = str(place) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
     if first["type"] == "extra_forbidden":
         return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)
     return Failure(400, f"{param}: {first['msg']}", param=param)

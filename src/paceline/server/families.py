@@ -87,7 +87,7 @@ class Own:
     """What only paceline reports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        route, node = ["route"], ["route", "drafter", "position"]
+        route, drafter, node = ["route"], ["route", "drafter"], ["route", "drafter", "position"]
 
         def counter(name: str, meaning: str, labels: Sequence[str]) -> Counter:
             return Counter(f"paceline_{name}", meaning, labels, registry=registry)
@@ -98,19 +98,19 @@ class Own:
         self.drafted = counter("drafted", "Tokens guessed", node)
         self.accepted = counter("accepted", "Guessed tokens that were kept", node)
         self.rejected_by_grammar = counter(
-            "rejected_by_grammar", "Tokens guessed that the output's grammar forbids", ["route"]
+            "rejected_by_grammar", "Tokens guessed that the output's grammar forbids", drafter
         )
-        self.draft_seconds = counter("draft_seconds", "Time spent guessing", route)
+        self.draft_seconds = counter("draft_seconds", "Time spent guessing", drafter)
         self.prefill_seconds = counter("prefill_seconds", "Time of passes that read prompts", route)
-        self.verify_seconds = counter("verify_seconds", "Time of passes that went on with outputs", route)
-        self.plain_rounds = counter("plain_rounds", "Rounds that wrote tokens without a draft", route)
+        self.verify_seconds = counter("verify_seconds", "Time of passes that went on with outputs", drafter)
+        self.plain_rounds = counter("plain_rounds", "Rounds that wrote tokens without a draft", drafter)
         self.lossy_requests = counter(
             "lossy_requests", "Outputs whose accept rule may change the text", route
         )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
         self.faults = counter("metrics_faults", "Events that could not be counted", [])
         self.tokens_per_pass = histogram(
-            "tokens_per_pass", "Tokens one output gained in a pass", route, _TOKENS_PER_PASS
+            "tokens_per_pass", "Tokens one output gained in a pass", drafter, _TOKENS_PER_PASS
         )
         self.batch_size = histogram("batch_size", "Outputs in a pass", [], _BATCH)
         self.cache_use = Gauge(

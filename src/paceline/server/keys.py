@@ -73,11 +73,15 @@ def hash_of(key: str) -> str:
     return sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def tenant(key: Key | None, user: str | None) -> str:
-    """Who shares caches: requests with the same key and the same `user`. Tells neither of the two."""
+def tenant(key: Key | None, user: str | None, cache_key: str | None = None) -> str:
+    """Who shares caches: requests with the same key and the same cache key or, without one, the same user.
+
+    Tells none of the three.
+    """
     of_key = sha256(b"tenant:" + (key.hash if key else "").encode()).hexdigest()[:16]
     of_user = "" if user is None else f"user:{user}"
-    return sha256(f"{of_key}{of_user}".encode("utf-8", "surrogatepass")).hexdigest()
+    part = of_user if cache_key is None else f"cache:{cache_key}"
+    return sha256(f"{of_key}{part}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def load(path: Path | str) -> Keys:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Concatenate, Final, ParamSpec
@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from paceline.server.families import Common, Own
 from paceline.server.finished import Finished
-from paceline.server.spec_metrics import draft_share, target_share
+from paceline.server.spec_metrics import draft_shares, target_share
 from paceline.types import Draft, Finish, Round, Seq
 
 __all__ = ["DEFAULT_ROUTE", "OTHER", "REFUSALS", "Finished", "Metrics"]
@@ -24,6 +24,8 @@ DEFAULT_ROUTE: Final = "default"
 OTHER: Final = "other"  # stands for every name that is not known
 POSITIONS: Final = 16  # told apart; a guess further ahead is at DEEPER
 DEEPER: Final = f"{POSITIONS}+"
+NONE: Final = "none"  # a list of drafters that is empty
+MOST_LISTS: Final = 32  # of drafters, used as a label
 MOST_ROUTES: Final = 64  # names ever used as a label
 MOST_LIVE: Final = 8192  # outputs remembered at once
 REFUSALS: Final = frozenset(
@@ -74,6 +76,7 @@ class Metrics:
         self._drafters = frozenset(drafters)
         self._routes: dict[str, _Route] = {}
         self._live: dict[str, _Live] = {}
+        self._lists: set[str] = set()  # of drafters, that may be labels
         self._passes = _Passes()
         self._clock = clock
         self.know_routes((DEFAULT_ROUTE, OTHER, *routes))
@@ -99,13 +102,14 @@ class Metrics:
         self._time(r, live)
         if r.tokens:
             self._common.generation_tokens.inc(len(r.tokens))
-            live.route.tokens_per_pass.observe(len(r.tokens))
+            asked = live.route.asked(self._list(r.drafters))
+            asked.tokens_per_pass.observe(len(r.tokens))
             if not len(r.draft):
-                live.route.plain_rounds.inc()
+                asked.plain_rounds.inc()
         if len(r.draft):
             self._count_draft(r, live.route)
-        if r.draft.refused:
-            self._own.rejected_by_grammar.labels(live.route.name).inc(r.draft.refused)
+        for name in r.draft.refused:
+            self._own.rejected_by_grammar.labels(live.route.name, self._drafter(name)).inc()
 
     @_counted
     def finish(self, seq: Seq, reason: Finish) -> None:
@@ -151,13 +155,22 @@ class Metrics:
     def _drafter(self, name: str) -> str:
         return name if name in self._drafters else OTHER
 
+    def _list(self, drafters: Sequence[str]) -> str:
+        """A label for those who were to be asked; lists after the first MOST_LISTS are counted together."""
+        name = "+".join(self._drafter(drafter) for drafter in drafters) or NONE
+        if name not in self._lists and len(self._lists) < MOST_LISTS:
+            self._lists.add(name)
+        return name if name in self._lists else OTHER
+
     def _time(self, r: Round, live: "_Live") -> None:
         if self._passes.begins(r):
             self._own.batch_size.observe(r.batch)
         reads_prompt = not r.tokens or live.wrote_at is None
-        spent = live.route.prefill_seconds if reads_prompt else live.route.verify_seconds
+        asked = live.route.asked(self._list(r.drafters))
+        spent = live.route.prefill_seconds if reads_prompt else asked.verify_seconds
         spent.inc(target_share(r))
-        live.route.draft_seconds.inc(draft_share(r))
+        for name, seconds in draft_shares(r).items():
+            live.route.draft_seconds(self._drafter(name)).inc(seconds)
         if r.tokens:
             now = self._clock()
             if live.wrote_at is not None:
@@ -195,14 +208,22 @@ class _Route:
 
     def __init__(self, own: Own, name: str) -> None:
         self.name = name
-        self.draft_seconds = own.draft_seconds.labels(name)
         self.prefill_seconds = own.prefill_seconds.labels(name)
-        self.verify_seconds = own.verify_seconds.labels(name)
-        self.plain_rounds = own.plain_rounds.labels(name)
         self.lossy_requests = own.lossy_requests.labels(name)
-        self.tokens_per_pass = own.tokens_per_pass.labels(name)
         self._own = own
+        self._lists: dict[str, _Asked] = {}
+        self._seconds: dict[str, Counter] = {}
         self._nodes: dict[tuple[str, int], tuple[Counter, Counter]] = {}
+
+    def asked(self, drafters: str) -> "_Asked":
+        if drafters not in self._lists:
+            self._lists[drafters] = _Asked(self._own, self.name, drafters)
+        return self._lists[drafters]
+
+    def draft_seconds(self, drafter: str) -> Counter:
+        if drafter not in self._seconds:
+            self._seconds[drafter] = self._own.draft_seconds.labels(self.name, drafter)
+        return self._seconds[drafter]
 
     def nodes(self, drafter: str, position: int) -> tuple[Counter, Counter]:
         """Those drafted and those accepted."""
@@ -213,6 +234,15 @@ class _Route:
             found = self._own.drafted.labels(*labels), self._own.accepted.labels(*labels)
             self._nodes[key] = found
         return found
+
+
+class _Asked:
+    """The own metrics of one route and one list of drafters."""
+
+    def __init__(self, own: Own, route: str, drafters: str) -> None:
+        self.verify_seconds = own.verify_seconds.labels(route, drafters)
+        self.plain_rounds = own.plain_rounds.labels(route, drafters)
+        self.tokens_per_pass = own.tokens_per_pass.labels(route, drafters)
 
 
 class _Passes:

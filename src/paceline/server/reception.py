@@ -17,13 +17,13 @@ from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
 from paceline.server.spans import NO_SPANS, RequestSpan, Spans
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
-from paceline.server.wire import Sampling
+from paceline.server.wire import ChatRequest, Sampling
 from paceline.trace.record import RequestRecord
 from paceline.trace.recorder import Recorder
 
 TYPICAL_ANSWER: Final = 256  # tokens reckoned with until an answer's length is known
 BYTES_PER_TOKEN: Final = 4
-# Parameters that hold texts or say whose they are. Texts are recorded apart, if that is switched on.
+# Parameters that are recorded apart, or that say whose a request is.
 UNRECORDED: Final = frozenset(
     [
         "messages",
@@ -31,8 +31,6 @@ UNRECORDED: Final = frozenset(
         "input",
         "instructions",
         "tools",
-        "prediction",
-        "chat_template_kwargs",
         "user",
         "metadata",
         "prompt_cache_key",
@@ -49,7 +47,8 @@ class Visit:
     route: Route
     caller: Caller
     key: Key | None
-    body: Mapping[str, Any]
+    body: Mapping[str, Any]  # as sent
+    asked: Sampling
     span: RequestSpan
     ticket: Ticket | None
     arrived: float = field(default_factory=time.perf_counter)
@@ -83,7 +82,7 @@ class Reception:
             return None
         key = self._keys.current().check(headers.get("authorization"))
         if key is None:
-            self.metrics.refused("key")
+            self.metrics.refused("unauthorized")
             raise Failure(
                 401,
                 "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
@@ -97,10 +96,11 @@ class Reception:
         route = self._route(path, headers, body)
         wish = asked.learn is not False and route.learn is not False and self._learn
         deadline = None if route.timeout_s is None else time.monotonic() + route.timeout_s
-        caller = Caller(tenant(key, asked.user), (asked.priority or 0) + route.priority, deadline, wish)
+        whose = tenant(key, asked.whose, asked.cache_key)
+        caller = Caller(whose, (asked.priority or 0) + route.priority, deadline, wish)
         ticket = self._enter(key, body)
         span = self._spans.start(path, self._llm.name, headers)
-        return Visit(path, route, caller, key, body, span, ticket)
+        return Visit(path, route, caller, key, body, asked, span, ticket)
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
         routes = Routes() if self._routes is None else self._routes.current()
@@ -113,7 +113,7 @@ class Reception:
         said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
         entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
         if isinstance(entry, Refused):
-            self.metrics.refused("limit")
+            self.metrics.refused("key_limit")
             raise Failure(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
@@ -148,7 +148,8 @@ class Reception:
         for choice, finished in zip(choices, outputs, strict=True):
             self.metrics.finished(finished)
             if self._recorder is not None:
-                self._recorder.finished(self._record(visit, choice, finished, response), choice.made.seq.id)
+                record = self._record(visit, choice, finished, response)
+                self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
         if failed or not outputs:
             visit.span.fail(failed or "error")
         else:
@@ -177,8 +178,8 @@ class Reception:
         )
 
     def _record(self, visit: Visit, choice: Choice, finished: Finished, response: str) -> RequestRecord:
-        seq, tally, text = choice.made.seq, choice.tally, visit.route.trace_text is not False
-        said = {name: visit.body.get(name) for name in ("messages", "prompt", "tools")} if text else {}
+        seq, tally, prompt = choice.made.seq, choice.tally, visit.body.get("prompt")
+        chat = visit.asked if isinstance(visit.asked, ChatRequest) else None
         return RequestRecord(
             id=response if choice.index == 0 else f"{response}-{choice.index}",
             created=visit.created,
@@ -202,12 +203,13 @@ class Reception:
             queue_s=finished.queue_s,
             first_token_s=finished.first_token_s,
             seconds=finished.seconds,
-            messages=said.get("messages"),
-            prompt=said["prompt"] if isinstance(said.get("prompt"), str) else None,
-            tools=said.get("tools"),
-            output=choice.content if text else None,
-            prompt_ids=tuple(seq.tokens[: seq.prompt_len]) if text else None,
-            output_ids=tuple(seq.output) if text else None,
+            metadata=visit.asked.metadata or {},
+            messages=chat.messages if chat else None,
+            prompt=prompt if isinstance(prompt, str) else None,
+            tools=chat.tools if chat else None,
+            output=choice.content,
+            prompt_ids=tuple(seq.tokens[: seq.prompt_len]),
+            output_ids=tuple(seq.output),
         )
 
     def report(self, visit: Visit, choices: Sequence[Choice], detailed: bool) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ class ChatReply(Reply):
         }
 
     def call(self, choice: Choice, index: int) -> str:
-        return call_id(f"{self.id}/{choice.index}", index)
+        return call_id(f"{self.id}/{choice.index}", index, self.tokenizer.tool_format)
 
     def first(self, choice: Choice) -> dict[str, Any]:
         return self.chunk(choice, {"role": "assistant", "content": ""}, None, None)
@@ -135,7 +135,7 @@ class CompletionReply(Reply):
         reason = choice.reason if piece.finish is not None else None
         if not text and not piece.tokens and reason is None:
             return []
-        start = len(choice.content) - len(text)
+        start = choice.written - len(text)
         logprobs = completion_logprobs(self.tokenizer, piece.logprobs, start) if self.logprobs else None
         one = {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
         return [{**self.head("text_completion"), "choices": [one]}]

@@ -23,6 +23,7 @@ from paceline.server.responses_wire import (
     read_tools,
 )
 from paceline.server.wire import ChatRequest, Message
+from paceline.text import Tokenizer
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
 _SAME: Final = (
@@ -138,13 +139,14 @@ class ResponsesReply:
 
     asked: ResponsesRequest
     model: str
+    tokenizer: Tokenizer
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(24)}")
     created: int = field(default_factory=lambda: int(time.time()))
     _items: Items = field(init=False)
     _sent: int = 0  # events
 
     def __post_init__(self) -> None:
-        self._items = Items(self.id)
+        self._items = Items(self.id, self.tokenizer.tool_format)
 
     def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
         choice = choices[0]

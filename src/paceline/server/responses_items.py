@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from paceline.text import CallDelta, ContentDelta, Delta, call_id
+from paceline.text import CallDelta, ContentDelta, Delta, ToolFormat, call_id
 
 Event = dict[str, Any]
 
@@ -11,8 +11,9 @@ Event = dict[str, Any]
 class Items:
     """Texts become messages, calls become items of their own; one is open at a time."""
 
-    def __init__(self, response: str) -> None:
+    def __init__(self, response: str, tools: ToolFormat) -> None:
         self._response = response
+        self._tools = tools  # how the model writes calls
         self.done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # the open item's place among the calls
@@ -58,7 +59,7 @@ class Items:
             "type": "function_call",
             "status": "in_progress",
             "arguments": "",
-            "call_id": call_id(self._response, delta.index),
+            "call_id": call_id(self._response, delta.index, self._tools),
             "name": delta.name or "",
         }
         began = self._begin(item)

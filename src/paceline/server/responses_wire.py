@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from paceline.server.failures import Failure, invalid
-from paceline.server.wire import Never, SpeculativeConfig, exactly
+from paceline.server.wire import Metadata, Never, SpeculativeConfig, exactly
 
 S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -135,7 +135,7 @@ class ResponsesRequest(_Wire):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None  # the reply says that nothing was stored
     truncation: Literal["disabled"] | None = None
     previous_response_id: Annotated[None, _absent("nothing is stored here, send the whole input")] = None

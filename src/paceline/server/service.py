@@ -9,7 +9,7 @@ from paceline.errors import PacelineError
 from paceline.llm import LLM, Prepared
 from paceline.server.asked import Asked
 from paceline.server.choice import Choice, Piece
-from paceline.server.failures import failure
+from paceline.server.failures import Failure, failure
 from paceline.server.worker import Worker
 from paceline.types import Round
 
@@ -42,20 +42,24 @@ class Service:
         caller: Caller,
         opened: list[Choice],
         check: Callable[[Choice], None] = lambda _: None,
+        failed: Callable[[PacelineError], Failure] = failure,
     ) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """Pieces of all choices as they come; `opened` gets every choice that `check` lets pass.
 
-        The first choice reads the prompt; the others begin once that is in the cache.
+        The first choice reads the prompt; the others begin once that is in the cache. `failed` says what the
+        client hears of an error before the first pass; it may take its time.
         """
         inbox: asyncio.Queue[tuple[Choice, Round]] = asyncio.Queue()
         wanted = 1
         try:
             while True:
                 for index in range(len(opened), wanted):
-                    choice = await self._open(asked, caller, index)
+                    choice = Choice(
+                        index, await asyncio.to_thread(self._prepare, asked, caller, index, failed)
+                    )
                     check(choice)
                     opened.append(choice)
-                    await self._submit(choice, inbox)
+                    await self._submit(choice, inbox, failed)
                 choice, r = await inbox.get()
                 piece = choice.take(r)
                 if r.error is not None:
@@ -70,29 +74,31 @@ class Service:
                 if choice.finish is None:
                     self.worker.cancel(choice.made.seq.id)
 
-    async def _open(self, asked: Asked, caller: Caller, index: int) -> Choice:
+    def _prepare(
+        self, asked: Asked, caller: Caller, index: int, failed: Callable[[PacelineError], Failure]
+    ) -> Prepared:
         try:
-            made = await asyncio.to_thread(self._prepare, asked, caller, index)
+            made = self.llm.prepare(
+                asked.prompt,
+                replace(asked.params, choice=index),
+                asked.wanted,
+                spec=asked.spec,
+                prediction=asked.prediction,
+                tenant=caller.tenant,
+                learn=caller.learn,
+                template=asked.template,
+            )
         except PacelineError as error:
-            raise failure(error) from error
-        return Choice(index, made)
-
-    def _prepare(self, asked: Asked, caller: Caller, index: int) -> Prepared:
-        params = replace(asked.params, choice=index)
-        made = self.llm.prepare(
-            asked.prompt,
-            params,
-            asked.wanted,
-            spec=asked.spec,
-            prediction=asked.prediction,
-            tenant=caller.tenant,
-            learn=caller.learn,
-            template=asked.template,
-        )
+            raise failed(error) from error
         made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
         return made
 
-    async def _submit(self, choice: Choice, inbox: "asyncio.Queue[tuple[Choice, Round]]") -> None:
+    async def _submit(
+        self,
+        choice: Choice,
+        inbox: "asyncio.Queue[tuple[Choice, Round]]",
+        failed: Callable[[PacelineError], Failure],
+    ) -> None:
         loop = asyncio.get_running_loop()
         let_in: asyncio.Future[PacelineError | None] = loop.create_future()
 
@@ -105,7 +111,7 @@ class Service:
         self.worker.submit(choice.made.seq, deliver, answer)
         if (error := await let_in) is not None:
             choice.finish = "error"
-            raise failure(error)
+            raise await asyncio.to_thread(failed, error)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from paceline.server.reception import Reception
 from paceline.server.routes import RouteFile
 from paceline.server.service import Service
 from paceline.server.spans import spans_from_environment
+from paceline.target.cpu import share_heaps
 from paceline.trace.recorder import Recorder
 
 log = logging.getLogger("paceline.server")
@@ -116,6 +117,7 @@ class _Server(uvicorn.Server):
 
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
+    share_heaps()
     app = build(settings)
     config = uvicorn.Config(
         asgi(app, settings),

@@ -67,6 +67,12 @@ def draft_share(r: Round) -> float:
     return r.draft_us / 1e6 / max(1, r.batch)
 
 
+def draft_shares(r: Round) -> dict[str, float]:
+    """Seconds by drafter; what was spent on choosing among their guesses is nobody's: ""."""
+    rest = r.draft_us - sum(r.draft_us_by.values())
+    return {name: us / 1e6 / max(1, r.batch) for name, us in {**r.draft_us_by, "": rest}.items() if us > 0}
+
+
 def target_share(r: Round) -> float:
     return r.target_us / 1e6 / max(1, r.batch)
 

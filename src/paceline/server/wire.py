@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from paceline.config import Accept
@@ -22,6 +22,19 @@ def exactly(only: bool | int) -> BeforeValidator:
 
 
 Never = Annotated[Literal[False] | None, exactly(False)]
+
+
+def _labels(given: dict[str, str]) -> dict[str, str]:
+    """Within OpenAI's limits."""
+    fits = len(given) <= 16 and all(len(key) <= 64 and len(value) <= 512 for key, value in given.items())
+    if not fits:
+        raise PydanticCustomError(
+            "metadata", "at most 16 pairs are taken, of keys up to 64 and values up to 512 characters"
+        )
+    return given
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's labels: kept with the trace
 
 
 class _Wire(BaseModel):
@@ -89,9 +102,18 @@ class Sampling(_Wire):
     priority: int | None = Field(None, ge=-100, le=100)
     learn: bool | None = None  # False: nothing of this request is remembered
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     store: Never = None
     service_tier: Literal["auto", "default"] | None = None
+
+    @property
+    def whose(self) -> str | None:
+        """The end user whom the request is for."""
+        return self.user
+
+    @property
+    def cache_key(self) -> str | None:
+        return None
 
 
 class ChatRequest(Sampling):
@@ -108,6 +130,14 @@ class ChatRequest(Sampling):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def whose(self) -> str | None:
+        return self.safety_identifier if self.user is None else self.user
+
+    @property
+    def cache_key(self) -> str | None:
+        return self.prompt_cache_key
 
 
 class CompletionRequest(Sampling):

@@ -55,7 +55,6 @@ class Worker:
         self._engine = engine
         self._inbox: SimpleQueue[_Submit | _Cancel | _Stop] = SimpleQueue()
         self._deliver: dict[str, Deliver] = {}
-        self._draining = False
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
 
@@ -83,13 +82,8 @@ class Worker:
     def cancel(self, seq_id: str) -> None:
         self._inbox.put(_Cancel(seq_id))
 
-    def drain(self) -> None:
-        """From now on nothing new is let in."""
-        self._draining = True
-
     def stop(self, timeout: float) -> None:
         """Ends the thread; what still runs ends with an error."""
-        self._draining = True
         self._inbox.put(_Stop())
         self._thread.join(timeout)
 
@@ -120,8 +114,6 @@ class Worker:
 
     def _let_in(self, message: _Submit) -> None:
         try:
-            if self._draining and not message.seq.params.choice:  # further choices belong to what runs
-                raise ShuttingDown
             self._engine.submit(message.seq)
         except PacelineError as error:
             message.answer(error)

@@ -25,6 +25,7 @@ ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not
 WITHOUT_AMX: Final = "AVX10_1_512"
 FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 _PATIENCE: Final = 120  # seconds
+_M_ARENA_MAX: Final = -8  # of mallopt(3)
 _TRIAL: Final = """
 import torch
 weight = torch.ones(256, 256, dtype=torch.bfloat16)
@@ -90,6 +91,15 @@ def give_back_memory() -> None:
     """Hands freed heap memory to the system; glibc keeps it after many weights were made and dropped."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def share_heaps() -> None:
+    """Lets threads share two heaps, to be called before they start.
+
+    By default glibc gives each its own, and what one frees the others cannot use: a server seems to leak.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def name() -> str:

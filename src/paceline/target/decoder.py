@@ -33,7 +33,7 @@ class Batch:
     tokens: Sequence[int]
     spans: Sequence[Span]  # every row is in exactly one
     scored: Sequence[int]  # the rows to give logits for
-    taps: Sequence[int] = ()  # the layers whose output to give for them too
+    taps: Sequence[int] = ()  # the layers whose output to give for all rows
     stash: bool = False  # whether to give the rows' keys and values too
     layers: Sequence[int] | None = None  # those to run; None: all
 
@@ -41,7 +41,7 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     logits: Tensor  # [scored, vocab] float32
-    hidden: dict[int, Tensor]  # layer -> [scored, width] float32
+    hidden: dict[int, Tensor]  # layer -> [rows, width] float32
     stash: Stash  # empty unless asked for
     place: Sequence[int]  # the stash's row of each row of the pass
 
@@ -90,7 +90,7 @@ class Decoder:
             if batch.stash:
                 stash.append(kv)
             if i in batch.taps:
-                hidden[i] = _select(x, index)[: len(batch.scored)].clone()
+                hidden[i] = x[: len(batch.tokens)].clone()
         logits = self._logits(_select(x, index))
         return Outcome(logits[: len(batch.scored)], hidden, stash, layout.place)
 

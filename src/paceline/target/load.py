@@ -51,21 +51,21 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None)
     tensors: dict[str, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for name, stored in placed.items():
-            tensors[name] = _read(checkpoint, name, stored, dtype, pool)
+            tensors[name] = read_placed(checkpoint, name, stored, dtype, pool)
             done += stored.nbytes
             if progress is not None:
                 progress(done, total)
     return Weights(
-        _rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, placed.items())
+        rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, placed.items())
     )
 
 
-def _rounded(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
+def rounded(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
     """The reference keeps the embedding's scale in the embedding's dtype, by way of float32."""
     return replace(shape, embed_scale=torch.tensor(shape.embed_scale).float().to(dtype).item())
 
 
-def _read(
+def read_placed(
     checkpoint: Checkpoint, name: str, stored: StoredTensor, dtype: torch.dtype, pool: Executor
 ) -> Tensor:
     part, shape = name.rpartition(".")[2], checkpoint.shape

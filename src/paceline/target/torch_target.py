@@ -86,8 +86,9 @@ class TorchTarget(PagedTarget[_Fed]):
         tokens: list[int] = []
         spans: list[Span] = []
         scored: list[int] = []
-        starts, first_nodes = [], []
+        starts, firsts, first_nodes = [], [], []
         for feed in feeds:
+            firsts.append(len(tokens))
             spans += self._spans(feed, len(tokens))
             tokens += feed.tokens
             first_nodes.append(len(tokens))
@@ -100,7 +101,7 @@ class TorchTarget(PagedTarget[_Fed]):
         for feed, first_node in zip(feeds, first_nodes, strict=True):
             base = self._cache.length(feed.seq_id)
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
-        return Scores(outcome.logits, tuple(starts), outcome.hidden)
+        return Scores(outcome.logits, tuple(starts), tuple(firsts), outcome.hidden)
 
     def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)

@@ -32,6 +32,12 @@ class JsonScanner:
     def in_string(self) -> bool:
         return self._next == self._string
 
+    @property
+    def in_value(self) -> bool:
+        """Within a value's string, or in a number, true, false or null."""
+        in_string = self._next in (self._string, self._escape, self._unicode_escape)
+        return self._next == self._in_atom or (in_string and not self._key)
+
     def feed(self, character: str) -> bool:
         """False if the character cannot stand here; nothing may be fed after that."""
         return self._next(character)

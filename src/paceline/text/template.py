@@ -69,6 +69,7 @@ class ChatTemplate:
         return self._templates["default"]
 
 
+@lru_cache(maxsize=32)
 def mentions_tools(source: str) -> bool:
     """Whether the template reads the variable `tools`."""
     from jinja2 import meta

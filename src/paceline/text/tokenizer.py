@@ -28,6 +28,7 @@ class Tokenizer:
         self.bos_id = vocabulary.bos_id
         self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
         self.eos_ids = vocabulary.eos_ids
+        self.control = vocabulary.control  # never text: begin, end, turn marks
         self.added = vocabulary.added  # tokens that are matched whole, marks of the model's own among them
         self.strips_first_space = vocabulary.strips_first_space
 

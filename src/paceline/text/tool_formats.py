@@ -32,6 +32,7 @@ class ToolFormat:
     anywhere: bool = True  # False: the trigger counts only at the very start of a message
     other_triggers: tuple[str, ...] = ()  # read, never written
     name_marks: tuple[str, ...] = ()  # may follow a name that stands bare before its arguments
+    short_ids: bool = False  # its templates take no ids of calls but those of nine letters and digits
 
 
 _CALL: Final = ('{"name": "', '", "arguments": ', "}")
@@ -62,6 +63,7 @@ MISTRAL: Final = ToolFormat(
     wraps_each=False,
     call=_CALL,
     name_marks=("[CALL_ID]", "[ARGS]"),  # newer models: [TOOL_CALLS]name[ARGS]{...}
+    short_ids=True,
 )
 FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
     {f.name: f for f in (HERMES, SMOLLM2, LLAMA3, MISTRAL)}

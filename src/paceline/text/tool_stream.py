@@ -1,12 +1,16 @@
 """Text in pieces to the deltas of a chat completion that is streamed: content, and tool calls."""
 
 import hashlib
+import string
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from paceline.text.tool_events import Arguments, Begun, Broken, Ended, Event, Text
 from paceline.text.tool_formats import ToolFormat
 from paceline.text.tool_reader import ToolReader
+
+_ID_LETTERS: Final = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ def _append(deltas: list[Delta], delta: Delta) -> None:
         deltas.append(delta)
 
 
-def call_id(seed: str, index: int) -> str:
+def call_id(seed: str, index: int, format: ToolFormat) -> str:
     """A call's id: the same for the same seed and index, and unlike all others."""
-    return f"call_{hashlib.sha256(f'{seed}:{index}'.encode()).hexdigest()[:24]}"
+    digest = hashlib.sha256(f"{seed}:{index}".encode())
+    if not format.short_ids:
+        return f"call_{digest.hexdigest()[:24]}"
+    number = int.from_bytes(digest.digest(), "big")
+    return "".join(_ID_LETTERS[number // len(_ID_LETTERS) ** i % len(_ID_LETTERS)] for i in range(9))

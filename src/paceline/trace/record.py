@@ -29,6 +29,7 @@ class RequestRecord:
     accept: str = "match"
     lossy: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)  # as sent; JSON values
+    metadata: Mapping[str, str] = field(default_factory=dict)  # the caller's labels, kept in any case
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, found in the cache
     output_tokens: int = 0
@@ -81,7 +82,7 @@ class RoundRecord:
 TEXT: Final = ("messages", "prompt", "tools", "output", "prompt_ids", "output_ids")
 
 
-def round_record(r: Round, index: int, with_tokens: bool) -> RoundRecord:
+def round_record(r: Round, index: int) -> RoundRecord:
     """Keeps nothing of the round alive: a draft may hold a tensor."""
     chain = r.draft.parents is None
     return RoundRecord(
@@ -100,8 +101,8 @@ def round_record(r: Round, index: int, with_tokens: bool) -> RoundRecord:
         parents=r.draft.parents,
         path=None if chain else tuple(r.path),
         finish=r.finish,
-        draft_tokens=tuple(r.draft.tokens) if with_tokens else None,
-        tokens=tuple(r.tokens) if with_tokens else None,
+        draft_tokens=tuple(r.draft.tokens),
+        tokens=tuple(r.tokens),
     )
 
 
@@ -117,6 +118,10 @@ def without_text(record: RequestRecord) -> RequestRecord:
     params = {k: v for k, v in record.params.items() if _is_number(v) or k in TEXTLESS_PARAMS}
     nothing: dict[str, Any] = dict.fromkeys(TEXT)
     return replace(record, params=params, **nothing)
+
+
+def without_tokens(r: RoundRecord) -> RoundRecord:
+    return replace(r, draft_tokens=None, tokens=None)
 
 
 def _is_number(value: object) -> bool:

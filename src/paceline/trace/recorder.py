@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from paceline.errors import PacelineError
-from paceline.trace.record import RequestRecord, RoundRecord, round_record, without_text
+from paceline.trace.record import RequestRecord, RoundRecord, round_record, without_text, without_tokens
 from paceline.types import Finish, Round, Seq, Sink
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LOGS: Final = 60.0
 SAVES_BETWEEN_PRUNES: Final = 256
 SECONDS_BETWEEN_PRUNES: Final = 600.0
 
-Job = tuple[RequestRecord, Sequence[RoundRecord]]
+Job = tuple[RequestRecord, Sequence[RoundRecord], bool]  # whether its text is kept
 
 
 class Saves(Protocol):
@@ -64,7 +64,7 @@ class Recorder(Sink):
         try:
             with self._changed:
                 rounds = self._open.setdefault(r.request, [])
-                rounds.append(round_record(r, len(rounds), self._with_text))
+                rounds.append(round_record(r, len(rounds)))
                 self._held += 1
                 self._open.move_to_end(r.request)
                 self._forget_the_silent()
@@ -74,17 +74,22 @@ class Recorder(Sink):
     def finish(self, seq: Seq, reason: Finish) -> None:
         """Waits for `finished`, which knows more. If that never comes, the rounds are forgotten in time."""
 
-    def finished(self, record: RequestRecord, sequence: str | None = None) -> None:
-        """A request is over. sequence: whose rounds are meant, if the record has another id."""
+    def finished(
+        self, record: RequestRecord, sequence: str | None = None, with_text: bool | None = None
+    ) -> None:
+        """A request is over. sequence: whose rounds are meant, if the record has another id.
+
+        with_text: whether its text is kept; None: as for all.
+        """
+        keep = self._with_text if with_text is None else with_text
         try:
-            kept = record if self._with_text else without_text(record)
             with self._changed:
                 rounds = self._open.pop(sequence or record.id, [])
                 if self._closing or len(self._waiting) >= self._max_waiting:
                     self.dropped += 1
                     self._held -= len(rounds)
                 else:
-                    self._waiting.append((kept, rounds))
+                    self._waiting.append((record, rounds, keep))
                     self._changed.notify_all()
         except Exception as error:
             self._failure(error)
@@ -121,7 +126,7 @@ class Recorder(Sink):
 
     def _save(self, job: Job) -> None:
         self._since_prune += 1
-        if self._try(lambda: self._store.save(*job)):
+        if self._try(lambda: self._store.save(*_kept(job))):
             self.saved += 1
         with self._changed:  # only now: until it is saved, it takes up room
             self._waiting.popleft()
@@ -151,3 +156,9 @@ class Recorder(Sink):
             # Only our own errors are known to quote nothing.
             reason = error if isinstance(error, PacelineError) else type(error).__name__
             log.warning("traces are being lost, %d so far: %s", self.failed, reason)
+
+
+def _kept(job: Job) -> tuple[RequestRecord, Sequence[RoundRecord]]:
+    """What goes to the store."""
+    record, rounds, with_text = job
+    return (record, rounds) if with_text else (without_text(record), [without_tokens(r) for r in rounds])

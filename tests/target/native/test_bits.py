@@ -110,9 +110,10 @@ def test_more_rows_than_one_pass_takes(tiny: NativeTarget) -> None:
     for name, tokens in order.items():
         tiny.open(Seq(name, tokens, len(tokens), tenant="together"))
     scores = tiny.forward([Feed(name, tokens, tree) for name, tokens in order.items()], taps=(1,))
-    for start, name in zip(scores.starts, order, strict=True):
+    for start, first, (name, tokens) in zip(scores.starts, scores.rows, order.items(), strict=True):
         rows = slice(start, start + 1 + len(tree))
         assert torch.equal(scores.logits[rows], alone[name].logits), name
+        rows = slice(first + len(tokens) - 1, first + len(tokens) + len(tree))
         assert torch.equal(scores.hidden[1][rows], alone[name].hidden[1]), name
     for name, tokens in order.items():
         tiny.keep(name, len(tokens), tree.paths()[-1])
@@ -154,9 +155,10 @@ def test_any_batch_of_chains_trees_and_prompts(model: Path, path: str, count: in
     for names in (list(alone), list(alone)[::-1], list(alone)[::3]):
         feeds = [crowd(count)[name][1] for name in names]
         scores = target.forward(feeds, taps=(1, 0, 0))
-        for start, name in zip(scores.starts, names, strict=True):
+        for start, first, name in zip(scores.starts, scores.rows, names, strict=True):
             rows = slice(start, start + len(alone[name].logits))
             assert torch.equal(scores.logits[rows], alone[name].logits), name
+            rows = slice(first, first + len(alone[name].hidden[0]))
             for layer in (0, 1):
                 assert torch.equal(scores.hidden[layer][rows], alone[name].hidden[layer]), name
         for name in names:

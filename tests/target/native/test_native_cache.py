@@ -74,23 +74,23 @@ class Walk:
             self.close(self.random.choice(sorted(self.live)))
             return
         self.passes += 1
-        for start, feed in zip(scores.starts, feeds, strict=True):
-            self.compare(feed, scores, start)
+        for start, first, feed in zip(scores.starts, scores.rows, feeds, strict=True):
+            self.compare(feed, scores, start, first)
         for feed in feeds:
             self.keep(feed)
 
-    def compare(self, feed: Feed, scores: Scores, start: int) -> None:
-        if not feed.scored:
-            return
+    def compare(self, feed: Feed, scores: Scores, start: int, first: int) -> None:
         tokens = [*self.live[feed.seq_id], *feed.tokens]
         tenant = f"{id(self)} {self.passes} {feed.seq_id}"
         self.fresh.open(Seq("fresh", tokens, len(tokens), tenant=tenant))
         cold = self.fresh.forward([Feed("fresh", tokens, feed.draft)], TAPS)
         self.fresh.keep("fresh", 0)
         self.fresh.close("fresh")
-        rows = slice(start, start + 1 + len(feed.draft))
-        assert torch.equal(scores.logits[rows], cold.logits), feed
-        assert all(torch.equal(scores.hidden[tap][rows], cold.hidden[tap]) for tap in TAPS), feed
+        if feed.scored:
+            assert torch.equal(scores.logits[start : start + 1 + len(feed.draft)], cold.logits), feed
+        count = len(feed.tokens) + len(feed.draft)
+        for tap in TAPS:
+            assert torch.equal(scores.hidden[tap][first : first + count], cold.hidden[tap][-count:]), feed
 
     def keep(self, feed: Feed) -> None:
         live, fed = self.live[feed.seq_id], len(feed.tokens)

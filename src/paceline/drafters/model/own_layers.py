@@ -7,7 +7,7 @@ pass writes over them.
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.drafters.model.model import ModelDrafter
+from paceline.drafters.model.drafter import ModelDrafter
 from paceline.sampling import Floats
 from paceline.types import Ask, Feed, Seq, Sketcher
 

@@ -4,10 +4,7 @@
 // the joining of chunks run in the order of positions. Neither depends on which queries are computed together.
 #pragma once
 
-#include <algorithm>
-
-#include "model.h"
-#include "simd.h"
+#include "ahead.h"
 
 namespace PACELINE_PATH {
 
@@ -19,24 +16,15 @@ struct Partial {
     float total;  // sum of exp(score - most)
 };
 
-// Where keys and values of one layer and KV head lie.
-struct HeadCache {
-    const uint16_t *keys, *values;
-    const int32_t* table;
-    int head_dim;
-
-    const uint16_t* keys_of(int sub) const { return keys + (int64_t)table[sub] * kSubBlock * head_dim; }
-    const uint16_t* values_of(int sub) const { return values + (int64_t)table[sub] * kSubBlock * head_dim; }
-};
-
 // Scores of B queries with the keys of U sub-blocks.
 template <int B, int U>
-PL_INLINE void score_keys(const HeadCache& cache, int sub, int last, const float (*q)[kMostHeadDim], float (*scores)[kChunk], int at) {
+PL_INLINE void score_keys(const HeadCache& cache, Ahead* ahead, int sub, const float (*q)[kMostHeadDim],
+                          float (*scores)[kChunk], int at) {
     Floats a[B][U];
-    const uint16_t *k[U], *next[U];
+    const uint16_t *k[U], *later[U];
     for (int u = 0; u < U; ++u) {
         k[u] = cache.keys_of(sub + u);
-        next[u] = cache.keys_of(std::min(sub + U + u, last));
+        later[u] = ahead ? ahead->while_reading(k[u]) : k[u];
     }
     _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = zeros();
@@ -44,7 +32,7 @@ PL_INLINE void score_keys(const HeadCache& cache, int sub, int last, const float
         Floats key[U];
         _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) {
             key[u] = load_halves(k[u] + d * kSubBlock);
-            prefetch(next[u] + d * kSubBlock);
+            prefetch_early(later[u] + d * kSubBlock);
         }
         _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
             Floats query = all(q[b][d]);
@@ -73,18 +61,19 @@ PL_INLINE Partial soften(float* scores, int visible, int padded) {
     return {top, sum(total)};
 }
 
-// Values of `keys` tokens, weighted: 16 * W dimensions from `first` on, for B queries.
+// Values of `keys` tokens, weighted: 16 * W dimensions from `first` on, for B queries. later: what is fetched
+// while a sub-block is read, the same share of it.
 template <int B, int W>
-PL_INLINE void weigh_values(const HeadCache& cache, int sub, int keys, float (*weights)[kChunk], int first,
-                            float* const* out) {
+PL_INLINE void weigh_values(const HeadCache& cache, const uint16_t* const* later, int sub, int keys,
+                            float (*weights)[kChunk], int first, float* const* out) {
     Floats a[B][W];
     _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) a[b][w] = zeros();
-    const int last = sub + (keys - 1) / kSubBlock;
     for (int t = 0; t < keys; ++t) {
-        const int at = t % kSubBlock * cache.head_dim + first;
-        const uint16_t* v = cache.values_of(sub + t / kSubBlock) + at;
-        prefetch(cache.values_of(std::min(sub + t / kSubBlock + 1, last)) + at);
+        const int token = t % kSubBlock;
+        const uint16_t* v = cache.values_of(sub + t / kSubBlock) + token * cache.head_dim + first;
+        const uint16_t* share = later[t / kSubBlock] + (first + token * W) * kSubBlock;
+        _Pragma("GCC unroll 4") for (int w = 0; w < W; w += 2) prefetch_early(share + w * kSubBlock);
         Floats value[W];
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) value[w] = load_halves(v + w * kLanes);
         _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b) {
@@ -96,10 +85,11 @@ PL_INLINE void weigh_values(const HeadCache& cache, int sub, int keys, float (*w
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) store(out[b] + first + w * kLanes, a[b][w]);
 }
 
-// B queries over one chunk. visible[b]: how many of its keys query b sees; out[b]: head_dim floats.
+// B queries over one chunk. visible[b]: how many of its keys query b sees; out[b]: head_dim floats. ahead: null
+// where the chunk was read before.
 template <int B>
-void attend_chunk(const HeadCache& cache, int chunk, const float* const* q, const int* visible, Partial* partial,
-                  float* const* out) {
+void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* const* q, const int* visible,
+                  Partial* partial, float* const* out) {
     alignas(64) float scores[B][kChunk], near[B][kMostHeadDim];  // side by side, so that one pointer finds them
     int keys = 0;
     for (int b = 0; b < B; ++b) {
@@ -108,13 +98,19 @@ void attend_chunk(const HeadCache& cache, int chunk, const float* const* q, cons
     }
     const int subs = (keys + kSubBlock - 1) / kSubBlock, first = chunk * (kChunk / kSubBlock);
     int s = 0;
-    for (; s + kWide <= subs; s += kWide) score_keys<B, kWide>(cache, first + s, first + subs - 1, near, scores, s * kSubBlock);
-    for (; s < subs; ++s) score_keys<B, 1>(cache, first + s, first + subs - 1, near, scores, s * kSubBlock);
+    for (; s + kWide <= subs; s += kWide)
+        score_keys<B, kWide>(cache, ahead, first + s, near, scores, s * kSubBlock);
+    for (; s < subs; ++s) score_keys<B, 1>(cache, ahead, first + s, near, scores, s * kSubBlock);
     for (int b = 0; b < B; ++b) partial[b] = soften(scores[b], visible[b], subs * kSubBlock);
+    const uint16_t* later[kChunk / kSubBlock];
+    for (s = 0; s < subs; ++s) {
+        later[s] = cache.values_of(first + s);
+        if (ahead) later[s] = ahead->while_reading(later[s]);
+    }
     int d = 0;
     for (; d + kWide * kLanes <= cache.head_dim; d += kWide * kLanes)
-        weigh_values<B, kWide>(cache, first, keys, scores, d, out);
-    for (; d < cache.head_dim; d += kLanes) weigh_values<B, 1>(cache, first, keys, scores, d, out);
+        weigh_values<B, kWide>(cache, later, first, keys, scores, d, out);
+    for (; d < cache.head_dim; d += kLanes) weigh_values<B, 1>(cache, later, first, keys, scores, d, out);
 }
 
 // Joins a later chunk to what came before it.

@@ -50,5 +50,5 @@ struct Pass {
     const int32_t* tap_layers;    // [taps], ascending
     const int32_t* run_layers;    // [layers], ascending, at least one: those to run
     float* logits;                // [scored][vocab]
-    float* hidden;                // [taps][scored][width]
+    float* hidden;                // [taps][rows][width]
 };

@@ -75,11 +75,11 @@ class NativeTarget(PagedTarget[_Fed]):
             self._cache.extend(feed.seq_id, len(feed.tokens) + depth)
         self._spares.reset()
         parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
-        starts, scored = [], 0
+        starts, firsts = [0], [0]
         batch = NativeBatch()
         for feed in feeds:
-            starts.append(scored)
-            scored += (1 + len(feed.draft)) * feed.scored
+            starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
+            firsts.append(firsts[-1] + len(feed.tokens) + len(feed.draft))
             for piece, offset in _pieces(feed):
                 if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > PASS_ROWS:
                     parts.append(self._run(batch, taps))
@@ -89,7 +89,7 @@ class NativeTarget(PagedTarget[_Fed]):
         logits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
         hidden = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
         tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
-        return Scores(torch.from_numpy(logits), tuple(starts), tapped)
+        return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
     def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         self._make_room(feeds, starts)
@@ -118,11 +118,11 @@ class NativeTarget(PagedTarget[_Fed]):
     def _run(
         self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Logits [scored, vocab] and hidden states [taps, scored, width]. layers: None runs them all."""
+        """Logits [scored, vocab] and hidden states [taps, rows, width]. layers: None runs them all."""
         layers = range(self.layers) if layers is None else layers
         rows, scored, tapped = len(batch.tokens), len(batch.scored), sorted(set(taps))
         logits = np.empty((scored, self.vocab_size), np.float32)
-        hidden = np.empty((len(tapped), scored, self.shape.width), np.float32)
+        hidden = np.empty((len(tapped), rows, self.shape.width), np.float32)
         cosines, sines = self._rope.rows(batch.positions)
         counts = np.fromiter(map(len, batch.writes), np.int32, rows)
         held = {

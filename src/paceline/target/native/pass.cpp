@@ -31,7 +31,7 @@ PL_INLINE float inverse_rms(const float* x, int count, int padded, float eps) {
 
 PL_INLINE Floats as_half_range(Floats x) { return min(max(x, all(-kLargestHalf)), all(kLargestHalf)); }
 
-using AttendChunk = void (*)(const HeadCache&, int, const float* const*, const int*, Partial*, float* const*);
+using AttendChunk = void (*)(const HeadCache&, Ahead*, int, const float* const*, const int*, Partial*, float* const*);
 
 template <size_t... n>
 AttendChunk attend_with(int queries, std::index_sequence<n...>) {
@@ -84,11 +84,17 @@ void Decoder::plan_attention() {
         const Span& span = pass_->span[s];
         for (int first = 0; first < span.count; first += kQueryRows) {
             const int rows = std::min(kQueryRows, span.count - first);
-            const int chunks = split ? chunks_for(span.start + first + rows - 1) : 1;
-            for (int head = 0; head < model_.kv_heads; ++head)
-                for (int c = 0; c < chunks; ++c) attending_.push_back({s, first, rows, head, split ? c : -1});
+            const int keys = span.start + first + rows, chunks = chunks_for(keys - 1);
+            for (int head = 0; head < model_.kv_heads; ++head) {
+                if (!split) attending_.push_back({s, first, rows, head, 0, chunks, keys});
+                for (int c = 0; split && c < chunks; ++c)
+                    attending_.push_back({s, first, rows, head, c, c + 1, std::min(keys, (c + 1) * kChunk)});
+            }
         }
     }
+    // The longest first: what is left at the end, when some have nothing to do, is short.
+    std::stable_sort(attending_.begin(), attending_.end(),
+                     [](const Attending& a, const Attending& b) { return a.work() > b.work(); });
 }
 
 void Decoder::work(int me) {
@@ -135,10 +141,10 @@ void Decoder::embed(int me) {
 void Decoder::copy_taps(int layer, int me) {
     for (int t = 0; t < pass_->taps; ++t) {
         if (pass_->tap_layers[t] != layer) continue;
-        const Share share(pass_->scored, me, team_.size());
-        for (int i = share.begin; i < share.end; ++i)
-            std::memcpy(pass_->hidden + ((size_t)t * pass_->scored + i) * model_.width,
-                        x_.get() + (size_t)pass_->scored_rows[i] * width_, model_.width * sizeof(float));
+        const Share share(pass_->rows, me, team_.size());
+        for (int r = share.begin; r < share.end; ++r)
+            std::memcpy(pass_->hidden + ((size_t)t * pass_->rows + r) * model_.width, x_.get() + (size_t)r * width_,
+                        model_.width * sizeof(float));
     }
 }
 
@@ -248,37 +254,48 @@ void Decoder::finish_value(int layer, int head, float* heads) {
                 store_halves(values + (int64_t)pass_->writes[w] * size + d, as_half_range(load(heads + d)));
 }
 
+// The next piece is taken while there is one in hand, so that its keys are on their way.
 void Decoder::attend(int layer, int me) {
-    int begin, end;
-    while (team_.take((int)attending_.size(), begin, end))
-        for (int i = begin; i < end; ++i) attend_piece(layer, attending_[i], scratch_[me].get());
+    const int total = (int)attending_.size();
+    Ahead ahead;
+    int piece = team_.take_one(total), next;
+    if (piece < total) ahead.add(walk_of(layer, attending_[piece]));
+    for (; piece < total; piece = next) {
+        next = team_.take_one(total);
+        if (next < total) ahead.add(walk_of(layer, attending_[next]));
+        attend_piece(layer, attending_[piece], ahead, scratch_[me].get());
+    }
 }
 
-void Decoder::attend_piece(int layer, const Attending& piece, float* scratch) {
+Walk Decoder::walk_of(int layer, const Attending& piece) const {
+    const int64_t at = cache_at(layer, piece.kv_head);
+    const int32_t* table = pass_->tables + pass_->span[piece.span].table;
+    const HeadCache cache{model_.keys + at, model_.values + at, table, model_.head_dim};
+    return {cache, piece.chunk, piece.end, (piece.keys + kSubBlock - 1) / kSubBlock};
+}
+
+void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch) {
     const int group = model_.heads / model_.kv_heads, size = model_.head_dim;
     const Span& span = pass_->span[piece.span];
-    const int64_t at = cache_at(layer, piece.kv_head);
-    const HeadCache cache{model_.keys + at, model_.values + at, pass_->tables + span.table, size};
-    const int last = chunks_for(span.start + piece.first + piece.rows - 1);
-    const int from = piece.chunk < 0 ? 0 : piece.chunk, to = piece.chunk < 0 ? last : piece.chunk + 1;
-    for (int chunk = from; chunk < to; ++chunk) {
+    const HeadCache cache = walk_of(layer, piece).cache;
+    for (int chunk = piece.chunk; chunk < piece.end; ++chunk) {
         for (int z = 0; z < piece.rows * group; z += kQueryBlock) {
             const int queries = std::min(kQueryBlock, piece.rows * group - z);
             const float* q[kQueryBlock];
             float* out[kQueryBlock];
             int visible[kQueryBlock], slot[kQueryBlock];
             Partial partial[kQueryBlock];
-            const bool later = chunk > from;
+            const bool later = chunk > piece.chunk;
             for (int i = 0; i < queries; ++i) {
                 const int index = piece.first + (z + i) / group, row = pass_->span_rows[span.first + index];
                 const int head = piece.kv_head * group + (z + i) % group;
-                const int kept = piece.chunk < 0 ? 0 : chunk;
                 q[i] = queries_.get() + ((size_t)row * model_.heads + head) * size;
                 visible[i] = std::min(kChunk, span.start + index + 1 - chunk * kChunk);
-                slot[i] = (row * model_.heads + head) * slots_ + kept;
+                slot[i] = (row * model_.heads + head) * slots_ + piece.chunk;
                 out[i] = later ? scratch + i * size : sums_.get() + (int64_t)slot[i] * size;
             }
-            attend_with(queries, std::make_index_sequence<kQueryBlock>())(cache, chunk, q, visible, partial, out);
+            const AttendChunk attend = attend_with(queries, std::make_index_sequence<kQueryBlock>());
+            attend(cache, z ? nullptr : &ahead, chunk, q, visible, partial, out);
             for (int i = 0; i < queries; ++i) {
                 if (!later) partials_[slot[i]] = partial[i];
                 else if (visible[i] > 0)

@@ -20,9 +20,13 @@ public:
     void forward(const Pass& pass);
 
 private:
-    // Some rows of a span and one KV head, over one chunk of keys or (chunk < 0) over all of them in turn.
+    // Some rows of a span and one KV head, over one chunk of keys or over all of them in turn.
     struct Attending {
-        int span, first, rows, kv_head, chunk;
+        int span, first, rows, kv_head;
+        int chunk, end;  // the first chunk, and the one behind the last
+        int keys;        // that the last row sees up to that end
+
+        int64_t work() const { return (int64_t)rows * (keys - chunk * kChunk); }
     };
 
     void prepare();
@@ -39,7 +43,8 @@ private:
     void finish_value(int layer, int head, float* heads);
     void rotate(float* head, int row) const;
     void attend(int layer, int me);
-    void attend_piece(int layer, const Attending& piece, float* scratch);
+    Walk walk_of(int layer, const Attending& piece) const;
+    void attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch);
     void join_chunks(int me);
     void add_product(const Linear& weight, const float* bias, const Activations& in, int me);
     void feed_forward(const Layer& layer, int me);

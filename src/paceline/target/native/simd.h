@@ -32,6 +32,8 @@ inline void restore_denormals(unsigned) {}
 #endif
 
 PL_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+// Into the second level: so much of it that the first one would lose what is in use.
+PL_INLINE void prefetch_early(const void* address) { __builtin_prefetch(address, 0, 2); }
 
 }  // namespace PACELINE_PATH
 

@@ -107,6 +107,9 @@ public:
         return true;
     }
 
+    // Takes the next single piece of `total`, or gives `total`.
+    int take_one(int total) { return std::min(next_.fetch_add(1, std::memory_order_relaxed), total); }
+
 private:
     void stop() {
         stopping_ = true;

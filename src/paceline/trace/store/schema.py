@@ -83,6 +83,7 @@ REQUESTS: Final = Table(
     _seconds("seconds"),
     *(_text(name, optional=True) for name in ("prompt", "output")),
     *(_json(name, optional=True) for name in ("messages", "tools", "prompt_ids", "output_ids")),
+    Column("metadata", JSON, nullable=False, server_default="{}"),
     Index("paceline_requests_created", "created"),
 )
 
@@ -106,7 +107,7 @@ _ROUND_FIELDS: Final = tuple(f.name for f in fields(RoundRecord) if f.name != "r
 
 def request_row(record: RequestRecord) -> dict[str, Any]:
     row = {f.name: getattr(record, f.name) for f in fields(record)}
-    for name in ("params", "drafted_by_source", "accepted_by_source"):
+    for name in ("params", "metadata", "drafted_by_source", "accepted_by_source"):
         row[name] = dict(row[name])  # any mapping will do
     return row
 

@@ -9,9 +9,14 @@ from paceline.trace.store.schema import METADATA, VERSIONS
 
 Step = Callable[[Connection], None]
 
+
+def _add_metadata(connection: Connection) -> None:
+    connection.execute(text("ALTER TABLE paceline_requests ADD COLUMN metadata JSON NOT NULL DEFAULT '{}'"))
+
+
 # STEPS[n - 1] takes a store from version n to n + 1; once released, a step stays as it is.
 # A new store is made as METADATA says, so a step and METADATA change together.
-STEPS: tuple[Step, ...] = ()
+STEPS: tuple[Step, ...] = (_add_metadata,)
 
 ONE_AT_A_TIME = 0x706163656C696E65  # of PostgreSQL's advisory locks, the one for making and changing tables
 

@@ -1,0 +1,133 @@
+"""paceline train"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceline.config import EngineConfig
+from paceline.errors import SettingError
+from paceline.folders import home
+from paceline.models import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from paceline.heads.folder import Card
+    from paceline.train.job import Report, TrainJob
+    from paceline.train.recipe import Kind
+
+SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
+
+
+def train(
+    traces: Annotated[
+        list[str], typer.Option(help="Conversations: a .jsonl or .jsonl.gz file, or a trace store.")
+    ],
+    target: Annotated[str, typer.Option(help="The model that the drafter is to guess.")] = DEFAULT_MODEL,
+    kind: Annotated[str, typer.Option(help="block, medusa or eagle.")] = "block",
+    minutes: Annotated[float, typer.Option(help="Of training, after the answers are written.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="Of training, instead of minutes: repeatable by seed.")] = 0,
+    out: Annotated[
+        str, typer.Option(help="A name or a folder; the same again goes on where it stopped.")
+    ] = "",
+    start: Annotated[str, typer.Option(help="A trained drafter to go on from.")] = "",
+    prompts: Annotated[int, typer.Option(help="Most prompts to answer; 0: all.")] = 0,
+    per_prompt: Annotated[int, typer.Option(help="Answers to each; all but the first are sampled.")] = 1,
+    required: Annotated[
+        float, typer.Option(help="Share of prompts with tools whose answers must call one.")
+    ] = 0.5,
+    max_new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 384,
+    max_prompt: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 1536,
+    seed: Annotated[int, typer.Option()] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="The drafter's card as JSON.")] = False,
+) -> None:
+    """Train a drafter on what the target answers in recorded conversations."""
+    from paceline.heads.folder import CARD
+    from paceline.target.torch_target import placement
+    from paceline.train.asks import AnswersConfig
+    from paceline.train.job import TrainJob, run
+    from paceline.train.recipe import TrainConfig
+    from paceline.train.rollout import Rollout
+
+    job = TrainJob(
+        target,
+        tuple(traces),
+        drafter_path(out or f"{Path(target).name}-{kind}"),
+        drafter_path(start) if start else None,
+        AnswersConfig(
+            max_prompt=max_prompt,
+            max_prompts=prompts,
+            per_prompt=per_prompt,
+            required=required,
+            seed=seed,
+            rollout=Rollout(max_new=max_new),
+            engine=EngineConfig(device=device),
+        ),
+        TrainConfig(
+            kind=_known(kind),
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            max_len=max_prompt + max_new,
+            **(SMALL if placement(EngineConfig(device=device))[0].type == "cpu" else {}),
+        ),
+    )
+    with _bars() as report:
+        card = run(job, report)
+    if as_json:
+        print((job.folder / CARD).read_text())
+    else:
+        _show(card, job)
+
+
+def drafter_path(name: str) -> Path:
+    """A folder, or a name among the drafters that were trained here."""
+    given = Path(name).expanduser()
+    return given if given.parts[1:] or given.exists() else home() / "drafters" / name
+
+
+def _known(kind: str) -> "Kind":
+    from paceline.train.recipe import KINDS
+
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join(KINDS)}")
+
+
+@contextmanager
+def _bars() -> Iterator["Report"]:
+    """One bar for each part of the job, with the time left."""
+    from paceline.train.job import Told
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    bars: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+
+        def report(told: Told) -> None:
+            if told.what not in bars:
+                bars[told.what] = progress.add_task(told.what, note="")
+            progress.update(bars[told.what], completed=told.done, total=told.of, note=told.note)
+
+        yield report
+
+
+def _show(card: "Card", job: "TrainJob") -> None:
+    out = Console(highlight=False)
+    table = Table("guess", "right if those before are", "tokens per pass so far")
+    for place, (right, rate) in enumerate(zip(card.acceptance, card.tokens_per_pass, strict=True), 1):
+        table.add_row(str(place), f"{right:.1%}", f"{rate:.2f}")
+    out.print(table)
+    for kind, found in card.data["by_kind_of_text"].items():
+        out.print(f"{kind}: {found['tokens_per_pass'][-1]:.2f} tokens per pass", markup=False)
+    out.print(str(job.folder), markup=False)

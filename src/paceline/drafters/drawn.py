@@ -1,0 +1,59 @@
+"""What drafters with a law of their own share: guesses with the target's noise, or drawn ones and their q."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
+from paceline.types import Bits, Seq
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Guesses for one place, best first."""
+
+    tokens: list[int]
+    chances: list[float]  # of each, under the processed law
+    laws: list[Doubles]  # what each was drawn from; none for bare guesses
+
+
+def draw(row: Floats, seq: Seq, written: Sequence[int], width: int = 1, mask: Bits | None = None) -> Drawn:
+    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary."""
+    history = History(seq.tokens, seq.prompt_len, written)
+    of = law(row, seq.params, history, mask)
+    if seq.params.temperature == 0 and not needs_q(seq):
+        found = greedy(row, seq.params, history, width, mask)
+    else:
+        found = ranked(of, _key(seq, len(written)), width)
+    laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
+    found = found[: len(laws)] if needs_q(seq) else found
+    return Drawn(found, [of.probability(token) for token in found], laws)
+
+
+def sureness(row: Floats, seq: Seq, written: Sequence[int], found: Drawn, mask: Bits | None = None) -> float:
+    """The probability of the best guess; where decoding is greedy, what it would have at temperature 1."""
+    if seq.params.temperature:
+        return found.chances[0]
+    params = replace(seq.params, temperature=1.0)
+    return law(row, params, History(seq.tokens, seq.prompt_len, written), mask).probability(found.tokens[0])
+
+
+def needs_q(seq: Seq) -> bool:
+    return seq.spec.accept in ("residual", "block")
+
+
+def _key(seq: Seq, depth: int) -> Key:
+    """The noise the target will use at this place; where q counts, coins of this round instead."""
+    index = len(seq.tokens) - seq.prompt_len
+    stream, where, slot = (DRAFT, index, depth) if needs_q(seq) else (CHOICE, index + depth, 0)
+    return noise_key(seq.params.seed, seq.params.choice, stream, where, slot)
+
+
+def _without_replacement(p: Doubles, drawn: Sequence[int]) -> list[Doubles]:
+    """What each of the siblings was drawn from, its elders being taken; ends where nothing is left."""
+    rest, laws = p.copy(), []
+    for token in drawn:
+        if rest[token] <= 0:
+            break
+        laws.append(rest / rest.sum())
+        rest[token] = 0
+    return laws

@@ -1,0 +1,23 @@
+"""Which drafter serves a trained network."""
+
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.drafters.heads.eagle import EagleDrafter
+from paceline.drafters.heads.medusa import MedusaDrafter
+from paceline.errors import UnknownArchitecture
+from paceline.heads.block import BlockNet
+from paceline.heads.calibration import Calibration
+from paceline.heads.eagle import EagleNet
+from paceline.heads.medusa import MedusaNet
+from paceline.heads.net import Net
+from paceline.types import Drafter
+
+
+def drafter_of(net: Net, calibration: Calibration | None = None) -> Drafter:
+    """calibration: of the confidences of a network that has any."""
+    if isinstance(net, BlockNet):
+        return BlockDrafter(net, calibration)
+    if isinstance(net, EagleNet):
+        return EagleDrafter(net)
+    if isinstance(net, MedusaNet):
+        return MedusaDrafter(net)
+    raise UnknownArchitecture(f"no drafter serves a {type(net).__name__}; known: block, eagle, medusa")

@@ -1,0 +1,182 @@
+"""How drafts grow out of the laws that a head gives for the places to come: chains, or trees."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
+
+import numpy as np
+import torch
+
+from paceline.drafters.drawn import Drawn, draw, needs_q
+from paceline.drafters.legal import unsure
+from paceline.errors import ConstraintError
+from paceline.sampling import Doubles, Floats
+from paceline.types import ROOT, Ask, Bits, Cursor, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place to guess at: after the committed text and these tokens."""
+
+    ask: Ask
+    written: tuple[int, ...]
+    at: Cursor | None  # stands there
+
+    def after(self, token: int) -> "Spot | None":
+        """The next place. None: nothing follows, or others are certain of what does."""
+        at = None
+        if self.at is not None:
+            at = self.at.fork()
+            if not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced()):
+                return None
+        return Spot(self.ask, (*self.written, token), at)
+
+
+# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right, None
+# if the logits say it. A spot it can say nothing of has no logits.
+Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float | None]]]
+
+
+@dataclass(slots=True)
+class Growing:
+    """A draft being written."""
+
+    ask: Ask
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    q: list[Doubles] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        return self.ask.budget - len(self.tokens)
+
+    def add(self, parent: int, token: int, score: float) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(unsure(score))
+        return len(self.tokens) - 1
+
+    def draft(self, name: str) -> Draft:
+        chain = self.parents == list(range(ROOT, len(self.tokens) - 1))
+        q = torch.from_numpy(np.stack(self.q)) if self.q else None
+        sources = (name,) * len(self.tokens)
+        return Draft(
+            tuple(self.tokens), None if chain else tuple(self.parents), sources, tuple(self.scores), q
+        )
+
+
+def grow(asks: Sequence[Ask], look: Look, name: str, vocab: int, abreast: int = 1) -> list[Draft]:
+    """A draft for each ask; its cursor stays where it is.
+
+    abreast: how many places of a tree are looked at in one go. A head for which that is quicker remembers
+    what it said of those beyond the first, and is asked again should the tree grow there.
+    """
+    growing = [Growing(ask) for ask in asks]
+    spots = [(g, spot) for g in growing if (spot := _first(g.ask)) is not None]
+    _grow_chains([(g, spot) for g, spot in spots if not _wide(g.ask)], look, vocab)
+    for g, spot in spots:
+        if _wide(g.ask):
+            _grow_tree(g, spot, look, vocab, abreast)
+    return [g.draft(name) for g in growing]
+
+
+def _first(ask: Ask) -> Spot | None:
+    if ask.budget < 1 or (ask.cursor is not None and ask.cursor.finished):
+        return None
+    return Spot(ask, ask.after, ask.cursor)
+
+
+def _wide(ask: Ask) -> bool:
+    """Whether the shape of the tree may follow from what is guessed: not where guesses are drawn."""
+    return ask.seq.spec.tree_width > 1 and not needs_q(ask.seq)
+
+
+def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) -> None:
+    """One place of all of them at a time. Where guesses are drawn, those beside the chain are drawn with it,
+    and what grows hangs on no token but those before."""
+    tips = [ROOT] * len(pairs)
+    active = list(zip(range(len(pairs)), pairs, strict=True))
+    while active:
+        seen = look([spot for _, (_, spot) in active])
+        going = []
+        for (number, (g, spot)), (row, sure) in zip(active, seen, strict=True):
+            width = min(spot.ask.seq.spec.tree_width, g.room)
+            found = _drawn(row, spot, width, vocab, plainly=sure is None)
+            if not found.tokens:
+                continue
+            parent = tips[number]
+            tips[number] = len(g.tokens)
+            for token, score in zip(found.tokens, _scores(found, sure), strict=True):
+                g.add(parent, token, score)
+            g.q.extend(found.laws)
+            follows = spot.after(found.tokens[0]) if g.room > 0 else None
+            if follows is not None:
+                going.append((number, (g, follows)))
+        active = going
+
+
+def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, abreast: int) -> None:
+    """The likeliest nodes, as far as the budget goes; a node's chance to be reached falls along its path."""
+    ahead: list[tuple[float, int, int, int, float, Spot]] = []
+    count = 0
+
+    def open_up(spot: Spot, parent: int, reached: float) -> None:
+        nonlocal count
+        next_best = nsmallest(min(abreast, g.room) - 1, ahead)
+        others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
+        row, sure = look([spot, *others])[0]
+        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, plainly=sure is None)
+        for token, score in zip(found.tokens, _scores(found, sure), strict=True):
+            count += 1
+            heappush(ahead, (-reached * score, count, parent, token, score, spot))
+
+    open_up(root, ROOT, 1.0)
+    while ahead and g.room > 0:
+        chance, _, parent, token, score, spot = heappop(ahead)
+        node = g.add(parent, token, score)
+        follows = spot.after(token) if g.room > 0 else None
+        if follows is not None:
+            open_up(follows, node, -chance)
+
+
+def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, plainly: bool) -> Drawn:
+    """Guesses the head can have meant; none where the grammar allows nothing that it knows.
+
+    plainly: with chances that mean something where the law, at temperature 0, knows one token only.
+    """
+    nothing = Drawn([], [], [])
+    if row is None:
+        return nothing
+    try:
+        mask = _mask(spot.at, vocab)
+    except ConstraintError:  # which ends the output only if it comes by here
+        return nothing
+    found = draw(row, spot.ask.seq, spot.written, width, mask)
+    meant = sum(1 for token in found.tokens if row[token] > -np.inf)  # the others come last
+    chances = found.chances[:meant]
+    if (meant > 1 or plainly) and spot.ask.seq.params.temperature == 0:
+        chances = _plain_chances(row, found.tokens[:meant])
+    return Drawn(found.tokens[:meant], chances, found.laws[:meant])
+
+
+def _plain_chances(row: Floats, tokens: Sequence[int]) -> list[float]:
+    top = row.max()
+    whole = float(np.exp(row - top).sum())
+    return [float(np.exp(row[token] - top)) / whole for token in tokens]
+
+
+def _scores(found: Drawn, sure: float | None) -> list[float]:
+    """The head's own confidence for the first; the others share what is left by their chances."""
+    if sure is None:
+        return found.chances
+    rest = max(1e-9, 1 - found.chances[0]) if found.chances else 1.0
+    others = [(1 - sure) * min(1.0, chance / rest) for chance in found.chances[1:]]
+    return [sure, *others][: len(found.tokens)]
+
+
+def _mask(at: Cursor | None, vocab: int) -> Bits | None:
+    if at is None:
+        return None
+    row: Bits = np.zeros((vocab + 31) // 32, np.uint32)
+    return row if at.fill(row) else None

@@ -1,0 +1,148 @@
+"""What a drafter made of each position it saw, kept for the sequence and for what follows it.
+
+An agent's next turn begins with the text of the last one. The target finds that text in its cache and does
+not compute it again, so nobody sees its hidden states a second time: what was made of them must be kept.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.types import Seq
+
+Ids = NDArray[np.int64]
+
+
+class _Track:
+    """Rows of one sequence, in the order of their positions; grows by doubling."""
+
+    def __init__(self, positions: Tensor, rows: Tensor) -> None:
+        self._positions, self._rows, self._count = positions, rows, len(positions)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def positions(self) -> Tensor:
+        return self._positions[: self._count]
+
+    @property
+    def rows(self) -> Tensor:
+        return self._rows[: self._count]
+
+    def append(self, start: int, rows: Tensor) -> None:
+        if self._count and start <= int(self._positions[self._count - 1]):
+            raise ValueError(f"rows from position {start} on do not follow those that are held")
+        count = self._count + len(rows)
+        if count > len(self._rows):
+            more = max(count, 2 * len(self._rows), 64) - self._count
+            self._rows = torch.cat([self.rows.to(rows), rows.new_empty(more, *rows.shape[1:])])
+            self._positions = torch.cat([self.positions, self.positions.new_empty(more)])
+        self._rows[self._count : count] = rows
+        self._positions[self._count : count] = torch.arange(start, start + len(rows))
+        self._count = count
+
+    def before(self, position: int) -> "_Track":
+        count = int(torch.searchsorted(self.positions, position))
+        return _Track(self.positions[:count], self.rows[:count])
+
+    def copied(self, most: int) -> "_Track":
+        """The last `most` rows, in memory of their own."""
+        first = max(0, self._count - most)
+        return _Track(self.positions[first:].clone(), self.rows[first:].clone())
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    seq: Seq
+    track: _Track
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    tokens: Ids
+    track: _Track
+
+
+class Kept:
+    """Rows by position, for sequences that run and for those that ended.
+
+    ahead: how many tokens after its own position a row was made of. most: positions held of each tenant's
+    ended sequences; those used last stay. Tenants never share. shape: that of every row.
+    """
+
+    def __init__(self, shape: Sequence[int], most: int = 16384, ahead: int = 0) -> None:
+        self._shape, self._most, self._ahead = tuple(shape), most, ahead
+        self._live: dict[str, _Followed] = {}
+        self._past: dict[str, OrderedDict[int, _Past]] = {}  # tenant -> those used last at the end
+        self._ended = 0  # sequences; a past is known by its number
+
+    def begin(self, seq: Seq) -> None:
+        """What is known of the positions that the target will not compute is there at once."""
+        self._live[seq.id] = _Followed(seq, self._known(seq).copied(seq.shared))
+
+    def append(self, seq_id: str, start: int, rows: Tensor) -> None:
+        """rows [count, *shape] of the positions from `start` on, which come after all that are held."""
+        self._live[seq_id].track.append(start, rows)
+
+    def rows(self, seq_id: str) -> tuple[Tensor, Tensor]:
+        """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
+        track = self._live[seq_id].track
+        return track.positions, track.rows
+
+    def end(self, seq: Seq) -> None:
+        followed = self._live.pop(seq.id, None)
+        if followed is None or not seq.learn or not len(followed.track):
+            return
+        tokens, shelf = np.array(seq.tokens, np.int64), self._past.setdefault(seq.tenant, OrderedDict())
+        track = followed.track.copied(self._most)
+        for number, past in list(shelf.items()):
+            if _common(past.tokens, tokens) == len(past.tokens) and _covers(track, past.track):
+                del shelf[number]  # all that it knows is known of the longer text
+        shelf[self._ended] = _Past(tokens, track)
+        self._ended += 1
+        while self.held(seq.tenant) > self._most:
+            shelf.popitem(last=False)
+
+    def held(self, tenant: str) -> int:
+        """Positions of ended sequences."""
+        return sum(len(past.track) for past in self._past.get(tenant, {}).values())
+
+    def forget(self, tenant: str) -> None:
+        self._past.pop(tenant, None)
+
+    def _known(self, seq: Seq) -> _Track:
+        """The most that any one sequence of the tenant tells about the positions before `seq.shared`."""
+        tokens = np.array(seq.tokens, np.int64)
+        best, used = _Track(torch.empty(0, dtype=torch.int64), torch.empty(0, *self._shape)), None
+        if not seq.shared:
+            return best
+        for other in self._live.values():
+            if other.seq.tenant == seq.tenant and other.seq.learn:
+                best = max(best, self._usable(np.array(other.seq.tokens), other.track, tokens, seq), key=len)
+        shelf = self._past.get(seq.tenant, OrderedDict())
+        for number, past in shelf.items():
+            found = self._usable(past.tokens, past.track, tokens, seq)
+            if len(found) > len(best):
+                best, used = found, number
+        if used is not None:
+            shelf.move_to_end(used)
+        return best
+
+    def _usable(self, theirs: Ids, track: _Track, tokens: Ids, seq: Seq) -> _Track:
+        return track.before(min(seq.shared, _common(theirs, tokens) - self._ahead))
+
+
+def _common(a: Ids, b: Ids) -> int:
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _covers(new: _Track, old: _Track) -> bool:
+    return bool(torch.isin(old.positions, new.positions).all())

@@ -1,0 +1,204 @@
+"""A small network that fills a whole block of guesses in one pass.
+
+Its input is the last committed token, the anchor, and learned vectors for the places after it; every slot,
+the anchor's too, guesses the token after its own place. What the target made of the text before is laid under
+each layer as further keys and values. A low-rank table then ties each guess to the one before it, and a
+linear head says how likely the target is to agree.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.heads.net import Net, Norm, Pieces
+from paceline.heads.rotary import rotated, rotation
+
+KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
+_SPREAD: Final = 0.02  # of new weights
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    width: int  # the target's
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ff_width: int
+    vocab: int  # the target's
+    draft_vocab: int  # how many of its tokens can be guessed
+    taps: tuple[int, ...]  # the target's layers that are read
+    layers: int = 2
+    block: int = 8  # guesses in one pass
+    markov_rank: int = 64
+    window: int = 1024  # how many tokens before the anchor are seen
+    norm_eps: float = 1e-5
+    theta: float = 10000.0  # of the rotary positions
+
+
+class BlockNet(Net):
+    embed: Tensor
+    head: Tensor  # [draft_vocab, width]
+
+    def __init__(self, shape: BlockShape, pieces: Pieces, draft_ids: Tensor) -> None:
+        super().__init__()
+        self._shape = shape
+        width, rank = shape.width, shape.markov_rank
+        self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
+        self.context_norm = Norm(width, shape.norm_eps)
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
+        self.norm = Norm(width, shape.norm_eps)
+        self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
+        self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
+        self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
+        self.sure = nn.Linear(width + rank, 1)
+        self._embed_scale = pieces.embed_scale
+        ids = draft_ids.to(pieces.embed.device)
+        self.borrow(pieces, ids, embed=pieces.embed, head=pieces.head[ids])
+
+    @property
+    def shape(self) -> BlockShape:
+        return self._shape
+
+    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+        """New weights. At first no pair of tokens is likelier than another, and nothing is sure."""
+        with torch.no_grad():
+            for name, weight in self.named_parameters():
+                if weight.dim() == 1:
+                    weight.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * _SPREAD)
+            for name, weight in self.named_parameters():
+                if name.endswith(("o.weight", "down.weight")):
+                    weight.mul_((2 * self.shape.layers) ** -0.5)
+            self.mask.mul_(float(self.embed.float().std()) * self._embed_scale / _SPREAD)
+            self.norm.weight.copy_(pieces.norm)
+            self.markov_out.weight.zero_()
+            self.sure.weight.zero_()
+
+    def level(self, sizes: Sequence[float]) -> None:
+        """Makes new weights as if the rows of every tapped layer were of size 1; sizes: what they are."""
+        with torch.no_grad():
+            for part, size in zip(torch.split(self.fc.weight, self.shape.width, 1), sizes, strict=True):
+                part.div_(size)
+
+    def begin_from(self, target: Mapping[str, Tensor], layers: int) -> None:
+        """Copies the target's last layers as far as they fit; the context is at first its highest tap.
+
+        target: its weights under canonical names, of `layers` layers.
+        """
+        with torch.no_grad():
+            self.fc.weight[:, -self.shape.width :] += torch.eye(self.shape.width).to(self.fc.weight)
+            for i, layer in enumerate(self._layers(), layers - self.shape.layers):
+                for name, weight in layer.named_parameters():
+                    theirs = target.get(f"layers.{i}.{name.removesuffix('.weight')}")
+                    if theirs is not None and theirs.shape == weight.shape:
+                        weight.copy_(theirs)
+
+    def features(self, hidden: Mapping[int, Tensor]) -> Tensor:
+        """Of the layers tapped, each [..., width] -> [..., taps * width]."""
+        return torch.cat([hidden[tap].to(self.fc.weight.dtype) for tap in self.shape.taps], -1)
+
+    def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
+        """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
+        x = self.context_norm(self.fc(features))
+        turn = rotation(positions[:, None], self.shape.head_dim, self.shape.theta)
+        return [layer.keys_values(x, turn) for layer in self._layers()]
+
+    def sees(self, anchors: Tensor, positions: Tensor) -> Tensor:
+        """[b, a] and [b, n] -> [b, a, n]: which of the context an anchor's block sees; position -1: none."""
+        back = anchors[:, :, None] - positions[:, None, :]
+        return (back > 0) & (back <= self.shape.window) & (positions >= 0)[:, None, :]
+
+    def block(self, tokens: Tensor, positions: Tensor, context: Sequence[KeysValues], sees: Tensor) -> Tensor:
+        """Anchors [b, a] at positions [b, a] -> [b, a, block, width], normed: row k guesses position + k + 1.
+
+        sees: [b, a, n], which rows of the context belong to which anchor.
+        """
+        size = self.shape.block
+        anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self._embed_scale
+        masked = self.mask.expand(*tokens.shape, size - 1, -1)
+        x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)
+        at = positions[:, :, None] + torch.arange(size, device=positions.device)
+        turn = rotation(at.flatten(1)[:, None], self.shape.head_dim, self.shape.theta)
+        for layer, under in zip(self._layers(), context, strict=True):
+            x = layer(x, turn, under, sees)
+        return torch.unflatten(self.norm(x), 1, (-1, size))
+
+    def base_logits(self, hidden: Tensor) -> Tensor:
+        """[..., width] -> [..., draft_vocab]: before it is known what stands in the place before."""
+        return F.linear(hidden.to(self.head.dtype), self.head).float()
+
+    def markov(self, previous: Tensor) -> Tensor:
+        """Tokens [...] -> [..., draft_vocab], to be added to the logits of the place after them."""
+        added: Tensor = self.markov_out(self._pairs(previous))
+        return added.float()
+
+    def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """[..., width], tokens [...] -> [...]: the logit of the target's agreement with the guess."""
+        pairs = self._pairs(previous)
+        said: Tensor = self.sure(torch.cat((hidden.to(pairs.dtype), pairs), -1))
+        return said.squeeze(-1).float()
+
+    def _pairs(self, previous: Tensor) -> Tensor:
+        pairs: Tensor = self.markov_in(self.number[previous])
+        return pairs
+
+    def _layers(self) -> "list[_Layer]":
+        return [layer for layer in self.layers if isinstance(layer, _Layer)]
+
+
+class _Layer(nn.Module):
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self._shape, width, queries = shape, shape.width, shape.heads * shape.head_dim
+        self.attn_norm = Norm(width, shape.norm_eps)
+        self.q = nn.Linear(width, queries, bias=False)
+        self.k = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
+        self.v = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
+        self.q_norm = Norm(shape.head_dim, shape.norm_eps)
+        self.k_norm = Norm(shape.head_dim, shape.norm_eps)
+        self.o = nn.Linear(queries, width, bias=False)
+        self.ffn_norm = Norm(width, shape.norm_eps)
+        self.gate = nn.Linear(width, shape.ff_width, bias=False)
+        self.up = nn.Linear(width, shape.ff_width, bias=False)
+        self.down = nn.Linear(shape.ff_width, width, bias=False)
+
+    def keys_values(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeysValues:
+        """[b, n, width], normed."""
+        return rotated(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], under: KeysValues, sees: Tensor) -> Tensor:
+        """x [b, a * block, width]; sees [b, a, n]."""
+        y = self.attn_norm(x)
+        q = rotated(self.q_norm(self._split(self.q(y))), turn)
+        x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
+        y = self.ffn_norm(x)
+        out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (-1, self._shape.head_dim)).transpose(1, 2)
+
+
+def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:
+    """[b, heads, a * block, head_dim] -> [b, a * block, heads * head_dim].
+
+    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask
+    over both would be all but empty, for no block sees another.
+    """
+    batch, anchors, length = sees.shape
+    kv_heads, head_dim = own[0].shape[1], own[0].shape[-1]
+    block = q.shape[2] // anchors
+    q = q.to(own[1].dtype).view(batch, kv_heads, -1, anchors, block, head_dim) * head_dim**-0.5
+    k, v = (part.to(q.dtype).view(batch, kv_heads, 1, anchors, block, head_dim) for part in own)
+    before_k, before_v = (part.to(q.dtype)[:, :, None] for part in under)
+    far = torch.unflatten(q.flatten(3, 4) @ before_k.transpose(-1, -2), 3, (anchors, block))
+    far = far.masked_fill(~sees[:, None, None, :, None], -torch.inf)
+    share = torch.cat((far, q @ k.transpose(-1, -2)), -1).softmax(-1, torch.float32).to(q.dtype)
+    seen = torch.unflatten(share[..., :length].flatten(3, 4) @ before_v, 3, (anchors, block))
+    seen = seen + share[..., length:] @ v  # [b, kv_heads, group, a, block, head_dim]
+    return seen.permute(0, 3, 4, 1, 2, 5).reshape(batch, anchors * block, -1)

@@ -1,0 +1,114 @@
+"""How a block network learns from texts of its target."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.heads.block import BlockNet
+from paceline.heads.teach import Lesson, figures, verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLossWeights:
+    anchors: int = 256  # in each text
+    choice: float = 1.0  # cross-entropy with what the target would choose
+    overlap: float = 0.5  # distance between the two laws
+    confidence: float = 1.0
+    smoothing: float = 0.5  # of the chances that weigh the places of the choice; 1: all weigh as if reached
+    decay: float = 4.0  # places after which overlap and confidence weigh 1/e
+    gentle: float = 0.1  # share of training in which the laws' distance is their KL divergence
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Places to guess from, a of each text, and which of the tokens after them count."""
+
+    at: Tensor  # [b, a]
+    real: Tensor  # [b, a, block]: every place up to the guessed one is of the target's own words
+
+
+class BlockLoss:
+    """head: the target's whole one, [vocab, width]."""
+
+    def __init__(self, net: BlockNet, head: Tensor, weights: BlockLossWeights | None = None) -> None:
+        self.net, self.head, self.weights = net, head, weights or BlockLossWeights()
+
+    def __call__(
+        self, lesson: Lesson, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        anchors = pick_anchors(lesson.mask, self.weights.anchors, self.net.shape.block, generator)
+        logits, sure = guesses(self.net, lesson, anchors.at)
+        return self.measured(lesson, anchors, logits, sure, gentle=progress < self.weights.gentle)
+
+    def measured(
+        self, lesson: Lesson, anchors: Anchors, logits: Tensor, sure: Tensor, gentle: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        net, weights, real = self.net, self.weights, anchors.real
+        best, p = self._wanted(lesson, anchors)  # [r], [r, draft_vocab] for the r places that count
+        logits, sure = logits[real], sure[real]
+        wanted = net.number[best]
+        known = wanted < net.shape.draft_vocab
+        q = logits.log_softmax(-1)
+        cross = -q.gather(-1, wanted.clamp(max=net.shape.draft_vocab - 1)[:, None]).squeeze(-1)
+        apart = 0.5 * ((p - q.exp()).abs().sum(-1) + 1 - p.sum(-1))  # what cannot be guessed is apart too
+        worth = choice_weights(torch.where(known, (-cross).exp(), 0.0).detach(), real, weights.smoothing)
+        places = torch.arange(net.shape.block, device=real.device).expand_as(real)[real]
+        early = torch.exp(-places / weights.decay)
+        distance = F.kl_div(q, p, reduction="none").sum(-1) if gentle else apart
+        agree = F.binary_cross_entropy_with_logits(sure, 1 - apart.detach().clamp(0, 1), reduction="none")
+        loss = weights.choice * _mean(cross, worth * known)
+        loss = loss + weights.overlap * _mean(distance, early) + weights.confidence * _mean(agree, early)
+        right = torch.zeros_like(real)
+        right[real] = logits.argmax(-1) == wanted
+        return loss, figures(right, real)
+
+    def _wanted(self, lesson: Lesson, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            rows = _after(lesson.final, anchors.at, self.net.shape.block, 0)[anchors.real]
+            best, log_z = verdicts(rows, self.head)
+            return best, (self.net.base_logits(rows) - log_z[:, None]).exp()
+
+
+def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
+    positions = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
+    context = net.context(net.features(lesson.hidden), positions)
+    hidden = net.block(lesson.tokens.gather(1, at), at, context, net.sees(at, positions))
+    previous = _after(lesson.tokens, at, net.shape.block, 0)
+    return net.base_logits(hidden) + net.markov(previous), net.confidence(hidden, previous)
+
+
+def pick_anchors(mask: Tensor, most: int, block: int, generator: torch.Generator) -> Anchors:
+    """Random places of the target's own words that another of them follows; fewer where there are fewer."""
+    nothing = mask.new_zeros(len(mask), 1)
+    fit = mask & torch.cat((mask[:, 1:], nothing), 1)
+    order = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~fit, -1.0)
+    drawn, at = order.topk(min(most, mask.shape[1]), 1)
+    padded = torch.cat((mask, nothing.expand(-1, block + 1)), 1)
+    real = _after(padded, at, block, 1).cumprod(-1).bool() & (drawn >= 0)[:, :, None]
+    return Anchors(at, real)
+
+
+def choice_weights(chance: Tensor, real: Tensor, smoothing: float) -> Tensor:
+    """What each place adds to the accepted tokens, its own and those it opens the way to (D-PACE).
+
+    chance [r]: of the right guess at each real place.
+    """
+    full = torch.zeros(real.shape, device=chance.device)
+    full[real] = (1 - smoothing) * chance + smoothing
+    reached = full.cumprod(-1) * real
+    return reached.flip(-1).cumsum(-1).flip(-1)[real]
+
+
+def _after(rows: Tensor, at: Tensor, block: int, shift: int) -> Tensor:
+    """[b, n, ...] -> [b, a, block, ...]: the rows from at + shift on; past the end, the last."""
+    index = at[:, :, None] + torch.arange(shift, shift + block, device=at.device)
+    index = index.clamp(max=rows.shape[1] - 1)
+    of = torch.arange(len(rows), device=at.device)[:, None, None]
+    return rows[of, index]
+
+
+def _mean(x: Tensor, weight: Tensor) -> Tensor:
+    return (x * weight).sum() / weight.sum().clamp(min=1e-6)

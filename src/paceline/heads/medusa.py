@@ -1,0 +1,77 @@
+"""Further heads on the target's last hidden state, each for one place ahead; none knows what the others say.
+
+Head i reads the row of a token and guesses the token i + 2 places after it: the one right after it is chosen
+by the target itself. At first every head says what the target's own would.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.heads.net import Net, Pieces
+from paceline.heads.teach import Lesson, ahead, figures
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape:
+    width: int  # the target's
+    vocab: int  # the target's
+    draft_vocab: int  # how many of its tokens can be guessed
+    taps: tuple[int, ...]  # the target's last layer
+    block: int = 4  # heads
+    layers: int = 1  # residual blocks of each head
+    norm_eps: float = 1e-5
+
+
+class MedusaNet(Net):
+    head: Tensor  # [draft_vocab, width]
+    norm: Tensor  # [width], the target's last
+
+    def __init__(self, shape: MedusaShape, pieces: Pieces, draft_ids: Tensor) -> None:
+        super().__init__()
+        self._shape = shape
+        width = shape.width
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(shape.block * shape.layers))
+        ids = draft_ids.to(pieces.embed.device)
+        self.borrow(pieces, ids, head=pieces.head[ids], norm=pieces.norm)
+
+    @property
+    def shape(self) -> MedusaShape:
+        return self._shape
+
+    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.zero_()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [..., width] -> logits [..., block, draft_vocab]."""
+        shape = self.shape
+        x = F.rms_norm(hidden.float(), (shape.width,), self.norm.float(), shape.norm_eps)
+        x, said = x.to(next(self.parameters()).dtype), []
+        for i in range(shape.block):
+            y = x
+            for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:
+                y = y + F.silu(block(y))
+            said.append(y)
+        return F.linear(torch.stack(said, -2).to(self.head.dtype), self.head).float()
+
+
+def medusa_loss(net: MedusaNet, lesson: Lesson, decay: float = 0.8) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy with what was said; a head weighs `decay` times the one before it."""
+    logits = net(lesson.hidden[net.shape.taps[-1]])
+    total, places = logits.new_zeros(()), []
+    real = torch.ones_like(lesson.mask)  # whether all up to the guessed token are the target's own words
+    for i in range(net.shape.block):
+        real = real & ahead(lesson.mask, 2 + i)
+        wanted = net.number[ahead(lesson.tokens, 2 + i)]
+        counts = real & (wanted < net.shape.draft_vocab)
+        rows, right = logits[:, :, i][counts], torch.zeros_like(real)
+        if len(rows):
+            total = total + decay**i * F.cross_entropy(rows, wanted[counts])
+            right[counts] = rows.argmax(-1) == wanted[counts]
+        places.append((right, real))
+    right, real = (torch.stack(part, -1) for part in zip(*places, strict=True))
+    return total, figures(right, real)

@@ -1,0 +1,68 @@
+"""What all heads have in common: the pieces they borrow from their target, and how they are made."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a head borrows from its target and never changes."""
+
+    embed: Tensor  # [vocab, width]
+    head: Tensor  # [vocab, width]; may be the same memory
+    norm: Tensor  # [width], the target's last
+    fingerprint: str  # of the target
+    embed_scale: float = 1.0
+
+
+class Shape(Protocol):
+    """A frozen dataclass of whole numbers, numbers, and the list of taps."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...  # the target's layers that are read
+    @property
+    def draft_vocab(self) -> int: ...
+    @property
+    def block(self) -> int: ...  # most guesses in one draft
+
+
+class Net(nn.Module):
+    """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
+
+    draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
+    number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
+
+    def borrow(self, pieces: Pieces, draft_ids: Tensor, **others: Tensor) -> None:
+        """Holds the ids it can guess, each token's place among them, and what else is the target's."""
+        device = pieces.embed.device
+        ids = draft_ids.to(device)
+        number = torch.full((len(pieces.embed),), len(ids), device=device)
+        number[ids] = torch.arange(len(ids), device=device)
+        for name, tensor in {"draft_ids": ids, "number": number, **others}.items():
+            self.register_buffer(name, tensor, persistent=False)
+        self.to(device)
+
+    @abstractmethod
+    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+        """New weights."""
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm, computed in float32 whatever the types of row and weight are."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self._eps).to(x.dtype)

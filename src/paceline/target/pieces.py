@@ -1,0 +1,28 @@
+"""The pieces of a model that trained heads borrow, read without the rest of it."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from paceline.errors import ModelError
+from paceline.heads.net import Pieces
+from paceline.target.load import open_checkpoint, placed_tensors, read_placed, rounded
+from paceline.target.stored import fingerprint
+
+
+def load_pieces(path: Path, dtype: torch.dtype = torch.float32) -> Pieces:
+    """From a GGUF file or a folder, decoded as `load` decodes them."""
+    try:
+        checkpoint = open_checkpoint(path)
+        placed = dict(placed_tensors(checkpoint))
+        mark = fingerprint(checkpoint.identity, placed.items())
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            embed, norm, head = (
+                read_placed(checkpoint, name, placed[name], dtype, pool)
+                for name in ("embed", "norm", "embed" if checkpoint.tied else "head")
+            )
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    scale = rounded(checkpoint.shape, dtype).embed_scale
+    return Pieces(embed, head, norm, mark, scale)

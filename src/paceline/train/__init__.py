@@ -1,0 +1,1 @@
+"""Drafters trained on the target's own answers."""

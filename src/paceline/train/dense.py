@@ -1,0 +1,145 @@
+"""A batched decoder in plain torch, for training and rollouts; the engine serves with another one.
+
+All families of target/decoder.py. The residual stream is float32, as it is there, whatever the weights are.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.target.rope import RopeTable, rotate
+from paceline.target.shape import ModelShape, Weights
+
+# Takes a layer's index and its queries [b, heads, n, head_dim], keys and values [b, kv_heads, n, head_dim].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, heads, n, head_dim]
+
+
+class DenseModel:
+    """The weights stay where they are if they already have the device and dtype."""
+
+    def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
+        self.shape, self.fingerprint = weights.shape, weights.fingerprint
+        self.device, self.dtype = torch.device(device), dtype
+        place = {name: tensor.to(self.device, dtype) for name, tensor in weights.tensors.items()}
+        self.embed = place["embed"]  # [vocab, width]
+        self.head = place.get("head", self.embed)  # [vocab, width]
+        self.norm = place["norm"].float()  # [width]
+        self._layers = [_Layer(i, self.shape, place) for i in range(self.shape.layers)]
+        shape = self.shape
+        self.scale = shape.attn_scale or shape.head_dim**-0.5
+        self._ropes = [
+            RopeTable(rope, shape.head_dim, self.device)
+            for rope in (shape.rope, shape.local_rope or shape.rope)
+        ]
+
+    def local(self, layer: int) -> bool:
+        """Whether the layer sees no further back than the window."""
+        return bool(self.shape.local_layers) and self.shape.local_layers[layer]
+
+    def rotations(self, length: int) -> tuple[Rotation, Rotation]:
+        """For global and local layers, positions 0 to length: each [length, head_dim]."""
+        positions = torch.arange(length, device=self.device)
+        everywhere, local = (rope.rows(positions, length) for rope in self._ropes)
+        return everywhere, local
+
+    @torch.no_grad()
+    def features(self, tokens: Tensor, taps: Collection[int] = ()) -> tuple[dict[int, Tensor], Tensor]:
+        """tokens [b, n], right-padded -> outputs of the layers `taps`, and the final hidden states, normed.
+
+        All [b, n, width] in the model's dtype; rows of padding mean nothing, and no other row sees them.
+        """
+        hidden = self.run(tokens, self.rotations(tokens.shape[1]), self.causal(tokens.shape[1]), taps)
+        return hidden, hidden.pop(-1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed hidden states [..., width] -> [..., vocab] float32."""
+        return F.linear(hidden, self.head).float()
+
+    def run(
+        self,
+        tokens: Tensor,
+        rotations: tuple[Rotation, Rotation],
+        attend: Attend,
+        taps: Collection[int] = (),
+    ) -> dict[int, Tensor]:
+        """Outputs of the layers `taps`; under -1 those of the final norm."""
+        x = F.embedding(tokens, self.embed).float() * self.shape.embed_scale
+        hidden = {}
+        for i, layer in enumerate(self._layers):
+            x = layer(x, rotations[self.local(i)], attend)
+            if i in taps:
+                hidden[i] = x.to(self.dtype)
+        hidden[-1] = F.rms_norm(x, (x.shape[-1],), self.norm, self.shape.norm_eps).to(self.dtype)
+        return hidden
+
+    def causal(self, length: int) -> Attend:
+        """Every row sees itself and the rows before it."""
+        window = self._window(length) if any(self.shape.local_layers) else None
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            mask = window if self.local(layer) else None
+            return F.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+            )
+
+        return attend
+
+    def _window(self, length: int) -> Tensor:
+        """[length, length]: which keys a row of a local layer sees."""
+        at = torch.arange(length, device=self.device)
+        back = at[:, None] - at
+        return (back >= 0) & (back < self.shape.window)
+
+
+class _Layer:
+    def __init__(self, index: int, shape: ModelShape, weights: Mapping[str, Tensor]) -> None:
+        own = {
+            name.rpartition(".")[2]: tensor
+            for name, tensor in weights.items()
+            if name.startswith(f"layers.{index}.")
+        }
+        self._index, self._shape = index, shape
+        self._norms = {name: own[name].float() for name in own if name.endswith("norm")}
+        self._qkv, self._qkv_bias = _joined(own, "q", "k", "v")
+        self._o, self._o_bias = _joined(own, "o")
+        self._gate_up, _ = _joined(own, "gate", "up")
+        self._down = own["down"]
+
+    def __call__(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """x [b, n, width] float32."""
+        x = x + self._normed("post_attn_norm", self._attention(x, rotation, attend))
+        return x + self._normed("post_ffn_norm", self._feed_forward(x))
+
+    def _attention(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        shape, dtype = self._shape, self._qkv.dtype
+        qkv = F.linear(self._normed("attn_norm", x).to(dtype), self._qkv, self._qkv_bias)
+        qkv = qkv.view(*x.shape[:2], -1, shape.head_dim).transpose(1, 2)
+        q, k, v = torch.split(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], 1)
+        q = rotate(self._normed("q_norm", q.float()), *rotation).to(dtype)
+        k = rotate(self._normed("k_norm", k.float()), *rotation).to(dtype)
+        seen = attend(self._index, q, k, v)
+        return F.linear(seen.transpose(1, 2).flatten(2), self._o, self._o_bias)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(self._normed("ffn_norm", x).to(self._down.dtype), self._gate_up).chunk(2, -1)
+        silu = self._shape.activation == "silu"
+        return F.linear((F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up, self._down)
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        """x as it is where the family has no such norm."""
+        weight = self._norms.get(name)
+        if weight is None:
+            return x
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, self._shape.norm_eps)
+
+
+def _joined(own: Mapping[str, Tensor], *names: str) -> tuple[Tensor, Tensor | None]:
+    """One product for several weights of the same input, and its bias if any of them has one."""
+    if len(names) == 1:
+        return own[names[0]], own.get(f"{names[0]}_bias")
+    biases = [own.get(f"{name}_bias", own[name].new_zeros(len(own[name]))) for name in names]
+    some = any(f"{name}_bias" in own for name in names)
+    return torch.cat([own[name] for name in names]), torch.cat(biases) if some else None

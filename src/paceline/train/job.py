@@ -1,0 +1,157 @@
+"""The whole way of a drafter: answers of the target, training, measuring, a folder that is served."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from paceline import models
+from paceline.drafters.heads.choose import drafter_of
+from paceline.errors import SettingError
+from paceline.heads import folder as drafter_folder
+from paceline.heads.folder import Card
+from paceline.heads.net import Net
+from paceline.target.load import load
+from paceline.target.torch_target import placement
+from paceline.text import Tokenizer
+from paceline.train.answers import make_answers
+from paceline.train.asks import AnswersConfig
+from paceline.train.buckets import Bucket, buckets
+from paceline.train.conversations import Source
+from paceline.train.dataset import Answers
+from paceline.train.dense import DenseModel
+from paceline.train.evaluate import Acceptance, acceptance, by_bucket, recorded, replay
+from paceline.train.loop import Progress, train
+from paceline.train.publish import publish
+from paceline.train.recipe import Recipe, TrainConfig, pieces_of, recipe
+
+ANSWERS: Final = "answers.npz"
+MEASURED: Final = 5  # guesses in a draft, in the figures of the card
+_LOOK: Final = 12  # held-out answers that are looked at while training
+
+
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    target: str
+    sources: tuple[Source, ...]
+    folder: Path  # where all of it goes
+    start: Path | None = None  # a trained drafter to go on from
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    measured: int = 96  # held-out answers the card's figures are from, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far a job is."""
+
+    what: str
+    done: float
+    of: float
+    note: str = ""
+
+
+Report = Callable[[Told], None]
+
+
+def run(job: TrainJob, report: Report = lambda _: None) -> Card:
+    """Does what is left to do: answers that are there are not written again, a training goes on."""
+    path = models.resolve(job.target)
+    tokenizer = Tokenizer.load(path)
+    answers, told = _answers(job, report)
+    device, dtype = placement(job.answers.engine)
+    model = DenseModel(load(path, dtype), device, dtype)
+    if answers.target != model.fingerprint:
+        raise SettingError(
+            f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
+        )
+    made = _recipe(job, model, answers)
+    data = {**told, **_facts(job, answers, made)}
+    if job.start is not None:
+        data["before"] = asdict(_measured(made.net, model, answers, tokenizer, job.measured)[0])
+    _train(job, made, model, answers, report)
+    report(Told("measuring", 0, 1))
+    texts = recorded(answers, 1 << 20, job.measured)
+    card = publish(job.folder, made, model, Path(job.target).name, texts, data)
+    stored = drafter_folder.load(job.folder, pieces_of(model)).net
+    _, kinds = _measured(stored, model, answers, tokenizer, job.measured)
+    card = replace(card, data={**card.data, "by_kind_of_text": kinds})
+    drafter_folder.save_card(job.folder, card)
+    report(Told("measuring", 1, 1))
+    return card
+
+
+def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
+    return {
+        "answers": len(answers),
+        "answer_tokens": len(answers.said("training")),
+        "held_out_answers": len(answers.which("held out")),
+        "draft_vocabulary_covers": answers.draft_ids(len(made.net.draft_ids)).coverage,
+        "training": asdict(job.train),
+    }
+
+
+def _answers(job: TrainJob, report: Report) -> tuple[Answers, dict[str, Any]]:
+    file, notes = job.folder / ANSWERS, job.folder / "answers.json"
+    if file.exists() and notes.exists():
+        return Answers.load(file), json.loads(notes.read_text())
+    job.folder.mkdir(parents=True, exist_ok=True)
+    made = make_answers(
+        job.target, job.sources, job.answers, lambda what, done, of: report(Told(what, done, of))
+    )
+    told = {
+        "sources": [Path(str(source)).name for source in job.sources],
+        "prompts": len(made.prompts.prompts),
+        "prompts_cut": made.prompts.cut,
+        "refused": dict(made.prompts.refused),
+        "unanswered": made.unanswered,
+    }
+    made.answers.save(file)
+    notes.write_text(json.dumps(told))
+    return made.answers, told
+
+
+def _recipe(job: TrainJob, model: DenseModel, answers: Answers) -> Recipe:
+    if job.start is None:
+        return recipe(job.train, model, torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids))
+    loaded = drafter_folder.load(job.start, pieces_of(model))
+    if loaded.card.kind != job.train.kind:
+        raise SettingError(f"{job.start.name} is a {loaded.card.kind} drafter: give kind={loaded.card.kind}")
+    made = recipe(job.train, model, loaded.net.draft_ids)
+    made.net.load_state_dict(loaded.net.state_dict())
+    return made
+
+
+def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:
+    looked = recorded(answers, job.train.max_len, _LOOK)
+
+    def look() -> float:
+        guesses = replay(drafter_of(made.net), model, looked, MEASURED)
+        return acceptance(guesses, looked, MEASURED).tokens_per_pass[-1]
+
+    def tell(p: Progress) -> None:
+        held_out = "" if p.held_out is None else f", held out {p.held_out:.2f} tokens per pass"
+        note = f"step {p.step}, loss {p.loss:.3f}{held_out}"
+        report(Told("training", p.seconds, p.seconds + p.seconds_left, note))
+
+    batches = partial(answers.batches, tokens_per_batch=job.train.tokens_per_batch, max_len=job.train.max_len)
+    train(made, model, batches, job.train, job.folder, tell, look if looked else None)
+
+
+def _measured(
+    net: Net, model: DenseModel, answers: Answers, tokenizer: Tokenizer, most: int
+) -> tuple[Acceptance, dict[str, Any]]:
+    """On held-out answers, through the drafter that serves; by kind of text, too."""
+    texts = recorded(answers, 1 << 20, most)
+    guesses = replay(drafter_of(net), model, texts, MEASURED, batch=48)
+    kinds = [buckets(tokenizer, text.tokens) for text in texts]
+
+    def bucket(text: int, place: int) -> str:
+        return Bucket(int(kinds[text][place])).name.lower()
+
+    found = by_bucket(guesses, texts, MEASURED, bucket)
+    return acceptance(guesses, texts, MEASURED), {kind: asdict(figures) for kind, figures in found.items()}

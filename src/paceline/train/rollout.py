@@ -1,0 +1,121 @@
+"""Answers that the target itself writes, many at once: what drafters learn from.
+
+For GPUs. On a CPU the native engine is quicker: see served.py.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from torch import Tensor
+
+from paceline.train.dense import DenseModel
+from paceline.train.draw import greedy, nucleus
+from paceline.train.slots import KEYS, Choose, Slots, bytes_per_token
+
+STEPS: Final = 16  # between looks at which answers are complete
+SHORTEST_CACHE: Final = 4 * KEYS  # positions; prompts are answered beside others of up to twice their length
+
+Progress = Callable[[int, int], None]  # answers so far, answers in all
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to be written."""
+
+    prompt: Sequence[int]
+    sampled: bool = False  # False: greedy
+    seed: int = 0  # of its noise; below 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How answers are written."""
+
+    max_new: int = 384  # tokens of an answer
+    temperature: float = 0.7  # of sampled answers
+    top_p: float = 0.9
+    slots: int = 1024  # answers at once
+    cache_gb: float = 40.0
+    prefill_tokens: int = 65536  # of prompts in one pass
+
+
+def roll_out(
+    model: DenseModel,
+    jobs: Sequence[Job],
+    eos: Sequence[int],
+    how: Rollout,
+    progress: Progress | None = None,
+) -> list[list[int]]:
+    """The answers in the order of their jobs, each with the token that ended it, if any did."""
+    answers: list[list[int]] = [[]] * len(jobs)
+    done = 0
+    for length, sampled, members in _classes(jobs, how.max_new):
+        room = int(how.cache_gb * 1e9) // (bytes_per_token(model) * length)
+        count = max(1, min(how.slots, len(members), room))
+        make = partial(Slots, model, count, length, how.max_new, eos, _choice(sampled, how))
+        for which, answer in _answered(make, jobs, members, how.prefill_tokens):
+            answers[which] = answer
+            done += 1
+            if progress is not None:
+                progress(done, len(jobs))
+    return answers
+
+
+def _choice(sampled: bool, how: Rollout) -> Choose:
+    def choose(logits: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
+        if not sampled:
+            return greedy(logits)
+        return nucleus(logits, how.temperature, how.top_p, seeds, index)
+
+    return choose
+
+
+def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, list[int]]]:
+    """Jobs of one way of choosing that fit one length of cache, the shortest prompts first."""
+    found: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        length = SHORTEST_CACHE
+        while length < len(job.prompt) + max_new + STEPS:
+            length *= 2
+        found[length, job.sampled].append(i)
+    for (length, sampled), members in sorted(found.items()):
+        yield length, sampled, sorted(members, key=lambda i: len(jobs[i].prompt))
+
+
+def _answered(
+    make: Callable[[], Slots], jobs: Sequence[Job], waiting: Sequence[int], prefill_tokens: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Which job, and its answer, as they are completed. The slots, a large cache, are gone afterwards."""
+    slots = make()
+    queue, held = list(reversed(waiting)), dict[int, int]()  # held: the job of each slot at work
+    while queue or held:
+        free = [slot for slot in range(slots.count) if slot not in held]
+        if queue and len(free) * 8 >= slots.count:  # fewer are not worth a pass of their own
+            taken = {slot: queue.pop() for slot in free[: len(queue)]}
+            for part in _pieces(taken, jobs, prefill_tokens):
+                chosen = [jobs[taken[slot]] for slot in part]
+                slots.fill(part, [job.prompt for job in chosen], [job.seed for job in chosen])
+            held |= taken
+        at, _, _ = slots.state()
+        reach = max(at[slot] for slot in held) + 1
+        for step in range(STEPS):
+            slots.step(reach + step)
+        _, said, left = slots.state()
+        complete = [slot for slot in held if not left[slot]]
+        for slot, answer in zip(complete, slots.answers(complete, [said[s] for s in complete]), strict=True):
+            yield held.pop(slot), answer
+
+
+def _pieces(taken: dict[int, int], jobs: Sequence[Job], most: int) -> Iterator[list[int]]:
+    """Slots whose prompts, padded to the longest, are `most` tokens or fewer; one at least."""
+    piece: list[int] = []
+    for slot, which in taken.items():  # prompts come longer and longer
+        if piece and (len(piece) + 1) * len(jobs[which].prompt) > most:
+            yield piece
+            piece = []
+        piece.append(slot)
+    if piece:
+        yield piece

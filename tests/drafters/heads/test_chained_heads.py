@@ -1,0 +1,345 @@
+"""Medusa and eagle in service: the text is the target's own, and the guesses are what the nets learnt."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from head_cases import MODEL, a_lesson, eagle_net, medusa_net
+from tiny_heads import said, tiny_weights
+from torch import Tensor
+from torch_cases import CONFIG, VOCAB
+
+from paceline.config import Accept, SamplingParams, SpecConfig
+from paceline.constraints.walk import Masks
+from paceline.drafters.grammar import Grammar
+from paceline.drafters.heads import eagle as eagle_module
+from paceline.drafters.heads.eagle import EagleDrafter
+from paceline.drafters.heads.grow import Spot
+from paceline.drafters.heads.medusa import MedusaDrafter
+from paceline.drafters.legal import CERTAIN
+from paceline.drafters.none import NoDrafter
+from paceline.engine import engine as engine_module
+from paceline.engine import judge
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.heads.eagle import EagleNet
+from paceline.heads.eagle_loss import eagle_loss, unrolled
+from paceline.heads.medusa import MedusaNet, medusa_loss
+from paceline.sampling import CHOICE, Floats, History, choose, law, noise_key
+from paceline.target.shape import Weights
+from paceline.target.torch_target import TorchTarget
+from paceline.testing import ToyCursor
+from paceline.types import ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
+
+PLAIN = SpecConfig(("none",), max_draft=0)
+LENGTH = 30
+TAPS = (0, 2, 4)
+Rules = Callable[[tuple[int, ...]], set[int] | None]
+
+
+def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) -> None:
+    optimizer = torch.optim.Adam(parameters, 0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def medusa() -> MedusaNet:
+    net, lesson = medusa_net(), a_lesson((4,), 16)
+    learn(list(net.parameters()), lambda: medusa_loss(net, lesson)[0], 60)
+    return net
+
+
+@pytest.fixture(scope="module")
+def eagle() -> EagleNet:
+    net, lesson = eagle_net(), a_lesson(TAPS, 16)
+    learn(list(net.parameters()), lambda: eagle_loss(net, lesson, MODEL.head)[0], 30)
+    return net
+
+
+@pytest.fixture(params=["medusa", "eagle"])
+def drafter(request: pytest.FixtureRequest) -> Drafter:
+    net = request.getfixturevalue(request.param)
+    return MedusaDrafter(net) if request.param == "medusa" else EagleDrafter(net)
+
+
+def a_target() -> TorchTarget:
+    weights = tiny_weights()
+    return TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
+
+
+def run(
+    spec: SpecConfig,
+    params: SamplingParams,
+    drafters: Sequence[Drafter] = (),
+    batch: int = 1,
+    rules: Rules | None = None,
+) -> tuple[list[list[int]], list[Round]]:
+    known: dict[str, Drafter] = {d.name: d for d in (NoDrafter(), Grammar(), *drafters)}
+    engine = Engine(a_target(), known, Fixed())
+    seqs = []
+    for i in range(batch):
+        prompt = said()[i, : 3 + 2 * i].tolist()
+        cursor = ToyCursor(rules) if rules else None
+        seqs.append(Seq(f"s{i}", prompt, len(prompt), replace(params, choice=i), spec, cursor=cursor))
+        engine.submit(seqs[-1])
+    rounds = []
+    while engine.busy:
+        rounds += engine.step()
+    return [seq.output for seq in seqs], rounds
+
+
+def accepted(rounds: Sequence[Round]) -> int:
+    return sum(len(r.path) for r in rounds)
+
+
+def spec_of(drafter: Drafter, width: int = 1, accept: Accept = "match", budget: int = 4) -> SpecConfig:
+    return SpecConfig((drafter.name,), budget, width, adaptive=False, accept=accept)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("batch", "width"), [(1, 1), (3, 1), (1, 3), (3, 2)])
+def test_text_equals_plain_decoding(drafter: Drafter, temperature: float, batch: int, width: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=6, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params, batch=batch)
+    fast, rounds = run(spec_of(drafter, width, budget=3 * width), params, [drafter], batch)
+    assert fast == plain
+    assert accepted(rounds) > batch
+    assert any(r.draft.parents is not None for r in rounds) == (width > 1)
+
+
+def test_options_reach_the_guesses(drafter: Drafter) -> None:
+    params = SamplingParams(
+        temperature=0.9, top_k=20, repetition_penalty=1.3, logit_bias=((3, 2.0),), seed=5, max_tokens=LENGTH
+    )
+    plain, _ = run(PLAIN, params, batch=2)
+    assert run(spec_of(drafter), params, [drafter], 2)[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["residual", "block"])
+def test_residual_rules_equal_plain_decoding_at_temperature_zero(drafter: Drafter, accept: Accept) -> None:
+    params = SamplingParams(seed=3, max_tokens=LENGTH)
+    fast, rounds = run(spec_of(drafter, accept=accept), params, [drafter], 2)
+    assert fast == run(PLAIN, params, batch=2)[0]
+    assert accepted(rounds) > 4
+
+
+def test_a_row_too_late_is_caught(drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the texts are equal is a test that can fail."""
+
+    def late(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
+        return judge.judge(seq, draft, np.concatenate([rows[:1], rows[: len(draft)]]), masks)
+
+    params = SamplingParams(seed=3, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params)
+    monkeypatch.setattr(engine_module, "judge", late)
+    assert run(spec_of(drafter), params, [drafter])[0] != plain
+
+
+def home(drafter: Drafter) -> float:
+    """Tokens in each pass on text like that it was taught."""
+    out, rounds = run(spec_of(drafter), SamplingParams(max_tokens=LENGTH), [drafter], 3)
+    return sum(map(len, out)) / len(rounds)
+
+
+def shuffled(tensors: Sequence[Tensor]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.copy_(
+                tensor.flatten()[torch.randperm(tensor.numel(), generator=generator)].view(tensor.shape)
+            )
+
+
+def test_floor_on_home_ground(medusa: MedusaNet, eagle: EagleNet) -> None:
+    other_medusa, other_eagle = medusa_net(), eagle_net()
+    other_medusa.load_state_dict(medusa.state_dict())
+    other_eagle.load_state_dict(eagle.state_dict())
+    shuffled(list(other_medusa.parameters()))
+    shuffled(list(other_eagle.parameters()))
+    assert home(MedusaDrafter(medusa)) > 1.7
+    assert (
+        home(MedusaDrafter(other_medusa)) < 1.4
+    )  # the target repeats itself, as do heads that learnt nothing
+    assert home(EagleDrafter(eagle)) > 2.2
+    assert home(EagleDrafter(other_eagle)) < 1.3
+
+
+def a_text(drafter: Drafter, seq: Seq) -> None:
+    """Shows the drafter what the target makes of all but the last token."""
+    hidden, _ = MODEL.features(torch.tensor([seq.tokens[:-1]]), drafter.taps)
+    drafter.begin(seq)
+    for first, stop in ((0, 7), (7, len(seq.tokens) - 1)):
+        part = {tap: rows[0, first:stop] for tap, rows in hidden.items()}
+        drafter.read([Seen(seq, first, part)])
+
+
+def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, length: int = 20) -> Seq:
+    tokens = said()[0, :length].tolist()
+    spec = SpecConfig(("x",), 8, width, accept=accept)
+    return Seq("a", tokens, 3, SamplingParams(temperature=temperature, seed=1), spec)
+
+
+def test_eagle_is_used_as_it_was_taught(eagle: EagleNet) -> None:
+    """Along the true text, each guess's logits are those of the training step; window and chunks included."""
+    lesson = a_lesson(TAPS, 1)
+    net = eagle_net(window=9)
+    net.load_state_dict(eagle.state_dict())
+    with torch.no_grad():
+        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, lesson, 4)]
+    drafter, seq = EagleDrafter(net), a_seq()
+    a_text(drafter, seq)
+    after = tuple(lesson.tokens[0, 20:23].tolist())
+    spots = [Spot(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
+    with torch.inference_mode():
+        found = drafter._look(spots)
+    for n, (row, _) in zip((3, 0, 1, 2), found, strict=True):
+        assert row is not None
+        assert torch.allclose(torch.from_numpy(row[net.draft_ids]), steps[n], atol=1e-4)
+
+
+def test_medusa_is_used_as_it_was_taught(medusa: MedusaNet) -> None:
+    lesson = a_lesson((4,), 1)
+    drafter, seq = MedusaDrafter(medusa), a_seq(temperature=0.0)
+    a_text(drafter, seq)
+    (draft,) = drafter.draft([Ask(seq, 9)])
+    with torch.no_grad():
+        wanted = medusa(lesson.hidden[4])[0, 18].argmax(-1)
+    assert draft.tokens == tuple(medusa.draft_ids[wanted].tolist())
+    assert draft.parents is None
+
+
+def test_a_tree_is_the_best_of_all_and_needs_few_passes(
+    eagle: EagleNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, seq = EagleDrafter(eagle), a_seq(width=3)
+    a_text(drafter, seq)
+    passes: list[int] = []
+    step = EagleDrafter._step
+
+    def counted(self: EagleDrafter, new: Sequence[tuple[Seq, tuple[int, ...]]], depth: int) -> None:
+        passes.append(len(new))
+        step(self, new, depth)
+
+    monkeypatch.setattr(EagleDrafter, "_step", counted)
+    (draft,) = drafter.draft([Ask(seq, 16)])
+    assert len(draft) == 16
+    quick = len(passes)
+    drafter._ahead["a"].guessed.clear()
+    monkeypatch.setattr(eagle_module, "ABREAST", 1)
+    (one_by_one,) = drafter.draft([Ask(seq, 16)])
+    assert (one_by_one.tokens, one_by_one.parents) == (draft.tokens, draft.parents)
+    assert one_by_one.scores == pytest.approx(draft.scores, rel=1e-4)
+    assert quick < len(passes) - quick
+    reached = [float(np.prod([draft.scores[i] for i in draft.path(n)])) for n in range(16)]
+    assert reached == sorted(reached, reverse=True)
+    assert all(len(draft.children(node)) <= 3 for node in range(ROOT, 16))
+
+
+@pytest.mark.parametrize("accept", ["match", "residual", "block"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accept, width: int) -> None:
+    if accept == "block" and width > 1:
+        return
+
+    def rules(text: tuple[int, ...]) -> set[int]:
+        return {t for t in range(VOCAB) if (t + len(text)) % 3 == 0}
+
+    seq = a_seq(width, accept)
+    a_text(drafter, seq)
+    cursor = ToyCursor(rules)
+    (draft,) = drafter.draft([Ask(seq, 6, (), cursor)])
+    assert len(draft) >= 3
+    assert cursor.tokens == ()
+    for node, score in enumerate(draft.scores):
+        text = tuple(draft.tokens[i] for i in draft.path(node))
+        assert text[-1] in rules(text[:-1])
+        assert 0 <= score < CERTAIN
+        if draft.q is not None:
+            assert float(draft.q[node].sum()) == pytest.approx(1)
+            assert set(draft.q[node].nonzero().flatten().tolist()) <= rules(text[:-1])
+    assert (draft.q is not None) == (accept != "match")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: float) -> None:
+    drafter, seq = EagleDrafter(eagle), a_seq(temperature=temperature)
+    a_text(drafter, seq)
+    (draft,) = drafter.draft([Ask(seq, 4)])
+    for node, token in enumerate(draft.tokens):
+        row, history = drafter._ahead["a"].guessed[draft.tokens[:node]].row, History(seq.tokens, 3)
+        key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
+        assert token == choose(law(row, seq.params, history), key)
+    assert len(draft) == 4
+
+
+def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
+    drafter, seq = EagleDrafter(eagle), a_seq(accept="residual")
+    a_text(drafter, seq)
+    (draft,) = drafter.draft([Ask(seq, 3)])
+    assert draft.q is not None
+    for node in range(3):
+        row = drafter._ahead["a"].guessed[draft.tokens[:node]].row
+        want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
+        assert draft.q[node].numpy() == pytest.approx(want)
+
+
+def test_it_goes_on_after_the_guesses_of_others(drafter: Drafter) -> None:
+    seq = a_seq(temperature=0.0)
+    a_text(drafter, seq)
+    (whole,) = drafter.draft([Ask(seq, 3)])
+    (rest,) = drafter.draft([Ask(seq, 2, whole.tokens[:1])])
+    assert rest.tokens == whole.tokens[1:]
+
+
+def test_a_text_it_has_not_seen_is_not_guessed_at(drafter: Drafter) -> None:
+    seq = a_seq()
+    drafter.begin(seq)
+    assert len(drafter.draft([Ask(seq, 4)])[0]) == 0
+    drafter.end(seq)
+    a_text(drafter, seq)
+    seq.tokens.append(5)  # which nobody has told it of
+    assert len(drafter.draft([Ask(seq, 4)])[0]) == 0
+    drafter.end(seq)
+
+
+def test_ids_it_cannot_guess_are_impossible() -> None:
+    for drafter in (MedusaDrafter(medusa_net(30)), EagleDrafter(eagle_net(30))):
+        for width in (1, 3):
+            seq = a_seq(width)
+            a_text(drafter, seq)
+            (draft,) = drafter.draft([Ask(seq, 8)])
+            assert set(draft.tokens) <= set(drafter.net.draft_ids.tolist())
+            drafter.end(seq)
+
+
+def test_the_next_turn_begins_with_what_the_last_one_showed(eagle: EagleNet) -> None:
+    """The target finds the text of the first turn in its cache; the drafter knows it all the same."""
+
+    def first_draft(drafter: EagleDrafter, turns: Sequence[Seq]) -> Draft:
+        engine = Engine(a_target(), {"eagle": drafter, "none": NoDrafter()}, Fixed())
+        for seq in turns:
+            engine.submit(seq)
+            drafts = []
+            while engine.busy:
+                drafts += [r.draft for r in engine.step() if len(r.draft)]
+        return drafts[0]
+
+    def turns(first: str) -> list[Seq]:
+        spec, params = SpecConfig(("eagle",), 4, adaptive=False), SamplingParams(max_tokens=8)
+        prompt = said()[0, :20].tolist()
+        longer = said()[0, :28].tolist() + said()[1, :6].tolist()
+        one = Seq("one", prompt, 20, params, replace(spec, drafters=(first,)))
+        return [one, Seq("two", longer, len(longer), params, spec)]
+
+    cold = first_draft(EagleDrafter(eagle), turns("eagle")[1:])
+    drafter = EagleDrafter(eagle)
+    warm = first_draft(drafter, turns("eagle"))
+    assert warm.tokens == cold.tokens
+    assert warm.scores == pytest.approx(cold.scores, rel=1e-3)
+    blind = first_draft(EagleDrafter(eagle), turns("none"))
+    assert blind.scores != pytest.approx(cold.scores, rel=1e-3)

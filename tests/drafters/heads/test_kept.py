@@ -1,0 +1,146 @@
+"""What is kept of positions: against a plain table of every row that was ever appended."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.drafters.heads.kept import Kept
+from paceline.types import Seq
+
+AHEAD = 1
+
+
+def made_of(seq: Seq, position: int) -> list[float]:
+    """A row that tells the text it was made of, up to one token ahead."""
+    text = tuple(seq.tokens[: position + 1 + AHEAD])
+    return [float(hash((seq.tenant, text)) % 9973), float(position)]
+
+
+def rows_from(seq: Seq, start: int, stop: int) -> Tensor:
+    return torch.tensor([made_of(seq, p) for p in range(start, stop)]).reshape(-1, 2)
+
+
+def check(kept: Kept, seq: Seq) -> list[int]:
+    """Every row that is held is the one that this very text and tenant would make."""
+    positions, rows = kept.rows(seq.id)
+    found: list[int] = positions.tolist()
+    assert found == sorted(set(found))
+    assert rows.tolist() == [made_of(seq, p) for p in found]
+    return found
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[Seq]:
+    """Sequences of two tenants over few tokens, so that many begin alike; some of them in the cache."""
+    made: list[Seq] = []
+    for i in range(draw(st.integers(1, 12))):
+        tokens = draw(st.lists(st.integers(0, 1), min_size=2, max_size=14))
+        if len(made) and draw(st.booleans()):
+            tokens = [*draw(st.sampled_from(made)).tokens, *tokens]
+        seq = Seq(f"s{i}", tokens, len(tokens), tenant=draw(st.sampled_from("ab")))
+        seq.shared, seq.learn = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
+        made.append(seq)
+    return made
+
+
+@given(turns(), st.integers(1, 30), st.data())
+def test_only_rows_of_the_same_text_and_tenant_are_found(
+    seqs: list[Seq], most: int, data: st.DataObject
+) -> None:
+    kept = Kept((2,), most, ahead=AHEAD)
+    running: list[Seq] = []
+    for seq in seqs:
+        kept.begin(seq)
+        assert all(position < seq.shared for position in check(kept, seq))
+        at = seq.shared
+        while at < len(seq.tokens) - AHEAD:
+            to = data.draw(st.integers(at + 1, len(seq.tokens) - AHEAD))
+            kept.append(seq.id, at, rows_from(seq, at, to))
+            at = to
+        assert [p for p in check(kept, seq) if p >= seq.shared] == list(range(seq.shared, at))
+        running.append(seq)
+        while len(running) and data.draw(st.booleans()):
+            kept.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        assert all(kept.held(tenant) <= most for tenant in "ab")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_next_turn_finds_the_last_one(ended: bool) -> None:
+    kept = Kept((2,), ahead=AHEAD)
+    first = Seq("first", list(range(20)), 15)
+    kept.begin(first)
+    kept.append("first", 0, rows_from(first, 0, 19))
+    if ended:
+        kept.end(first)
+    second = Seq("second", [*range(18), 70, 71], 20, shared=18)
+    kept.begin(second)
+    assert check(kept, second) == list(range(17))  # the 18th was made of a token that came otherwise
+    third = Seq("third", list(range(30)), 30, shared=12)
+    kept.begin(third)
+    assert check(kept, third) == list(range(12))
+
+
+def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from() -> None:
+    kept = Kept((2,))
+    tokens = list(range(20))
+    for learn, tenant in ((True, "other"), (False, "")):
+        seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, learn=learn)
+        kept.begin(seq)
+        kept.append(seq.id, 0, torch.ones(20, 2))
+        again = Seq("again", tokens, 20, shared=19)
+        for _ in "running", "ended":
+            kept.begin(again)
+            assert len(kept.rows("again")[0]) == 0
+            kept.end(again)
+            kept.end(seq)
+    assert kept.held("") == 0
+
+
+def test_a_gap_stays_a_gap() -> None:
+    kept = Kept((2,))
+    tokens = list(range(20))
+    first = Seq("first", tokens, 20, shared=8)  # in the target's cache from before our time
+    kept.begin(first)
+    kept.append("first", 8, torch.ones(12, 2))
+    kept.end(first)
+    second = Seq("second", tokens, 20, shared=15)
+    kept.begin(second)
+    assert kept.rows("second")[0].tolist() == list(range(8, 15))
+    kept.append("second", 15, torch.ones(5, 2))
+    with pytest.raises(ValueError, match="position 19"):
+        kept.append("second", 19, torch.ones(1, 2))
+
+
+def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning() -> None:
+    kept = Kept((2,), most=20)
+
+    def run(name: str, tokens: list[int], shared: int = 0) -> int:
+        seq = Seq(name, tokens, len(tokens), shared=shared)
+        kept.begin(seq)
+        found = len(kept.rows(name)[0])
+        kept.append(name, shared, torch.ones(len(tokens) - shared, 2))
+        kept.end(seq)
+        return found
+
+    one, two = list(range(8)), list(range(100, 108))
+    run("one", one)
+    run("one, longer", [*one, 8, 9], 8)
+    assert kept.held("") == 10
+    run("two", two)
+    assert run("one again", [*one, 50], 8) == 8
+    assert run("two again", two, 5) == 0  # it was used longest ago
+    run("long", list(range(200, 240)))
+    assert kept.held("") == 20
+    kept.forget("")
+    assert kept.held("") == 0
+
+
+def test_what_is_kept_is_not_the_callers_memory() -> None:
+    kept, rows = Kept((2,)), torch.ones(4, 2)
+    seq = Seq("s", [1, 2, 3, 4], 4)
+    kept.begin(seq)
+    kept.append("s", 0, rows)
+    rows.zero_()
+    assert torch.equal(kept.rows("s")[1], torch.ones(4, 2))

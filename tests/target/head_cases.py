@@ -1,0 +1,43 @@
+"""Small heads of every kind for the tiny target, and lessons for them."""
+
+from typing import TypeVar
+
+import torch
+from tiny_heads import own, said, tiny_model
+from torch import Tensor
+from torch_cases import VOCAB
+
+from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.medusa import MedusaNet, MedusaShape
+from paceline.heads.net import Net
+from paceline.heads.teach import Lesson
+from paceline.train.recipe import pieces_of
+
+N = TypeVar("N", bound=Net)
+MODEL = tiny_model()
+WIDTH = MODEL.shape.width
+
+
+def a_lesson(taps: tuple[int, ...], count: int = 4) -> Lesson:
+    tokens = said()[:count]
+    hidden, final = MODEL.features(tokens, taps)
+    return Lesson(tokens, own(tokens), hidden, final)
+
+
+def some_ids(count: int) -> Tensor:
+    return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:count].sort().values
+
+
+def medusa_net(draft_vocab: int = VOCAB, block: int = 3) -> MedusaNet:
+    shape = MedusaShape(WIDTH, VOCAB, draft_vocab, (4,), block, norm_eps=MODEL.shape.norm_eps)
+    return _reset(MedusaNet(shape, pieces_of(MODEL), some_ids(draft_vocab)))
+
+
+def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed: int = 0) -> EagleNet:
+    shape = EagleShape(WIDTH, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), block, window)
+    return _reset(EagleNet(shape, pieces_of(MODEL), some_ids(draft_vocab)), seed)
+
+
+def _reset(net: N, seed: int = 0) -> N:
+    net.reset(pieces_of(MODEL), torch.Generator().manual_seed(seed))
+    return net

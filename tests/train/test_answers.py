@@ -1,0 +1,96 @@
+"""From recorded conversations to answers of the real model, as it is served."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from talk import called, record, result, said, user, write
+
+from paceline.config import EngineConfig
+from paceline.errors import SettingError
+from paceline.target.load import load
+from paceline.text import Tokenizer, parse_tool_calls
+from paceline.train.answers import Made, always_drafted, make_answers
+from paceline.train.asks import AnswersConfig, asks_of
+from paceline.train.prompts import Prompt
+from paceline.train.rollout import Rollout
+
+NEW = 24
+CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))
+
+
+def prompts(count: int, tools: bool = True) -> list[Prompt]:
+    return [Prompt((i, 1, 2), False, (user(str(i)),), ({},) if tools else ()) for i in range(count)]
+
+
+def test_what_is_asked_depends_on_the_prompt_alone() -> None:
+    whole, some = asks_of(prompts(400), CONFIG), asks_of(prompts(400)[100:], CONFIG)
+    assert whole[100:] == some
+    assert 140 < sum(ask.job.sampled for ask in whole) < 260
+    assert 140 < sum(ask.required for ask in whole) < 260
+    assert len({ask.job.seed for ask in whole}) == 400
+    assert whole != asks_of(prompts(400), AnswersConfig(required=0.5, greedy=0.5, seed=1))
+    assert not any(ask.required for ask in asks_of(prompts(50, tools=False), CONFIG))
+
+
+def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
+    asks = asks_of(prompts(9), AnswersConfig(per_prompt=3, greedy=1.0))
+    assert [ask.job.sampled for ask in asks] == [False, True, True] * 9
+    assert len({ask.job.seed for ask in asks}) == 27
+
+
+def test_fewer_prompts_are_some_of_them() -> None:
+    few = asks_of(prompts(100), AnswersConfig(max_prompts=10))
+    assert len(few) == 10
+    assert all(ask in asks_of(prompts(100), AnswersConfig()) for ask in few)
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong in ({"greedy": 1.5}, {"required": -1}, {"per_prompt": 0}, {"max_prompt": 0}):
+        with pytest.raises(SettingError, match="is not usable"):
+            AnswersConfig(**wrong)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    talks = [
+        record(user(f"Weather in {town}?"), called(town), result("Rain."), said("It rains."), group=town)
+        for town in ("Oslo", "Rome", "Lima", "Bonn")
+    ]
+    talks += [{"messages": [user(f"Count to {n}.")]} for n in ("three", "five")]
+    return write(tmp_path_factory.mktemp("source") / "talks.jsonl", talks)
+
+
+@pytest.fixture(scope="module")
+def made(smollm2_path: Path, source: Path) -> Made:
+    return make_answers("smollm2-135m", [source], CONFIG)
+
+
+@pytest.mark.model
+def test_answers_are_what_is_served(made: Made, smollm2_path: Path) -> None:
+    tokenizer, answers = Tokenizer.load(smollm2_path), made.answers
+    assert len(answers) == len(made.prompts.prompts) == 10
+    assert made.unanswered == 0
+    assert answers.tokenizer == tokenizer.fingerprint
+    assert answers.target == load(smollm2_path).fingerprint
+    for i, prompt in enumerate(made.prompts.prompts):
+        assert tuple(answers.prompt(i)) == prompt.tokens
+        assert answers.held_out[i] == prompt.held_out
+        assert 1 <= len(answers.answer(i)) <= NEW
+        if answers.constrained[i]:
+            text = tokenizer.decode(answers.answer(i).tolist())
+            assert text.startswith('<tool_call>[{"name": "weather", "arguments": {"town": "')
+            if text.endswith("</tool_call>"):
+                assert parse_tool_calls(text, tokenizer.tool_format)[1][0].name == "weather"
+    assert 0 < answers.constrained.sum() < 10
+    assert 0 < answers.sampled.sum() < 10
+
+
+@pytest.mark.model
+def test_json_and_marks_can_always_be_drafted(smollm2_path: Path) -> None:
+    tokenizer = Tokenizer.load(smollm2_path)
+    always = always_drafted(tokenizer)
+    assert tokenizer.eos_ids <= set(always)
+    assert set('{}[]:,"') <= {tokenizer.decode([token]) for token in always}
+    assert np.all(np.diff(always) > 0)
+    assert len(always) < 100

@@ -1,0 +1,42 @@
+"""A folder tells of the network as it is stored in it, not as it was trained."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
+
+from paceline.drafters.heads.choose import drafter_of
+from paceline.heads.folder import load
+from paceline.train.calibrate import calibrate
+from paceline.train.evaluate import acceptance, replay
+from paceline.train.publish import publish
+from paceline.train.recipe import Recipe, pieces_of, recipe
+
+MODEL = tiny_model()
+TEXTS = recorded(said())
+
+
+def test_what_is_stored_is_what_was_measured(tmp_path: Path) -> None:
+    net = trained_net()
+    made = Recipe("block", net, recipe(tiny_config(1), MODEL, torch.arange(131)).loss)
+    card = publish(tmp_path, made, MODEL, "tiny", TEXTS, {"texts": 16})
+    back = load(tmp_path, pieces_of(MODEL))
+    assert back.card == card
+    assert not torch.equal(back.net.state_dict()["fc.weight"], net.state_dict()["fc.weight"])
+    guesses = replay(drafter_of(back.net, card.calibration), MODEL, TEXTS, net.shape.block)
+    found = acceptance(guesses, TEXTS, net.shape.block)
+    assert found.by_place == card.acceptance
+    assert found.tokens_per_pass == card.tokens_per_pass
+    assert card.tokens_per_pass[-1] > 2
+    before, after = card.data["calibration gap"]
+    assert after < before
+    assert calibrate(guesses, net.shape.block).before == pytest.approx(after, abs=1e-4)
+
+
+def test_a_kind_without_confidences_is_not_calibrated(tmp_path: Path) -> None:
+    made = recipe(tiny_config(1, kind="medusa"), MODEL, torch.arange(131))
+    card = publish(tmp_path, made, MODEL, "tiny", TEXTS[:3], {}, "float32")
+    assert card.calibration is None
+    assert len(card.acceptance) == len(card.tokens_per_pass) == 4
+    assert load(tmp_path, pieces_of(MODEL)).card == card
