@@ -42,9 +42,9 @@ def test_all_slots_see_one_another(net: BlockNet) -> None:
     of = lesson(net)
     before = outcome(net, of, 20)
     with torch.no_grad():
-        net.mask += 1
+        net.mask.add_(1)
         after = outcome(net, of, 20)
-        net.mask -= 1
+        net.mask.sub_(1)
     assert (before != after).any(-1).all()
 
 
