@@ -52,7 +52,7 @@ def test_steps_are_one_stretch(target: TorchTarget, context: int) -> None:
     check_steps_are_one_stretch(target, context, (0, 2))
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(seed=st.integers(1, 10**6), context=st.integers(1, 70))
 def test_nothing_of_a_sketch_stays(target: TorchTarget, seed: int, context: int) -> None:
     check_nothing_stays(target, seed, context)

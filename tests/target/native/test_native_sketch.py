@@ -65,7 +65,7 @@ def test_steps_are_one_stretch(target: NativeTarget, context: int) -> None:
     check_steps_are_one_stretch(target, context, (0, 2))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(seed=st.integers(1, 10**6), context=st.integers(1, 70))
 def test_nothing_of_a_sketch_stays(target: NativeTarget, seed: int, context: int) -> None:
     check_nothing_stays(target, seed, context)
