@@ -117,15 +117,18 @@ def test_a_prompt_is_not_read_twice(target: ToyTarget) -> None:
     assert len(drafter.draft([Ask(seq, 4)])[0]) > 0
 
 
-def test_a_chain_ends_where_one_more_guess_costs_more_than_it_is_worth(target: ToyTarget) -> None:
+@pytest.mark.parametrize("cursor", [None, ToyCursor(lambda said: set(range(VOCAB)))])
+def test_a_chain_ends_where_one_more_guess_costs_more_than_it_is_worth(
+    target: ToyTarget, cursor: ToyCursor | None
+) -> None:
     """Greedy decoding has a law that is always sure; what counts is how sure the model is."""
     seq = opened(target, [1, 2, 3], 2)
     drafter = SelfDrafter(target, (0, 1, 2))
     assert drafter._cost == sketch_cost(target, 3) == pytest.approx(0.8)
-    (draft,) = drafter.draft([Ask(seq, 8)])
+    (draft,) = drafter.draft([Ask(seq, 8, cursor=cursor)])
     assert 1 <= len(draft) < 8
     drafter._cost = 0.0
-    (longer,) = drafter.draft([Ask(seq, 8)])
+    (longer,) = drafter.draft([Ask(seq, 8, cursor=cursor)])
     assert len(longer) == 8
     assert longer.tokens[: len(draft)] == draft.tokens
 
