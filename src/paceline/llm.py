@@ -5,18 +5,22 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from paceline import models
 from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
-from paceline.drafters import model_free
-from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, drafter_for
+from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
+from paceline.drafters.model.chosen import layers_for
+from paceline.drafters.model.sample import SAMPLES
+from paceline.drafters.model.search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import SettingError
-from paceline.target.choose import load_target
+from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
@@ -37,6 +41,7 @@ class Prepared:
 class LLM:
     """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
 
+    `self` and `quantized` are made only if the spec given here names them.
     Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
     draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
     or writes text (text), or whichever suits the two and the request (auto).
@@ -66,11 +71,14 @@ class LLM:
         extra = (*(drafter.name for drafter in drafters), *(("model",) if draft_model else ()))
         self._choosing = spec is None
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
-        self._check(self.spec, {*self.drafters, *extra})
+        self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
         self.target = load_target(path, config)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
+        for name in self.spec.drafters:
+            if name in OF_THE_TARGET and name not in self.drafters:
+                self.drafters[name] = self._own(name, path, config)
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
         self.cost = cost_table(self.target)
         self._ids = count()
@@ -82,6 +90,19 @@ class LLM:
         path = models.resolve(name)
         model, tokenizer = load_target(path, config), Tokenizer.load(path)
         return drafter_for(model, tokenizer, self.tokenizer, self.target.vocab_size, vocab)
+
+    def _own(self, name: str, path: Path, config: EngineConfig) -> Drafter:
+        """A drafter made of the model itself; only for those who name it, since it takes time or memory."""
+        if name == "quantized":
+            copy = load_copy(path, config, self.target)
+            cost = copy.bytes_held / self.target.bytes_held
+            return ModelDrafter(copy, self.target.vocab_size, cost=cost, name=name)
+        layers = layers_for(self.target, self.target.fingerprint, self._samples)
+        self.target.forget(TENANT)
+        return SelfDrafter(self.target, layers)
+
+    def _samples(self) -> list[list[int]]:
+        return [self.tokenizer.encode(text) for text in SAMPLES]
 
     def prepare(
         self,

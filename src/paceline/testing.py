@@ -17,9 +17,12 @@ class ToyTarget:
     """A target whose logits follow from the last `memory` tokens of the rows in its own cache.
 
     It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
-    stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model. What
-    layer n leaves of a row is n + 1 times the row's logits.
+    stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model; so
+    does each layer that a sketch leaves out. What layer n leaves of a row is n + 1 times the row's logits.
     """
+
+    layers = 4
+    layer_share = 0.2
 
     def __init__(self, vocab_size: int = 24, memory: int = 2, seed: int = 0, blur: float = 0.0) -> None:
         self.vocab_size = vocab_size
@@ -32,6 +35,7 @@ class ToyTarget:
         self._seqs: dict[str, Seq] = {}
         self._rows: dict[str, list[int]] = {}  # the tokens of the cached rows
         self._loose: dict[str, tuple[list[int], Draft]] = {}  # rows of the last pass, not yet kept
+        self._sketched: dict[str, list[int]] = {}  # tokens of the rows sketched since the last pass
 
     def open(self, seq: Seq) -> int:
         assert seq.id not in self._seqs, f"{seq.id} is open already"
@@ -48,6 +52,7 @@ class ToyTarget:
             starts.append(len(rows))
             first_rows.append(len(inner))
             before = self._checked(feed)
+            self._sketched.pop(feed.seq_id, None)
             text = [*before, *feed.tokens]
             after = [[*text, *self._guesses(feed.draft, i)] for i in range(len(feed.draft))]
             if feed.scored:
@@ -58,6 +63,19 @@ class ToyTarget:
             self._loose[feed.seq_id] = (list(feed.tokens), feed.draft)
         hidden = {tap: self._tensor(inner) * (tap + 1) for tap in taps}
         return Scores(self._tensor(rows), tuple(starts), tuple(first_rows), hidden)
+
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        rows = []
+        for feed, start in zip(feeds, starts, strict=True):
+            held, sketched = self._rows[feed.seq_id], self._sketched.get(feed.seq_id, [])
+            assert feed.seq_id not in self._loose, f"{feed.seq_id}: a pass was not followed by keep"
+            assert feed.tokens, f"{feed.seq_id}: an empty feed"
+            assert len(held) <= start <= len(held) + len(sketched), f"{feed.seq_id}: sketched out of place"
+            self._sketched[feed.seq_id] = [*sketched[: start - len(held)], *feed.tokens]
+            text = [*held, *self._sketched[feed.seq_id]]
+            rows.append(self._blurred(text, self._blur + 0.3 * (self.layers - len(layers))))
+        logits = torch.from_numpy(np.array(rows, np.float32))
+        return Scores(logits, tuple(range(len(feeds))))
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         fed, draft = self._loose.pop(seq_id, ([], Draft()))
@@ -70,16 +88,20 @@ class ToyTarget:
     def close(self, seq_id: str) -> None:
         del self._seqs[seq_id], self._rows[seq_id]
         self._loose.pop(seq_id, None)
+        self._sketched.pop(seq_id, None)
 
     def logits(self, text: Sequence[int]) -> Doubles:
         """What follows this text, as a pure function."""
+        return self._blurred(text, self._blur)
+
+    def _blurred(self, text: Sequence[int], blur: float) -> Doubles:
         place = 0
         for token in text[-self._memory :]:
             place = (place * 1_000_003 + token + 1) % (1 << 40)
         ids = np.arange(self.vocab_size)
         own = gumbel(noise_key(self._seed, 0, 5, place), ids)
-        if self._blur:
-            own = own + self._blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
+        if blur:
+            own = own + blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
         return own * 1.5
 
     def _tensor(self, rows: Sequence[Doubles]) -> torch.Tensor:

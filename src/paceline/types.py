@@ -180,6 +180,7 @@ class Round:
     finish: Finish | None = None
     error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
+    guessed: int = 0  # nodes that drafters made, before any was cut
     draft_us_by: Mapping[str, int] = field(default_factory=dict)  # of draft_us, what each drafter took
 
     @property
@@ -270,6 +271,20 @@ class Target(Protocol):
         """
 
     def close(self, seq_id: str) -> None: ...
+
+
+class Sketcher(Target, Protocol):
+    """A target that can also run some of its layers only, to guess with."""
+
+    layers: int
+    layer_share: float  # of the work for one row of a pass, what a layer does
+
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        """Bare tokens of each feed, from position starts[i] on, through these layers in ascending order.
+
+        Their rows are never kept: no pass reads them and the next one writes over them. Rows between the kept
+        ones and starts[i] are of sketches since the last pass.
+        """
 
 
 class Controller(Protocol):

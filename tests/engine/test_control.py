@@ -144,6 +144,40 @@ def test_cheap_drafts_are_made_long_once_drafters_say_how_sure_they_are() -> Non
     assert rate.plan([seq()], 1) == [8]
 
 
+def timed_round(guessed: int, draft_us: int, budget: int = 8, rows: int | None = None) -> Round:
+    """All guesses were right; each row of a pass is free."""
+    draft = sure(*[0.9] * guessed)
+    tokens, path = tuple(range(guessed + 1)), tuple(range(guessed))
+    rows = 1 + guessed if rows is None else rows
+    return Round("s", 1, ("d",), draft, path, tokens, budget, 1, rows, draft_us, 1000, guessed=guessed)
+
+
+def test_a_guess_costs_what_those_made_cost_not_those_asked_for() -> None:
+    """A drafter that stops after one guess of eight, each as dear as a pass."""
+    rate = priced(0.0)
+    for _ in range(40):
+        rate.learn([timed_round(1, 1100)])
+    assert rate.plan([seq()], 1) == [0]
+
+
+def test_drafters_that_take_turns_cost_their_mean() -> None:
+    dear, mixed = priced(0.0), priced(0.0)
+    for i in range(80):
+        dear.learn([timed_round(1, 1100)])
+        mixed.learn([timed_round(1, 1100 if i % 4 == 0 else 1)])
+    assert dear.plan([seq()], 1) == [0]
+    assert mixed.plan([seq()], 1)[0] > 0
+    assert mixed._draft_us[("d",)] == pytest.approx(1100 / 4, rel=0.4)
+
+
+def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> None:
+    rate = priced(0.0)
+    rate.learn([timed_round(8, 10**6, rows=300)])
+    for _ in range(20):
+        rate.learn([timed_round(8, 800)])
+    assert rate.plan([seq()], 1) == [8]
+
+
 @pytest.mark.parametrize("spell", [1, 2, 5, 8])  # passes
 def test_a_slow_spell_of_the_machine_is_forgotten(spell: int) -> None:
     """While it lasts, the lengths it hits look dear; afterwards the best one is found again."""

@@ -1,4 +1,4 @@
-"""paceline generate, chat, serve, train, schema, routes, keys, trace, pull, models, doctor."""
+"""paceline generate, chat, serve, train, schema, routes, keys, trace, pull, models, layers, doctor."""
 
 import json
 import secrets
@@ -15,6 +15,7 @@ from paceline import __version__, models
 from paceline.cli.constrain import answer_options
 from paceline.cli.doctor import model_report, report
 from paceline.cli.keys import keys_app
+from paceline.cli.layers import layers
 from paceline.cli.routes import routes_app
 from paceline.cli.schema import schema_app
 from paceline.cli.serve import serve
@@ -31,6 +32,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
 app.command()(serve)
 app.command()(train)
+app.command()(layers)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
@@ -38,7 +40,8 @@ DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the dr
 Drafters = Annotated[
     str,
     typer.Option(
-        help="grammar, suffix, ngram, recycle, prediction, model, asked in this order; none: plain."
+        help="grammar, suffix, ngram, recycle, prediction, model, self, quantized, asked in this order; "
+        "none: plain."
     ),
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
@@ -56,7 +59,7 @@ Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may 
 Show = Annotated[bool, typer.Option("--show", help="Colour each token by who guessed it.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0: all cores.")]
-CacheMb = Annotated[int, typer.Option(help="Memory for the KV cache; a draft model has one of its own.")]
+CacheMb = Annotated[int, typer.Option(help="Memory for the KV cache; draft models have their own.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
 
 

@@ -27,6 +27,8 @@ COLOURS: Final = {
     "suffix": "\033[32m",
     "ngram": "\033[36m",
     "model": "\033[35m",
+    "self": "\033[95m",
+    "quantized": "\033[95m",
     "prediction": "\033[34m",
     "grammar": "\033[33m",
 }

@@ -26,19 +26,20 @@ def draw(
 ) -> Drawn:
     """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary.
 
-    weighed: with chances, which greedy guesses have only if they are asked for.
+    weighed: with chances, which take greedy decoding another law.
     """
     history = History(seq.tokens, seq.prompt_len, written)
-    if seq.params.temperature == 0 and not needs_q(seq):
-        found = greedy(row, seq.params, history, width, mask)
-        if not weighed:
-            return Drawn(found, [], [])
-        warm = law(row, replace(seq.params, temperature=1.0), history, mask)
-        return Drawn(found, [warm.probability(token) for token in found], [])
     of = law(row, seq.params, history, mask)
-    found = ranked(of, _key(seq, len(written)), width)
-    laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
+    if seq.params.temperature == 0 and not needs_q(seq):
+        found, laws = greedy(row, seq.params, history, width, mask), []
+    else:
+        found = ranked(of, _key(seq, len(written)), width)
+        laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
     found = found[: len(laws)] if needs_q(seq) else found
+    if seq.params.temperature == 0:
+        if not weighed:
+            return Drawn(found, [], laws)
+        of = law(row, replace(seq.params, temperature=1.0), history, mask)
     return Drawn(found, [of.probability(token) for token in found], laws)
 
 

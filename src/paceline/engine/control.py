@@ -160,7 +160,8 @@ class Rate(Controller):
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
         self._trust: defaultdict[tuple[str, ...], Trust] = defaultdict(Trust)
         self._sure: set[tuple[str, ...]] = set()  # those who said how sure they were, the last time
-        self._draft_us: dict[tuple[str, ...], float] = {}  # per node asked for
+        self._draft_us: dict[tuple[str, ...], float] = {}  # per node made
+        self._drafts_timed: Counter[tuple[str, ...]] = Counter()
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -212,14 +213,16 @@ class Rate(Controller):
         return min(PROBE, most) if self._plain_rounds[drafters] % PROBE_EVERY == 0 else 0
 
     def learn(self, rounds: Sequence[Round]) -> None:
-        nodes, asked = sum(len(r.draft) for r in rounds), sum(r.budget for r in rounds)
+        nodes, guessed = sum(len(r.draft) for r in rounds), sum(r.guessed for r in rounds)
         for r in rounds:
-            if r.budget:
-                self._learn_draft_time(r.drafters, r.draft_us / asked)
             if len(r.draft):
                 self._learn_acceptance(r)
-        if rounds and rounds[0].rows == len(rounds) + nodes:  # nothing but decoding
-            self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
+        if not rounds or rounds[0].rows != len(rounds) + nodes:  # a prompt, which drafters may have read too
+            return
+        self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
+        for r in rounds:
+            if r.guessed:
+                self._learn_draft_time(r.drafters, r.draft_us / guessed, r.target_us)
 
     def _learn_acceptance(self, r: Round) -> None:
         accepted = _risky(r.draft, r.path)
@@ -232,11 +235,12 @@ class Rate(Controller):
         else:
             self._sure.discard(r.drafters)
 
-    def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float) -> None:
-        """A first draft may include reading the prompt, so a much lower figure replaces a higher at once."""
-        old = self._draft_us.get(drafters, per_node)
-        new = old + 0.1 * (min(per_node, 3 * old) - old)
-        self._draft_us[drafters] = per_node if per_node < old / 2 else new
+    def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float, target_us: int) -> None:
+        """A mean, since cheap and dear drafters of a list may take turns, on which hiccups weigh little."""
+        self._drafts_timed[drafters] += 1
+        weight = max(0.1, 1 / self._drafts_timed[drafters])
+        old = self._draft_us.get(drafters, 0.0)
+        self._draft_us[drafters] = old + weight * (min(per_node, 3 * max(old, target_us)) - old)
 
 
 def _risky(draft: Draft, path: Sequence[int]) -> int:

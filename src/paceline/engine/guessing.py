@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import Tensor
 
+from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
 from paceline.errors import SettingError
@@ -35,7 +36,8 @@ class Guessing:
             unknown = [n for n in names if n not in self._drafters]
             if unknown:
                 known = ", ".join(sorted(self._drafters))
-                raise SettingError(f"no drafter is called {unknown[0]!r}. Known here: {known}")
+                hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
+                raise SettingError(f"no drafter is called {unknown[0]!r}{hint}. Known here: {known}")
             self._lists[names] = Relay([self._drafters[n] for n in names])
         return self._lists[names]
 
@@ -59,6 +61,7 @@ class Guessing:
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             for turn, draft in zip(group, _drafts(drafter, group), strict=True):
+                turn.guessed = len(draft)
                 draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
                 turn.draft = self._usable(draft, drafter.name)
             took.update(drafter.took_ns)

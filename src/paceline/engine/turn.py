@@ -19,6 +19,7 @@ class Turn:
     budget: int = 0  # guesses wanted
     certain: int = 0  # guesses wanted besides that cannot be wrong
     draft: Draft = NO_DRAFT
+    guessed: int = 0  # nodes it had before any was cut
     masks: Masks = FREE
     verdict: Verdict | None = None
     kept: tuple[int, ...] | None = None  # the draft's nodes whose rows stay; None: the turn was not committed
@@ -64,6 +65,7 @@ def a_round(
         finish=finish,
         error=error,
         logprobs=logprobs,
+        guessed=turn.guessed,
         draft_us_by=cost.draft_us_by,
     )
 

@@ -1,17 +1,22 @@
 """Which target runs a model on this machine, and why."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from paceline.config import EngineConfig
-from paceline.errors import ModelError, NotCompiled, SettingError
+from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError
 from paceline.target.load import open_checkpoint, placed_tensors
 from paceline.target.native import library
-from paceline.target.native.layout import reason_against
+from paceline.target.native.layout import plan, reason_against
 from paceline.target.native.native_target import NativeTarget
 from paceline.target.native.packed import packed
 from paceline.target.stored import fingerprint
 from paceline.target.torch_target import TorchTarget, placement
+
+MOST_OF_TARGET: Final = 0.75  # a copy that reads more bytes in a pass saves too little
+LEAST_CACHE_MB: Final = 64  # of a copy
 
 log = logging.getLogger("paceline")
 
@@ -37,18 +42,42 @@ def load_target(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
     return TorchTarget.load(path, config)
 
 
-def _native(path: Path, config: EngineConfig) -> NativeTarget:
+def load_copy(path: Path, config: EngineConfig, target: NativeTarget | TorchTarget) -> NativeTarget:
+    """The same model in 4 bits a weight, with a smaller cache of its own: something to guess with."""
+    if placement(config)[0].type != "cpu":
+        raise _no_copy(path, "nothing here runs such weights on a GPU")
+    smaller = replace(config, cache_mb=min(config.cache_mb, max(LEAST_CACHE_MB, config.cache_mb // 4)))
+    try:
+        return _native(path, smaller, most_bytes=int(MOST_OF_TARGET * target.bytes_held))
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except _Unsuited as reason:
+        raise _no_copy(path, str(reason)) from None
+
+
+def _no_copy(path: Path, reason: str) -> DrafterMismatch:
+    return DrafterMismatch(
+        f"a copy of {path.name} in 4 bits cannot guess for it: {reason}; leave `quantized` out"
+    )
+
+
+def _native(path: Path, config: EngineConfig, most_bytes: int | None = None) -> NativeTarget:
+    """most_bytes: for a copy in 4 bits a weight, which is of no use if it takes more."""
+    copied = most_bytes is not None
     where, why = native_path()
     if where is None:
         raise _Unsuited(why)
     checkpoint = open_checkpoint(path)
     tensors = dict(placed_tensors(checkpoint))
-    against = reason_against(checkpoint.shape, tensors, quantise=config.dtype == "int8")
+    against = reason_against(checkpoint.shape, tensors, quantise=copied or config.dtype == "int8")
     if against:
         raise _Unsuited(against)
+    if most_bytes is not None and (nbytes := plan(tensors, four_bits=True).nbytes) > most_bytes:
+        mb, most = nbytes / 1e6, most_bytes / 1e6
+        raise _Unsuited(f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass")
     mark = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = packed(checkpoint, tensors, mark, library.load(where))
+        weights = packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
     except NotCompiled as error:
         raise _Unsuited(str(error)) from error
     return NativeTarget(checkpoint.shape, weights, mark, where, config)

@@ -35,6 +35,7 @@ class Batch:
     scored: Sequence[int]  # the rows to give logits for
     taps: Sequence[int] = ()  # the layers whose output to give for all rows
     stash: bool = False  # whether to give the rows' keys and values too
+    layers: Sequence[int] | None = None  # those to run; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Decoder:
         index = None if every_row else self._ints(_padded(batch.scored, self.tile))
         stash: Stash = []
         hidden = {}
-        for i, layer in enumerate(self._layers):
+        for i in range(len(self._layers)) if batch.layers is None else batch.layers:
+            layer = self._layers[i]
             turn = local_rotation if layer.local else rotation
             kv = layer(x, layout, turn, keys[i], values[i])
             if batch.stash:

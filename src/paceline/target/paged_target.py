@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from paceline.errors import PromptTooLong
 from paceline.target.kv import CacheStats, PagedCache
-from paceline.types import Draft, Seq
+from paceline.types import Draft, Feed, Seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,16 @@ class PagedTarget(ABC, Generic[F]):
         """Drops what is cached for a tenant and held by no open sequence."""
         self._cache.clear(tenant)
 
+    def _make_room(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
+        """For rows that no cache will know of, after the valid ones."""
+        for feed, start in zip(feeds, starts, strict=True):
+            held = self._cache.length(feed.seq_id)
+            if start < held:
+                raise ValueError(
+                    f"{feed.seq_id!r} holds {held} rows: a sketch from {start} on would spoil some"
+                )
+            self._cache.extend(feed.seq_id, start + len(feed.tokens) - held)
+
     def close(self, seq_id: str) -> None:
         self._fed.pop(seq_id, None)
         self._cache.close(seq_id)
@@ -78,3 +88,8 @@ class PagedTarget(ABC, Generic[F]):
     @abstractmethod
     def _place(self, seq_id: str, start: int, path: Sequence[int], fed: F) -> None:
         """Brings the rows of these nodes to position `start` and on, if they are not there already."""
+
+
+def check_layers(layers: Sequence[int], count: int) -> None:
+    if not layers or not 0 <= layers[0] <= layers[-1] < count or list(layers) != sorted(set(layers)):
+        raise ValueError(f"layers={list(layers)!r}: expected some of 0 to {count - 1}, ascending")

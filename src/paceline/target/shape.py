@@ -54,3 +54,10 @@ class Weights:
     shape: ModelShape
     tensors: Mapping[str, Tensor]
     fingerprint: str  # tells models apart; see stored.fingerprint for what it covers
+
+
+def layer_share(shape: ModelShape) -> float:
+    """The share of one layer in the weights that one row of a pass is multiplied with."""
+    attention = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_dim
+    layer = attention + 3 * shape.width * shape.ff_width
+    return layer / (shape.layers * layer + shape.vocab_size * shape.width)

@@ -16,9 +16,9 @@ from paceline.target.decoder import Batch, Decoder, Outcome
 from paceline.target.kv import BLOCK, PagedCache, TorchRows, blocks_in
 from paceline.target.linear import CUDA_TILE, MOST_ROWS
 from paceline.target.load import load
-from paceline.target.paged_target import Fed, PagedTarget
+from paceline.target.paged_target import Fed, PagedTarget, check_layers
 from paceline.target.prefix import common
-from paceline.target.shape import ModelShape, Weights
+from paceline.target.shape import ModelShape, Weights, layer_share
 from paceline.types import Draft, Feed, Scores
 
 
@@ -64,6 +64,7 @@ class TorchTarget(PagedTarget[_Fed]):
         super().__init__(cache, weights.shape.max_context)
         self._keys, self._values = self._rows.k.unbind(0), self._rows.v.unbind(0)
         self.vocab_size = weights.shape.vocab_size
+        self.layers, self.layer_share = weights.shape.layers, layer_share(weights.shape)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
@@ -101,6 +102,21 @@ class TorchTarget(PagedTarget[_Fed]):
             base = self._cache.length(feed.seq_id)
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
         return Scores(outcome.logits, tuple(starts), tuple(firsts), outcome.hidden)
+
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        check_layers(layers, self.layers)
+        self._make_room(feeds, starts)
+        tokens: list[int] = []
+        spans: list[Span] = []
+        scored: list[int] = []
+        for feed, start in zip(feeds, starts, strict=True):
+            first, end = len(tokens), len(tokens) + len(feed.tokens)
+            spans += self._cut(feed.seq_id, range(first, end), start)
+            tokens += feed.tokens
+            scored.append(end - 1)
+        batch = Batch(tokens, spans, scored, layers=layers)
+        outcome = self._decoder.forward(batch, self._keys, self._values)
+        return Scores(outcome.logits, tuple(range(len(feeds))))
 
     def _spans(self, feed: Feed, first_row: int) -> Iterator[Span]:
         """The feed's rows are its tokens, then its nodes in their order."""

@@ -14,6 +14,7 @@ from paceline.errors import NotCompiled
 from paceline.target import cpu
 from paceline.target.dequant import ENCODINGS
 from paceline.target.native import library
+from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.target.native.library import (
     CODE_BYTES,
     FORMATS,
@@ -26,7 +27,8 @@ from paceline.target.native.library import (
 )
 
 PATHS = tuple(library.NEEDS)
-KINDS = tuple(kind for kind in library.ENCODINGS if kind != "F32")
+FROM_FLOATS = ("F32", TO_FOUR_BITS)
+KINDS = tuple(kind for kind in library.ENCODINGS if kind not in FROM_FLOATS)
 GUARD = 0xA5  # what must be left around a packed matrix
 
 Bytes = NDArray[np.uint8]
@@ -59,7 +61,7 @@ def built(path: str) -> ctypes.CDLL:
 
 
 def block_elements(kind: str) -> int:
-    return ENCODINGS[kind].elements if kind != "F32" else GROUP
+    return ENCODINGS[kind].elements if kind not in FROM_FLOATS else GROUP
 
 
 # Bytes of a block where a half-precision number starts.
@@ -135,8 +137,8 @@ def pack(
 ) -> list[Packed]:
     """Packs matrices of one shape; several of them are woven, pair of tiles by pair of tiles.
 
-    A source holds encoded rows; for F32, whole groups of floats as bytes. order: the source's row that each
-    output shows. pieces: how many calls share the work.
+    A source holds encoded rows, or whole groups of floats as bytes where these are rounded. order: the
+    source's row that each output shows. pieces: how many calls share the work.
     """
     shown = len(sources[0]) if order is None else len(order)
     outputs, inputs = up(shown, UNIT), sources[0].shape[1] // _block_bytes(kind) * block_elements(kind)
@@ -177,7 +179,7 @@ def pack(
 
 
 def _block_bytes(kind: str) -> int:
-    return ENCODINGS[kind].nbytes if kind != "F32" else 4 * GROUP
+    return ENCODINGS[kind].nbytes if kind not in FROM_FLOATS else 4 * GROUP
 
 
 def quantised(x: Floats) -> tuple[Floats, Floats]:

@@ -18,7 +18,8 @@ from row_checks import check_chain, check_tree, story
 from torch_cases import open_with, random_tree, some_tokens
 
 from paceline.target.native import library, packed, rows
-from paceline.types import Draft, Feed
+from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.types import Draft, Feed, Seq
 
 
 def full(*_: object) -> None:
@@ -46,6 +47,7 @@ def products(path: str) -> None:
     floats = random.standard_normal((35, 96), np.float32)
     floats[0] = 0
     floats[1, 3:6] = np.nan, np.inf, -np.inf
+    pack(lib, TO_FOUR_BITS, floats.view(np.uint8))[0].unpacked(lib)
     (matrix,) = pack(lib, "F32", floats.view(np.uint8))
     matrix.times(lib, random.standard_normal((3, 96), np.float32) * np.float32(1e30))
     matrix.times(lib, np.zeros((2, 96), np.float32))
@@ -76,6 +78,8 @@ def passes(path: str, folder: Path) -> None:
             target = native_target(model, path, threads=threads, dtype=dtype)
             story(target, long)
         check_chain(target, 15, (2, 17))
+        target.open(Seq("sketched", [1, 2], 2))
+        target.sketch([Feed("sketched", [1, 2])], [0], (1,))
         check_tree(target, 13, random_tree(9, 3, seed=1, vocab=50))
         for i, name in enumerate("cdef"):
             open_with(target, name, some_tokens(9 * i + 3, seed=i, vocab=50), tenant=name)

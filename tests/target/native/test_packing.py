@@ -19,6 +19,7 @@ from packed_cases import (
 
 from paceline.target.dequant import ENCODINGS
 from paceline.target.native import library
+from paceline.target.native.layout import TO_FOUR_BITS
 
 
 def test_every_encoding_is_covered() -> None:
@@ -143,3 +144,43 @@ def test_floats_too_large_or_small_for_a_half_precision_scale() -> None:
         found, bound = floats_there_and_back(tiny)
         assert (np.abs(found - tiny) <= bound).all()
         assert (bound <= max(0.51 * np.abs(tiny).max() / 127, 127 * 2.0**-25)).all()
+
+
+def in_four_bits(values: Floats) -> Floats:
+    lib = built("portable")
+    (packed,) = pack(lib, TO_FOUR_BITS, np.ascontiguousarray(values).view(np.uint8))
+    return packed.unpacked(lib)[: len(values)]
+
+
+def rounded_once(values: Floats) -> Doubles:
+    """Four bits with the scale that the value of largest magnitude gives."""
+    groups = values.astype(np.float64).reshape(len(values), -1, 32)
+    most = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)
+    scale = (most / -8).astype(np.float16).astype(np.float64)
+    codes = np.clip(np.rint(np.divide(groups, scale, where=scale != 0, out=np.zeros_like(groups))), -8, 7)
+    return np.asarray((codes * scale).reshape(values.shape))
+
+
+@settings(max_examples=40, deadline=None)
+@given(outputs=st.integers(1, 40), groups=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_four_bits_err_no_more_than_the_usual_rounding(outputs: int, groups: int, seed: int) -> None:
+    values = np.random.default_rng(seed).standard_normal((outputs, 32 * groups)).astype(np.float32)
+    values[0, :32] = 0
+    found = in_four_bits(values)
+    off, usual = (((x - values) ** 2).reshape(outputs, -1, 32).sum(-1) for x in (found, rounded_once(values)))
+    assert (off <= usual * (1 + 1e-5)).all()
+    assert not found[0, :32].any()
+    for group in found.reshape(-1, 32):
+        assert len(np.unique(group)) <= 16
+
+
+def test_four_bits_hold_what_they_can_hold() -> None:
+    codes = np.random.default_rng(1).integers(-8, 8, (9, 64)).astype(np.float32)
+    codes[:, ::32] = -8
+    np.testing.assert_array_equal(in_four_bits(codes * np.float32(0.25)), codes * 0.25)
+
+
+def test_four_bits_of_what_is_no_number() -> None:
+    odd = np.zeros((4, 32), np.float32)
+    odd[0, 3], odd[1, 4], odd[2, 5], odd[3, :] = np.inf, -np.inf, np.nan, 1e38
+    assert np.isfinite(in_four_bits(odd)).all()

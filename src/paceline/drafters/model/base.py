@@ -72,7 +72,16 @@ class RunsModel(Drafter, Generic[G]):
         return [done.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _start(self, ask: Ask) -> G | None:
-        """Brings the mirror to the committed text, keeping the rows that are still right."""
+        mirror = self._mirrored(ask)
+        if mirror is None:
+            return None
+        too_long = len(mirror.tokens) + ask.budget >= self._model.max_context
+        if too_long or max(mirror.pending) >= self._model.vocab_size:
+            return None
+        return self._begun(ask, mirror)
+
+    def _mirrored(self, ask: Ask) -> Seq | None:
+        """The sequence as our model sees it, with the rows that are still right."""
         mirror = self._mirrors.get(ask.seq.id)
         if mirror is None:
             return None
@@ -82,10 +91,7 @@ class RunsModel(Drafter, Generic[G]):
             self._model.keep(mirror.id, same)
             mirror.computed = same
         mirror.tokens[:] = text
-        too_long = len(text) + ask.budget >= self._model.max_context
-        if too_long or max(mirror.pending) >= self._model.vocab_size:
-            return None
-        return self._begun(ask, mirror)
+        return mirror
 
     def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
         """Feeds all that is pending; the row after each sequence's last token."""

@@ -33,7 +33,8 @@ class _Growing:
     q: list[Doubles] = field(default_factory=list)
     tip: int = -1  # the chain's last node
     at: Cursor | None = None  # stands after the chain so far
-    ended: bool = False  # nothing follows, or others are certain of what does
+    chance: float = 1.0  # that the whole chain so far is right, by what our model says
+    ended: bool = False  # nothing follows, others are certain of what does, or more is not worth a pass
 
     @property
     def full(self) -> bool:
@@ -42,14 +43,23 @@ class _Growing:
     def follow(self, token: int) -> None:
         """Moves behind the new tip. Whether the chain ends there hangs on no later draw, so q stays right."""
         if self.at is not None:
-            self.ended = not self.at.advance(token) or self.at.finished
+            self.ended = self.ended or not self.at.advance(token) or self.at.finished
             self.ended = self.ended or (self.ask.certain > 0 and bool(self.at.forced()))
 
 
 class ModelDrafter(RunsModel[_Growing]):
     def __init__(
-        self, model: Target, target_vocab: int, prefill_chunk: int = 256, words: Words | None = None
+        self,
+        model: Target,
+        target_vocab: int,
+        prefill_chunk: int = 256,
+        words: Words | None = None,
+        cost: float = 0.0,
+        name: str = "model",
     ) -> None:
+        """cost: of a pass, as a share of the target's; a chain less likely than that grows no further."""
+        self.name = name
+        self._cost = cost
         self._words = words or SameWords(model.vocab_size, target_vocab)
         super().__init__(model, self._words, prefill_chunk)
         self._allowed: Bits = np.zeros((target_vocab + 31) // 32, np.uint32)
@@ -74,6 +84,9 @@ class ModelDrafter(RunsModel[_Growing]):
         g.scores.extend(map(unsure, found.chances))
         g.q.extend(found.laws)
         best = found.tokens[0]
+        if self._cost:
+            g.chance *= found.chances[0]
+            g.ended = g.chance < self._cost  # this guess stays whatever it says, so q stays right
         g.follow(best)
         word = self._words.word(best)
         if word is None:  # a mask may leave nothing that we can read

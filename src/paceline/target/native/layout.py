@@ -19,6 +19,7 @@ from paceline.target.stored import StoredTensor
 
 ALIGNMENT: Final = 4096
 FLOATS: Final = ("F32", "F16", "BF16")
+TO_FOUR_BITS: Final = "F32 to 4"  # made of floats, whatever the file holds
 MATRICES: Final = ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")
 
 
@@ -52,7 +53,7 @@ class Layout:
 
 
 def reason_against(shape: ModelShape, tensors: Mapping[str, StoredTensor], quantise: bool) -> str | None:
-    """Why a model cannot run natively, or None. quantise: whether float weights may be rounded to 8 bits."""
+    """Why a model cannot run natively, or None. quantise: whether float weights may be rounded."""
     if shape.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
         return f"the {shape.architecture} family is not known to it"
     if any(shape.local_layers):
@@ -70,33 +71,34 @@ def reason_against(shape: ModelShape, tensors: Mapping[str, StoredTensor], quant
     return None
 
 
-def plan(tensors: Mapping[str, StoredTensor]) -> Layout:
+def plan(tensors: Mapping[str, StoredTensor], four_bits: bool = False) -> Layout:
+    """four_bits: whatever takes more is rounded to 4 bits a weight."""
     cursor = _Cursor()
+    encodings = {name: encoding_of(stored, four_bits) for name, stored in tensors.items()}
     matrices: dict[str, Matrix] = {}
     vectors: dict[str, Vector] = {}
     for name, stored in tensors.items():
         if _part(name) not in MATRICES:
             length = _up(stored.elements, UNIT)
             vectors[name] = Vector(cursor.take(4 * length), length)
-        elif _part(name) == "up" and _paired(tensors, name):
+        elif _part(name) == "up" and _paired(encodings, name):
             gate = matrices[name.removesuffix("up") + "gate"]
             matrices[name] = replace(
                 gate, codes=gate.codes + gate.codes_pair // 2, scales=gate.scales + gate.scales_pair // 2
             )
         else:
-            wide = _part(name) == "gate" and _paired(tensors, name.removesuffix("gate") + "up")
-            matrices[name] = _matrix(stored, cursor, 2 if wide else 1)
+            wide = _part(name) == "gate" and _paired(encodings, name.removesuffix("gate") + "up")
+            matrices[name] = _matrix(stored, encodings[name], cursor, 2 if wide else 1)
     return Layout(matrices, vectors, cursor.at)
 
 
-def _paired(tensors: Mapping[str, StoredTensor], up: str) -> bool:
+def _paired(encodings: Mapping[str, str], up: str) -> bool:
     """Gate and up lie in turns, two tiles each, if they are encoded alike: both are read as one stream."""
-    return encoding_of(tensors[up]) == encoding_of(tensors[up.removesuffix("up") + "gate"])
+    return encodings[up] == encodings[up.removesuffix("up") + "gate"]
 
 
-def _matrix(stored: StoredTensor, cursor: "_Cursor", woven: int) -> Matrix:
+def _matrix(stored: StoredTensor, encoding: str, cursor: "_Cursor", woven: int) -> Matrix:
     """woven: how many matrices share the stretch of memory."""
-    encoding = encoding_of(stored)
     kind = ENCODINGS[encoding]
     outputs, inputs = _up(stored.shape[0], UNIT), _up(stored.shape[1], GROUP)
     groups = inputs // GROUP
@@ -113,7 +115,9 @@ def _matrix(stored: StoredTensor, cursor: "_Cursor", woven: int) -> Matrix:
     )
 
 
-def encoding_of(stored: StoredTensor) -> str:
+def encoding_of(stored: StoredTensor, four_bits: bool = False) -> str:
+    if four_bits and not stored.encoding.startswith(("Q4", "Q3")):
+        return TO_FOUR_BITS
     return "F32" if stored.encoding in FLOATS else stored.encoding
 
 

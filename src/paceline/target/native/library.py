@@ -45,6 +45,7 @@ ENCODINGS: Final = {
     "Q6_K": "K6",
     "Q3_K": "K6",
     "F32": "O8",
+    "F32 to 4": "O4",
 }
 LINEARS: Final = ("q", "k", "v", "o", "gate", "up", "down")
 VECTORS: Final = ("attn_norm", "ffn_norm", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm")
@@ -91,10 +92,10 @@ class Model(c.Structure):
 
 class Pass(c.Structure):
     _fields_ = (
-        *((name, c.c_int32) for name in ("rows", "spans", "scored", "taps", "copies", "reserved")),
+        *((name, c.c_int32) for name in ("rows", "spans", "scored", "taps", "copies", "layers")),
         *((name, c.c_void_p) for name in ("tokens", "cosines", "sines", "span", "span_rows", "tables")),
         *((name, c.c_void_p) for name in ("write_starts", "writes", "copy", "scored_rows", "tap_layers")),
-        *((name, c.c_void_p) for name in ("logits", "hidden")),
+        *((name, c.c_void_p) for name in ("run_layers", "logits", "hidden")),
     )
 
 

@@ -37,8 +37,7 @@ struct Span {
 };
 
 struct Pass {
-    int32_t rows, spans, scored, taps, copies;
-    int32_t reserved;
+    int32_t rows, spans, scored, taps, copies, layers;
     const int32_t* tokens;        // [rows]
     const float *cosines, *sines; // [rows][head_dim / 2]
     const Span* span;
@@ -49,6 +48,7 @@ struct Pass {
     const int32_t* copy;          // [copies][2]: sub-blocks to copy before each layer, from and to
     const int32_t* scored_rows;   // [scored]
     const int32_t* tap_layers;    // [taps], ascending
+    const int32_t* run_layers;    // [layers], ascending, at least one: those to run
     float* logits;                // [scored][vocab]
     float* hidden;                // [taps][rows][width]
 };

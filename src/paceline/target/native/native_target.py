@@ -21,9 +21,9 @@ from paceline.target.native.batch import NativeBatch, Spares
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packed import PackedWeights
 from paceline.target.native.rows import NativeRows
-from paceline.target.paged_target import Fed, PagedTarget
+from paceline.target.paged_target import Fed, PagedTarget, check_layers
 from paceline.target.rope import frequencies
-from paceline.target.shape import ModelShape
+from paceline.target.shape import ModelShape, layer_share
 from paceline.types import NO_DRAFT, Feed, Scores
 
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
@@ -47,6 +47,7 @@ class NativeTarget(PagedTarget[_Fed]):
         self.path = path
         self.shape = shape
         self.vocab_size = shape.vocab_size
+        self.layers, self.layer_share = shape.layers, layer_share(shape)
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
         self.threads = config.threads or cpu.cores()
@@ -90,6 +91,14 @@ class NativeTarget(PagedTarget[_Fed]):
         tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
         return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        self._make_room(feeds, starts)
+        batch = NativeBatch()
+        for feed, start in zip(feeds, starts, strict=True):
+            batch.add(feed, start, self._cache.table(feed.seq_id), BLOCK, self._spares)
+        logits, _ = self._run(batch, (), layers)
+        return Scores(torch.from_numpy(logits), tuple(range(len(feeds))))
+
     def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         found = [fed.slots[node] for node in path]
         wanted = self._cache.slots(seq_id, start, start + len(path))
@@ -106,11 +115,14 @@ class NativeTarget(PagedTarget[_Fed]):
         slots = [batch.writes[node + i][0] for i in range(len(piece.draft))]
         self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, slots)
 
-    def _run(self, batch: NativeBatch, taps: Sequence[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Logits [scored, vocab] and hidden states [taps, rows, width]."""
-        rows, scored, layers = len(batch.tokens), len(batch.scored), sorted(set(taps))
+    def _run(
+        self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Logits [scored, vocab] and hidden states [taps, rows, width]. layers: None runs them all."""
+        layers = range(self.layers) if layers is None else layers
+        rows, scored, tapped = len(batch.tokens), len(batch.scored), sorted(set(taps))
         logits = np.empty((scored, self.vocab_size), np.float32)
-        hidden = np.empty((len(layers), rows, self.shape.width), np.float32)
+        hidden = np.empty((len(tapped), rows, self.shape.width), np.float32)
         cosines, sines = self._rope.rows(batch.positions)
         counts = np.fromiter(map(len, batch.writes), np.int32, rows)
         held = {
@@ -124,7 +136,8 @@ class NativeTarget(PagedTarget[_Fed]):
             "writes": _ints([slot for slots in batch.writes for slot in slots]),
             "copy": _ints(batch.copies),
             "scored_rows": _ints(batch.scored),
-            "tap_layers": _ints(layers),
+            "tap_layers": _ints(tapped),
+            "run_layers": _ints(layers),
             "logits": logits,
             "hidden": hidden,
         }
@@ -132,11 +145,12 @@ class NativeTarget(PagedTarget[_Fed]):
             rows=rows,
             spans=len(batch.spans),
             scored=scored,
-            taps=len(layers),
+            taps=len(tapped),
             copies=len(batch.copies),
+            layers=len(layers),
             **{name: array.ctypes.data for name, array in held.items()},
         )
-        self._check(batch, layers)
+        self._check(batch, tapped, layers)
         with self._one_at_a_time:
             failed = self._lib.paceline_forward(self._decoder, ctypes.byref(run))
         if failed:
@@ -145,7 +159,7 @@ class NativeTarget(PagedTarget[_Fed]):
             )
         return logits, hidden
 
-    def _check(self, batch: NativeBatch, layers: Sequence[int]) -> None:
+    def _check(self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int]) -> None:
         """What the C++ side takes for granted."""
         if os.getpid() != self._process:
             raise ModelError(
@@ -153,8 +167,9 @@ class NativeTarget(PagedTarget[_Fed]):
             )
         if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
             raise ValueError(f"a token is not one of the model's {self.vocab_size}")
-        if layers and not 0 <= layers[0] <= layers[-1] < self.shape.layers:
-            raise ValueError(f"taps={layers!r}: the model has layers 0 to {self.shape.layers - 1}")
+        if taps and not 0 <= taps[0] <= taps[-1] < self.layers:
+            raise ValueError(f"taps={taps!r}: the model has layers 0 to {self.layers - 1}")
+        check_layers(layers, self.layers)
 
 
 def _ints(values: Sequence[Any]) -> NDArray[np.int32]:

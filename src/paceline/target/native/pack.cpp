@@ -146,6 +146,40 @@ struct F32 {
     }
 };
 
+// A group of 32 floats, rounded to 4 bits with the half-precision scale, of a few, that errs least.
+struct F32To4 {
+    static constexpr Format format = O4;
+    static constexpr int bytes = 128, groups = 1;
+    static float error(Bytes b, float by) {
+        float sum = 0;
+        for (int i = 0; i < 32; ++i) {
+            const float off = F32::value(b, i) - by * (code(F32::value(b, i), by) - 8);
+            sum += off * off;
+        }
+        return sum;
+    }
+    static int code(float value, float by) {
+        const float q = by != 0 ? std::nearbyint(value / by) : 0.0f;
+        return 8 + (int)std::min(7.0f, std::max(-8.0f, q));
+    }
+    static float scale(Bytes b) {
+        float most = 0;  // of largest magnitude: it gets the code that has no opposite, -8
+        for (int i = 0; i < 32; ++i)
+            if (std::fabs(F32::value(b, i)) > std::fabs(most)) most = F32::value(b, i);
+        float best = 0, least = error(b, 0);
+        for (int step = 0; step < 8; ++step) {
+            const float exact = std::min(65504.0f, std::max(-65504.0f, most / (-8.8f + 0.2f * step)));
+            const float by = from_half(to_half(exact)), off = error(b, by);
+            if (off < least) best = by, least = off;
+        }
+        return best;
+    }
+    static void codes(Bytes b, int, uint8_t* out) {
+        const float by = scale(b);
+        for (int i = 0; i < 32; ++i) out[i] = (uint8_t)code(F32::value(b, i), by);
+    }
+};
+
 // ---- formats: where the codes and scales of output o go
 
 void place_codes(Format format, const uint8_t* codes, int o, uint8_t* group) {
@@ -178,7 +212,7 @@ void place_scales(Bytes block, int g, int o, uint8_t* out) {
         out[32 + g * 32 + o] = (uint8_t)E::scale(block, 2 * g);
         out[32 + g * 32 + 16 + o] = (uint8_t)E::scale(block, 2 * g + 1);
     } else if constexpr (E::bytes == F32::bytes) {
-        const uint16_t h = to_half(F32::scale(block));
+        const uint16_t h = to_half(E::scale(block));
         std::memcpy(out + 2 * o, &h, 2);
     } else {
         std::memcpy(out + 2 * o, block + E::d, 2);
@@ -212,7 +246,8 @@ void pack_tiles(Bytes rows, int64_t row_bytes, int row_groups, const int32_t* or
 using Pack = void (*)(Bytes, int64_t, int, const int32_t*, const Linear&, int, int);
 // In the order of library.py's ENCODINGS.
 constexpr Pack kPackers[] = {pack_tiles<Q4_K>, pack_tiles<Q5_K>, pack_tiles<Q4_1>, pack_tiles<Q5_1>, pack_tiles<Q4_0>,
-                             pack_tiles<Q5_0>, pack_tiles<Q8_0>, pack_tiles<Q6_K>, pack_tiles<Q3_K>, pack_tiles<F32>};
+                             pack_tiles<Q5_0>, pack_tiles<Q8_0>, pack_tiles<Q6_K>, pack_tiles<Q3_K>, pack_tiles<F32>,
+                             pack_tiles<F32To4>};
 
 }  // namespace
 

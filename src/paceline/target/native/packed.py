@@ -54,11 +54,15 @@ class PackedWeights:
 
 
 def packed(
-    checkpoint: Checkpoint, tensors: Mapping[str, StoredTensor], fingerprint: str, lib: ctypes.CDLL
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, StoredTensor],
+    fingerprint: str,
+    lib: ctypes.CDLL,
+    four_bits: bool = False,
 ) -> PackedWeights:
-    """From the file if there is one that fits, else made now."""
-    layout = plan(tensors)
-    path = home() / "packed" / f"{fingerprint[:32]}.bin"
+    """From the file if there is one that fits, else made now. four_bits: see plan."""
+    layout = plan(tensors, four_bits)
+    path = home() / "packed" / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
     head = _head(layout, fingerprint, {stored.file for stored in tensors.values()})
     data = _found(path, head, layout.nbytes)
     if data is None:
@@ -173,7 +177,7 @@ def _pack(
     lib: ctypes.CDLL,
     pool: ThreadPoolExecutor,
 ) -> None:
-    raw = _raw_rows(stored, pool)
+    raw = _raw_rows(stored, matrix.encoding, pool)
     order = np.full(matrix.outputs, -1, np.int32)
     order[: stored.shape[0]] = _row_order(name, checkpoint, stored.shape[0])
     linear = _linear(matrix, data.ctypes.data)
@@ -189,8 +193,8 @@ def _pack(
         pass
 
 
-def _raw_rows(stored: StoredTensor, pool: ThreadPoolExecutor) -> NDArray[Any]:
-    if stored.encoding not in FLOATS:
+def _raw_rows(stored: StoredTensor, encoding: str, pool: ThreadPoolExecutor) -> NDArray[Any]:
+    if encoding == stored.encoding and encoding not in FLOATS:
         return read_raw(stored).reshape(stored.shape[0], -1)
     dense = read_tensor(stored, torch.float32, pool).numpy()
     surplus = -stored.shape[1] % library.GROUP

@@ -100,10 +100,11 @@ void Decoder::plan_attention() {
 void Decoder::work(int me) {
     const unsigned mode = flush_denormals();
     embed(me);
-    for (int l = 0; l < model_.layers; ++l) {
+    for (int i = 0; i < pass_->layers; ++i) {
+        const int l = pass_->run_layers[i];
         const Layer& layer = model_.layer[l];
         team_.barrier();
-        copy_taps(l - 1, me);
+        if (i) copy_taps(pass_->run_layers[i - 1], me);
         copy_sub_blocks(l, me);
         normalise(layer.attn_norm, nullptr, pass_->rows, normed_, me);
         team_.barrier();
@@ -122,7 +123,7 @@ void Decoder::work(int me) {
         add_product(layer.down, nullptr, gated_, me);
     }
     team_.barrier();
-    copy_taps(model_.layers - 1, me);
+    copy_taps(pass_->run_layers[pass_->layers - 1], me);
     if (pass_->scored) {
         normalise(model_.norm, pass_->scored_rows, pass_->scored, scored_, me);
         team_.barrier();

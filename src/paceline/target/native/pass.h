@@ -1,4 +1,4 @@
-// One pass of the decoder: every row through every layer, in one parallel region.
+// One pass of the decoder: every row through every layer that is to run, in one parallel region.
 //
 // Between two barriers each member of the team takes pieces of one phase. A piece is always computed whole by
 // one member, in one order, so the bits do not depend on how many members there are.

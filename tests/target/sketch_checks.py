@@ -1,0 +1,66 @@
+"""What must hold of a target that runs some of its layers to guess for itself."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch_cases import open_with, random_tree, some_tokens
+
+from paceline.types import Draft, Feed, Seq, Sketcher
+
+
+def check_all_layers_are_a_pass(target: Sketcher, context: int) -> None:
+    tokens = some_tokens(context + 4, seed=context, vocab=target.vocab_size)
+    open_with(target, "s", tokens[:context])
+    for start in range(context, context + 4):
+        sketched = target.sketch([Feed("s", tokens[start : start + 1])], [start], range(target.layers)).logits
+        passed = target.forward([Feed("s", tokens[context : start + 1])]).logits
+        target.keep("s", context)
+        assert torch.equal(sketched, passed), start
+    target.close("s")
+
+
+def check_steps_are_one_stretch(target: Sketcher, context: int, layers: Sequence[int]) -> None:
+    """Rows that sketches leave are read by the sketches after them; another sequence changes nothing."""
+    tokens = some_tokens(context + 5, seed=context, vocab=target.vocab_size)
+    for name in "ab":
+        open_with(target, name, tokens[:context], tenant=name)
+    for start in range(context, context + 5):
+        feeds = [Feed("b", tokens[context : start + 1]), Feed("a", tokens[start : start + 1])]
+        whole, step = target.sketch(feeds, [context, start], layers).logits
+        assert torch.equal(whole, step), start
+    for name in "ab":
+        target.close(name)
+
+
+def told(target: Sketcher, seed: int, context: int, rounds: int, sketched: bool) -> list[Tensor]:
+    """Logits of rounds with chains and trees, each verified after what was sketched or after nothing."""
+    vocab, tenant = target.vocab_size, f"{seed} {sketched}"
+    tokens = some_tokens(context, seed, vocab)
+    open_with(target, "s", tokens, tenant=tenant)
+    rows, length = [], context
+    for i in range(rounds):
+        draft = random_tree(6, 1 + i % 3, seed + i, vocab)
+        if sketched:
+            guess(target, length, some_tokens(9, seed - i, vocab), layers=[0, target.layers - 1][: 1 + i % 2])
+        path = draft.paths()[i % len(draft.paths())][: i % 4]
+        rows.append(target.forward([Feed("s", [i], draft)]).logits)
+        target.keep("s", length + 1, path)
+        tokens += [i, *(draft.tokens[node] for node in path)]
+        length = len(tokens)
+    target.close("s")
+    again = Seq("s", [*tokens, 1], len(tokens), tenant=tenant)
+    assert target.open(again) == length, "a sketch has changed what is cached"
+    rows.append(target.forward([Feed("s", [1], Draft((2, 3)))]).logits)
+    target.close("s")
+    return rows
+
+
+def guess(target: Sketcher, start: int, tokens: Sequence[int], layers: Sequence[int]) -> None:
+    for i, token in enumerate(tokens):
+        target.sketch([Feed("s", [token])], [start + i], layers)
+
+
+def check_nothing_stays(target: Sketcher, seed: int, context: int, rounds: int = 9) -> None:
+    plain, fast = (told(target, seed, context, rounds, sketched) for sketched in (False, True))
+    assert all(map(torch.equal, plain, fast)), "a sketch has changed what came after it"
