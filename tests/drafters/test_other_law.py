@@ -12,7 +12,7 @@ import torch
 from two_tokenizers import tokenizer
 
 from paceline.config import Accept, SamplingParams, SpecConfig
-from paceline.drafters import drawn
+from paceline.drafters import drawn as drawing
 from paceline.drafters.model import ModelDrafter, TextDrafter
 from paceline.drafters.model.words import Dictionary, SharedWords
 from paceline.engine.accept import Coins, LawAt, block, residual
@@ -53,10 +53,10 @@ def joint_law(
     p = table(seed)
 
     def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:
-        def every_way(of: Law, key: object, width: int) -> list[int]:
+        def drawn(of: Law, key: object, width: int) -> list[int]:
             return [coins.pick(of.probabilities())]
 
-        patch.setattr(drawn, "ranked", every_way)
+        patch.setattr(drawing, "ranked", drawn)
         params = SamplingParams(temperature=0.9, seed=seed)
         seq = Seq("a", [*PROMPT, *prefix], len(PROMPT), params, SpecConfig(("model",), accept=accept))
         guesser = made()

@@ -12,29 +12,42 @@ class Drawn:
     """Guesses for one place, best first."""
 
     tokens: list[int]
-    chances: list[float]  # of each, under the processed law
+    chances: list[float]  # of each, under the processed law; of greedy ones as if drawn at temperature 1
     laws: list[Doubles]  # what each was drawn from; none for bare guesses
 
 
-def draw(row: Floats, seq: Seq, written: Sequence[int], width: int = 1, mask: Bits | None = None) -> Drawn:
-    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary."""
+def draw(
+    row: Floats,
+    seq: Seq,
+    written: Sequence[int],
+    width: int = 1,
+    mask: Bits | None = None,
+    weighed: bool = True,
+) -> Drawn:
+    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary.
+
+    weighed: with chances, which greedy guesses have only if they are asked for.
+    """
     history = History(seq.tokens, seq.prompt_len, written)
-    of = law(row, seq.params, history, mask)
     if seq.params.temperature == 0 and not needs_q(seq):
         found = greedy(row, seq.params, history, width, mask)
-    else:
-        found = ranked(of, _key(seq, len(written)), width)
+        if not weighed:
+            return Drawn(found, [], [])
+        return Drawn(found, _warm_chances(row, seq, history, found, mask), [])
+    of = law(row, seq.params, history, mask)
+    found = ranked(of, _key(seq, len(written)), width)
     laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
     found = found[: len(laws)] if needs_q(seq) else found
+    if seq.params.temperature == 0:
+        return Drawn(found, _warm_chances(row, seq, history, found, mask), laws)
     return Drawn(found, [of.probability(token) for token in found], laws)
 
 
-def sureness(row: Floats, seq: Seq, written: Sequence[int], found: Drawn, mask: Bits | None = None) -> float:
-    """The probability of the best guess; where decoding is greedy, what it would have at temperature 1."""
-    if seq.params.temperature:
-        return found.chances[0]
-    params = replace(seq.params, temperature=1.0)
-    return law(row, params, History(seq.tokens, seq.prompt_len, written), mask).probability(found.tokens[0])
+def _warm_chances(
+    row: Floats, seq: Seq, history: History, tokens: Sequence[int], mask: Bits | None
+) -> list[float]:
+    warm = law(row, replace(seq.params, temperature=1.0), history, mask)
+    return [warm.probability(token) for token in tokens]
 
 
 def needs_q(seq: Seq) -> bool:

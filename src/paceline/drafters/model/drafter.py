@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from paceline.drafters.drawn import draw, sureness
+from paceline.drafters.drawn import draw
 from paceline.drafters.legal import unsure
 from paceline.drafters.model.base import RunsModel
 from paceline.drafters.model.words import SameWords, Words
@@ -77,8 +77,7 @@ class ModelDrafter(RunsModel[_Growing]):
         except ConstraintError:  # which ends the output only if it comes by here
             g.ended = True
             return
-        row = self._words.row(row)
-        found = draw(row, seq, g.written, width, mask)
+        found = draw(self._words.row(row), seq, g.written, width, mask)
         parent, g.tip = g.tip, len(g.tokens)
         g.tokens.extend(found.tokens)
         g.parents.extend([parent] * len(found.tokens))
@@ -86,7 +85,7 @@ class ModelDrafter(RunsModel[_Growing]):
         g.q.extend(found.laws)
         best = found.tokens[0]
         if self._cost:
-            g.chance *= sureness(row, seq, g.written, found, mask)
+            g.chance *= found.chances[0]
             g.ended = g.chance < self._cost  # this guess stays whatever it says, so q stays right
         g.follow(best)
         word = self._words.word(best)
