@@ -26,21 +26,28 @@ def draw(
 ) -> Drawn:
     """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary.
 
-    weighed: with chances, which take greedy decoding another law.
+    weighed: with chances, which greedy guesses have only if they are asked for.
     """
     history = History(seq.tokens, seq.prompt_len, written)
-    of = law(row, seq.params, history, mask)
     if seq.params.temperature == 0 and not needs_q(seq):
-        found, laws = greedy(row, seq.params, history, width, mask), []
-    else:
-        found = ranked(of, _key(seq, len(written)), width)
-        laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
+        found = greedy(row, seq.params, history, width, mask)
+        if not weighed:
+            return Drawn(found, [], [])
+        return Drawn(found, _warm_chances(row, seq, history, found, mask), [])
+    of = law(row, seq.params, history, mask)
+    found = ranked(of, _key(seq, len(written)), width)
+    laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
     found = found[: len(laws)] if needs_q(seq) else found
     if seq.params.temperature == 0:
-        if not weighed:
-            return Drawn(found, [], laws)
-        of = law(row, replace(seq.params, temperature=1.0), history, mask)
+        return Drawn(found, _warm_chances(row, seq, history, found, mask), laws)
     return Drawn(found, [of.probability(token) for token in found], laws)
+
+
+def _warm_chances(
+    row: Floats, seq: Seq, history: History, tokens: Sequence[int], mask: Bits | None
+) -> list[float]:
+    warm = law(row, replace(seq.params, temperature=1.0), history, mask)
+    return [warm.probability(token) for token in tokens]
 
 
 def needs_q(seq: Seq) -> bool:
