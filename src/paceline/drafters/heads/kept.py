@@ -23,6 +23,7 @@ class _Track:
 
     def __init__(self, positions: Tensor, rows: Tensor) -> None:
         self._positions, self._rows, self._count = positions, rows, len(positions)
+        self.last = int(positions[-1]) if len(positions) else -1  # position
 
     def __len__(self) -> int:
         return self._count
@@ -36,7 +37,7 @@ class _Track:
         return self._rows[: self._count]
 
     def append(self, start: int, rows: Tensor) -> None:
-        if self._count and start <= int(self._positions[self._count - 1]):
+        if start <= self.last:
             raise ValueError(f"rows from position {start} on do not follow those that are held")
         count = self._count + len(rows)
         if count > len(self._rows):
@@ -46,6 +47,7 @@ class _Track:
         self._rows[self._count : count] = rows
         self._positions[self._count : count] = torch.arange(start, start + len(rows))
         self._count = count
+        self.last = max(self.last, start + len(rows) - 1)
 
     def before(self, position: int) -> "_Track":
         count = int(torch.searchsorted(self.positions, position))
@@ -94,6 +96,10 @@ class Kept:
         """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
         track = self._live[seq_id].track
         return track.positions, track.rows
+
+    def last(self, seq_id: str) -> int:
+        """The last position held; -1: none is."""
+        return self._live[seq_id].track.last
 
     def end(self, seq: Seq) -> None:
         followed = self._live.pop(seq.id, None)
