@@ -12,12 +12,14 @@ from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import model_free
+from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, drafter_for
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import SettingError
 from paceline.target.choose import load_target
 from paceline.target.cost import cost_table
+from paceline.target.drafting import block_runner
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
@@ -69,6 +71,9 @@ class LLM:
         self._check(self.spec, {*self.drafters, *extra})
         self.tokenizer = Tokenizer.load(path)
         self.target = load_target(path, config)
+        for drafter in drafters:
+            if isinstance(drafter, BlockDrafter):
+                drafter.runner = block_runner(drafter.net, self.target)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
