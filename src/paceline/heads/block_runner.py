@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from paceline.heads.block import BlockNet, KeysValues
 
@@ -19,7 +20,17 @@ class Read:
     """What the target made of some tokens."""
 
     start: int  # position of the first
-    hidden: Mapping[int, Tensor]  # of each layer tapped: [rows, width] float32
+    hidden: Mapping[int, Tensor]  # of each layer tapped: [n, width] float32
+    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], to be filled; of the type of the runner's `like`
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A block, before it is known which tokens stand in it."""
+
+    slots: int  # how many there are of it
+    base: Tensor  # [slots or more, draft_vocab] float32
+    hidden: Tensor  # [slots or more, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +41,7 @@ class Before:
     position: int
     positions: Tensor  # [n]
     rows: Tensor  # [n, layers, 2, kv_heads, head_dim], as `read` made them
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """A block, before it is known which tokens stand in it."""
-
-    base: Tensor  # [slots, draft_vocab] float32
-    hidden: Tensor  # [block, width]
+    old: Filled | None = None  # a block that nobody needs any more: its memory may be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,13 @@ class Place:
 
 
 class BlockRunner(Protocol):
-    def read(self, parts: Sequence[Read]) -> list[Tensor]:
-        """The rows of each part's tokens, [n, layers, 2, kv_heads, head_dim]."""
+    like: Tensor  # of the type that rows are
+
+    def read(self, parts: Sequence[Read]) -> None:
+        """Fills the rows of each part."""
 
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        """One pass for all of them. slots: how many of each block are scored."""
+        """One pass for all of them. slots: how many of each block are wanted."""
 
     def chains(
         self, places: Sequence[Place], sizes: Sequence[int]
@@ -70,9 +76,10 @@ class TorchBlock(BlockRunner):
     """Where the network is."""
 
     def __init__(self, net: BlockNet) -> None:
-        self._net = net
+        self._net, self.like = net, net.fc.weight.detach()
 
-    def read(self, parts: Sequence[Read]) -> list[Tensor]:
+    @torch.inference_mode()
+    def read(self, parts: Sequence[Read]) -> None:
         net, device = self._net, self._net.draft_ids.device
         sizes = [len(next(iter(part.hidden.values()))) for part in parts]
         positions = [torch.arange(p.start, p.start + n) for p, n in zip(parts, sizes, strict=True)]
@@ -80,8 +87,10 @@ class TorchBlock(BlockRunner):
         at = torch.cat(positions)[None].to(device)
         layers = net.context(net.features(hidden)[None], at)
         rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
-        return list(torch.split(rows[:, :, 0].permute(3, 0, 1, 2, 4), sizes))
+        for part, made in zip(parts, torch.split(rows[:, :, 0].permute(3, 0, 1, 2, 4), sizes), strict=True):
+            part.rows[:] = made
 
+    @torch.inference_mode()
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
         net, device = self._net, self._net.draft_ids.device
         positions, context = self._context(texts)
@@ -89,26 +98,28 @@ class TorchBlock(BlockRunner):
         anchors = torch.tensor([[text.position] for text in texts], device=device)
         hidden = net.block(tokens, anchors, context, net.sees(anchors, positions))[:, 0]
         base = net.base_logits(hidden[:, :slots])
-        return [Filled(*both) for both in zip(base, hidden, strict=True)]
+        return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
 
+    @torch.inference_mode()
     def chains(
         self, places: Sequence[Place], sizes: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Without leaving the device."""
         net, device = self._net, self._net.draft_ids.device
-        slots = min(len(place.block.base) for place in places)
-        base = torch.stack([place.block.base[:slots] for place in places])
-        hidden = torch.stack([place.block.hidden for place in places])
+        base = pad_sequence([place.block.base for place in places], batch_first=True)
+        hidden = pad_sequence([place.block.hidden for place in places], batch_first=True)
+        last = torch.tensor([place.block.slots for place in places], device=device) - 1
         first = torch.tensor([place.slot for place in places], device=device)
         previous = torch.tensor([place.previous for place in places], device=device)
         row, tokens, sure = torch.arange(len(places), device=device), [], []
         for step in range(max(sizes)):
-            at = (first + step).clamp(max=slots - 1)
+            at = torch.minimum(first + step, last)
             sure.append(net.confidence(hidden[row, at], previous))
             previous = net.draft_ids[(base[row, at] + net.markov(previous)).argmax(-1)]
             tokens.append(previous)
         return torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
 
+    @torch.inference_mode()
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         net = self._net
         previous = torch.tensor([place.previous for place in places], device=net.draft_ids.device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
@@ -56,20 +56,19 @@ class BlockDrafter(Drafter):
         self._kept.end(seq)
         self._blocks.pop(seq.id, None)
 
-    @torch.inference_mode()
     def read(self, seen: Sequence[Seen]) -> None:
-        rows = self.runner.read([Read(s.start, s.hidden) for s in seen])
-        for s, part in zip(seen, rows, strict=True):
-            self._kept.append(s.seq.id, s.start, part)
+        self.runner.read([Read(s.start, s.hidden, self._room(s)) for s in seen])
 
-    @torch.inference_mode()
+    def _room(self, seen: Seen) -> Tensor:
+        return self._kept.room(seen.seq.id, seen.start, len(seen.hidden[self.taps[0]]), self.runner.like)
+
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
         if new:
             self._fill([ask.seq for ask in new], max(map(self._slots, new)))
         simple = [ask for ask in ready if _is_simple(ask)]
-        others = [ask for ask in ready if not _is_simple(ask)]
+        others = [ask for ask in ready if not _is_simple(ask)] if len(simple) < len(ready) else []
         drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
         of = {ask.seq.id: draft for ask, draft in zip((*simple, *others), drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
@@ -85,7 +84,7 @@ class BlockDrafter(Drafter):
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
-        return held is None or held.length != len(ask.seq.tokens) or len(held.filled.base) < self._slots(ask)
+        return held is None or held.length != len(ask.seq.tokens) or held.filled.slots < self._slots(ask)
 
     def _fill(self, seqs: Sequence[Seq], slots: int) -> None:
         """One pass for all of them."""
@@ -94,12 +93,9 @@ class BlockDrafter(Drafter):
             self._blocks[seq.id] = _Block(len(seq.tokens), block)
 
     def _before(self, seq: Seq) -> Before:
-        positions, rows = self._kept.rows(seq.id)
-        anchor = len(seq.tokens) - 1
-        if (first := anchor - self.net.shape.window) > 0:
-            begin = int(torch.searchsorted(positions, first))
-            positions, rows = positions[begin:], rows[begin:]
-        return Before(seq.tokens[-1], anchor, positions, rows)
+        anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
+        positions, rows = self._kept.rows(seq.id, anchor - self.net.shape.window)
+        return Before(seq.tokens[-1], anchor, positions, rows, old and old.filled)
 
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
         """What `grow` would give, for all of them together."""

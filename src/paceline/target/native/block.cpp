@@ -34,28 +34,42 @@ BlockFiller::BlockFiller(const BlockModel& model, Team& team)
 // ------------------------------------------------------------------------------------------------ the context
 void BlockFiller::read(const Reading& reading) {
     reading_ = &reading;
-    x_.need((size_t)reading.rows * model_.width);
-    scored_.shape(reading.rows, model_.fc.groups());
-    normed_.shape(reading.rows, model_.width / kGroup);
-    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)reading.rows * model_.head_dim);
+    positions_.clear();
+    contexts_.clear();
+    for (int p = 0; p < reading.parts; ++p)
+        for (int r = 0; r < reading.part[p].rows; ++r) {
+            positions_.push_back(reading.part[p].start + r);
+            contexts_.push_back(reading.part[p].context + r * row_size());
+        }
+    rows_ = (int)positions_.size();
+    x_.need((size_t)rows_ * model_.width);
+    features_.shape(rows_, model_.fc.groups());
+    normed_.shape(rows_, model_.width / kGroup);
+    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)rows_ * model_.head_dim);
     team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->read_rows(me); }, this);
     reading_ = nullptr;
 }
 
 void BlockFiller::read_rows(int me) {
     const unsigned mode = flush_denormals();
-    const int rows = reading_->rows, groups = model_.fc.groups(), size = model_.head_dim, kv = model_.kv_heads;
-    const Share share(rows * groups, me, team_.size());
-    for (int i = share.begin; i < share.end; ++i) {
-        const float* from = reading_->features + (size_t)i * kGroup;
-        scored_.quantise(i / groups, i % groups, load(from), load(from + kLanes));
+    const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup;
+    for (int p = 0, row = 0; p < reading_->parts; row += reading_->part[p++].rows) {
+        const Part& part = reading_->part[p];
+        const Share share(part.rows * reading_->taps, me, team_.size());
+        for (int i = share.begin; i < share.end; ++i) {
+            const int tap = i % reading_->taps;
+            const float* from = part.hidden[tap] + (size_t)(i / reading_->taps) * model_.width;
+            for (int g = 0; g < groups; ++g, from += kGroup)
+                features_.quantise(row + i / reading_->taps, tap * groups + g, load(from), load(from + kLanes));
+        }
     }
     team_.barrier();
     int begin, end;
     while (team_.take(model_.fc.outputs / kTile, begin, end))
-        for (int tile = begin; tile < end; ++tile) product(model_.fc, tile, scored_, x_.get() + tile * kTile, model_.width);
+        for (int tile = begin; tile < end; ++tile)
+            product(model_.fc, tile, features_, x_.get() + tile * kTile, model_.width);
     team_.barrier();
-    normalise(model_.context_norm, rows, normed_, me);
+    normalise(model_.context_norm, rows_, model_.block, normed_, me);
     team_.barrier();
     float* heads = scratch_[me].get();
     while (team_.take(model_.layers * 2 * kv, begin, end))
@@ -64,23 +78,25 @@ void BlockFiller::read_rows(int me) {
             const Layer& part = model_.layer[layer];
             for (int t = 0; t < size / kTile; ++t)
                 product(kind ? part.v : part.k, head * (size / kTile) + t, normed_, heads + t * kTile, size);
-            uint16_t* out = reading_->context + head_at(layer, kind, head);
-            key_heads(part, heads, rows, kind ? nullptr : reading_->positions, reading_->turn, out, row_size());
+            for (int r = 0; r < rows_; ++r) {
+                uint16_t* out = contexts_[r] + head_at(layer, kind, head);
+                if (kind) value_head(heads + r * size, out);
+                else key_head(part, heads + r * size, positions_[r], reading_->turn, out);
+            }
         }
     restore_denormals(mode);
 }
 
-// Heads of keys, or of values if there are no positions, to halves.
-void BlockFiller::key_heads(const Layer& layer, float* heads, int rows, const int32_t* positions, const Rotations& turn,
-                            uint16_t* out, int64_t stride) const {
-    const int size = model_.head_dim, half = size / 2;
-    for (int r = 0; r < rows; ++r, heads += size, out += stride) {
-        if (positions) {
-            normalise_head(heads, layer.k_norm, size, model_.norm_eps);
-            rotate_head(heads, size, turn.cosines + (size_t)positions[r] * half, turn.sines + (size_t)positions[r] * half);
-        }
-        for (int d = 0; d < size; d += kLanes) store_halves(out + d, as_half_range(load(heads + d)));
-    }
+void BlockFiller::key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const {
+    const int size = model_.head_dim;
+    const int64_t at = (int64_t)position * (size / 2);
+    normalise_head(head, layer.k_norm, size, model_.norm_eps);
+    rotate_head(head, size, turn.cosines + at, turn.sines + at);
+    value_head(head, out);
+}
+
+void BlockFiller::value_head(const float* head, uint16_t* out) const {
+    for (int d = 0; d < model_.head_dim; d += kLanes) store_halves(out + d, as_half_range(load(head + d)));
 }
 
 // ---------------------------------------------------------------------------------------------------- the pass
@@ -97,9 +113,14 @@ void BlockFiller::fill(const Filling& filling) {
     own_.need(rows_ * 2 * kv * size);
     stats_.need(pieces * 2 * padded_);
     sums_.need(pieces * queries_ * size);
+    all_.slots = model_.block;
+    wanted_.slots = filling.slots;
+    for (Rows* rows : {&all_, &wanted_}) {
+        rows->attended.shape(filling.texts * rows->slots, model_.heads * model_.head_dim / kGroup);
+        rows->normed.shape(filling.texts * rows->slots, model_.width / kGroup);
+        rows->gated.shape(filling.texts * rows->slots, model_.layer[0].down.groups());
+    }
     normed_.shape(rows_, model_.width / kGroup);
-    attended_.shape(rows_, model_.heads * model_.head_dim / kGroup);
-    gated_.shape(rows_, model_.layer[0].down.groups());
     scored_.shape(filling.texts * filling.slots, model_.width / kGroup);
     const size_t wide = std::max<size_t>({(size_t)rows_ * size, (size_t)rows_ * 2 * kUnit, (size_t)kBlockChunk * padded_});
     for (Buffer<float>& scratch : scratch_) scratch.need(wide);
@@ -122,32 +143,35 @@ void BlockFiller::plan_attention() {
     }
 }
 
+// In the last layer all rows have keys and values, and only those wanted go on.
 void BlockFiller::fill_blocks(int me) {
     const unsigned mode = flush_denormals();
     place_rows(me);
     for (int l = 0; l < model_.layers; ++l) {
         const Layer& layer = model_.layer[l];
+        Rows& rows = l + 1 < model_.layers ? all_ : wanted_;
+        const int count = filling_->texts * rows.slots;
         team_.barrier();
-        normalise(layer.attn_norm, rows_, normed_, me);
+        normalise(layer.attn_norm, rows_, model_.block, normed_, me);
         team_.barrier();
         project(layer, me);
         team_.barrier();
-        attend(l, me);
+        attend(l, rows.slots, me);
         team_.barrier();
-        join_chunks(me);
+        join_chunks(rows, me);
         team_.barrier();
-        add_product(layer.o, attended_, me);
+        add_product(layer.o, rows.attended, rows.slots, me);
         team_.barrier();
-        normalise(layer.ffn_norm, rows_, normed_, me);
+        normalise(layer.ffn_norm, count, rows.slots, rows.normed, me);
         team_.barrier();
-        feed_forward(layer, me);
+        feed_forward(layer, rows, me);
         team_.barrier();
-        add_product(layer.down, gated_, me);
+        add_product(layer.down, rows.gated, rows.slots, me);
     }
     team_.barrier();
     finish(me);
     team_.barrier();
-    score();
+    score(me);
     restore_denormals(mode);
 }
 
@@ -162,14 +186,15 @@ void BlockFiller::place_rows(int me) {
     }
 }
 
-void BlockFiller::normalise(const float* weight, int rows, Activations& out, int me) {
-    const Share share(rows, me, team_.size());
-    for (int r = share.begin; r < share.end; ++r) {
-        const float* x = x_.get() + (size_t)r * model_.width;
+// The first `slots` rows of each block, `count` in all.
+void BlockFiller::normalise(const float* weight, int count, int slots, Activations& out, int me) {
+    const Share share(count, me, team_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
         const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
         for (int g = 0; g < model_.width / kGroup; ++g) {
             const float *from = x + g * kGroup, *w = weight + g * kGroup;
-            out.quantise(r, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
+            out.quantise(i, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
         }
     }
 }
@@ -186,9 +211,11 @@ void BlockFiller::project(const Layer& layer, int me) {
             const Linear& weight = kind == 0 ? layer.k : kind == 1 ? layer.v : layer.q;
             for (int t = 0; t < tiles; ++t) product(weight, head * tiles + t, normed_, heads + t * kTile, size);
             if (kind > 1) spread_queries(layer, head, heads);
-            else
-                key_heads(layer, heads, rows_, kind ? nullptr : positions_.data(), filling_->turn,
-                          own_.get() + piece * size, stride);
+            for (int r = 0; kind < 2 && r < rows_; ++r) {
+                uint16_t* out = own_.get() + r * stride + piece * size;
+                if (kind) value_head(heads + r * size, out);
+                else key_head(layer, heads + r * size, positions_[r], filling_->turn, out);
+            }
         }
 }
 
@@ -206,7 +233,7 @@ void BlockFiller::spread_queries(const Layer& layer, int head, float* heads) {
     }
 }
 
-void BlockFiller::attend(int layer, int me) {
+void BlockFiller::attend(int layer, int slots, int me) {
     const int total = (int)attending_.size(), size = model_.head_dim, kv = model_.kv_heads;
     const uint16_t *keys[kBlockChunk], *values[kBlockChunk];
     for (int i = team_.take_one(total); i < total; i = team_.take_one(total)) {
@@ -221,17 +248,17 @@ void BlockFiller::attend(int layer, int me) {
         }
         const int slot = piece_of(piece.text, piece.kv_head, piece.chunk);
         const float* queries = turned_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
-        attend_block(keys, values, piece.end - piece.begin, queries, queries_, padded_, size, scratch_[me].get(),
+        attend_block(keys, values, piece.end - piece.begin, queries, slots * group_, padded_, size, scratch_[me].get(),
                      stats_of(slot), stats_of(slot) + padded_, sums_of(slot));
     }
 }
 
-void BlockFiller::join_chunks(int me) {
+void BlockFiller::join_chunks(Rows& rows, int me) {
     const int size = model_.head_dim;
-    const Share share(rows_ * model_.heads, me, team_.size());
+    const Share share(filling_->texts * rows.slots * model_.heads, me, team_.size());
     for (int i = share.begin; i < share.end; ++i) {
-        const int row = i / model_.heads, head = i % model_.heads, text = row / model_.block;
-        const int query = row % model_.block * group_ + head % group_;
+        const int row = i / model_.heads, head = i % model_.heads, text = row / rows.slots;
+        const int query = row % rows.slots * group_ + head % group_;
         const int chunks = up(filling_->text[text].count + model_.block, kBlockChunk) / kBlockChunk;
         const int first = piece_of(text, head / group_, 0);
         Partial whole{stats_of(first)[query], stats_of(first)[padded_ + query]};
@@ -240,59 +267,65 @@ void BlockFiller::join_chunks(int me) {
             join(whole, sums, {stats_of(p)[query], stats_of(p)[padded_ + query]}, sums_of(p) + query * size, size);
         const Floats by = all(1.0f / whole.total);
         for (int d = 0; d < size; d += kGroup)
-            attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);
+            rows.attended.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);
     }
 }
 
-void BlockFiller::add_product(const Linear& weight, const Activations& in, int me) {
+void BlockFiller::add_product(const Linear& weight, const Activations& in, int slots, int me) {
+    const int count = filling_->texts * slots;
     float* added = scratch_[me].get();
     int begin, end;
     while (team_.take(weight.outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile) {
             product(weight, tile, in, added, kTile);
-            float* x = x_.get() + tile * kTile;
-            for (int r = 0; r < rows_; ++r, x += model_.width) store(x, load(x) + load(added + r * kTile));
+            for (int i = 0; i < count; ++i) {
+                float* x = x_.get() + (size_t)row_of(i, slots) * model_.width + tile * kTile;
+                store(x, load(x) + load(added + i * kTile));
+            }
         }
 }
 
 // A piece is 32 outputs of gate and up, which together are one group of inputs for the way down.
-void BlockFiller::feed_forward(const Layer& layer, int me) {
-    float* both = scratch_[me].get();  // [rows][2][32]
+void BlockFiller::feed_forward(const Layer& layer, Rows& rows, int me) {
+    const int count = filling_->texts * rows.slots;
+    float* both = scratch_[me].get();  // [count][2][32]
     int begin, end;
     while (team_.take(layer.gate.outputs / kUnit, begin, end))
         for (int unit = begin; unit < end; ++unit) {
             for (int t = 0; t < 4; ++t)
-                product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, normed_, both + t * kTile, 2 * kUnit);
-            for (int r = 0; r < rows_; ++r) {
-                const float *gate = both + (size_t)r * 2 * kUnit, *up = gate + kUnit;
-                gated_.quantise(r, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+                product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, rows.normed, both + t * kTile, 2 * kUnit);
+            for (int i = 0; i < count; ++i) {
+                const float *gate = both + (size_t)i * 2 * kUnit, *up = gate + kUnit;
+                rows.gated.quantise(i, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
             }
         }
 }
 
 void BlockFiller::finish(int me) {
-    const Share share(rows_, me, team_.size());
-    for (int r = share.begin; r < share.end; ++r) {
-        const float *x = x_.get() + (size_t)r * model_.width;
-        float* out = filling_->hidden + (size_t)r * model_.width;
+    const int slots = filling_->slots;
+    const Share share(filling_->texts * slots, me, team_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
+        float* out = filling_->text[i / slots].hidden + (size_t)(i % slots) * model_.width;
         const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
-        for (int i = 0; i < model_.width; i += kLanes) store(out + i, load(x + i) * by * load(model_.norm + i));
-        const int slot = r % model_.block, scored = r / model_.block * filling_->slots + slot;
-        for (int g = 0; slot < filling_->slots && g < model_.width / kGroup; ++g)
-            scored_.quantise(scored, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
+        for (int d = 0; d < model_.width; d += kLanes) store(out + d, load(x + d) * by * load(model_.norm + d));
+        for (int g = 0; g < model_.width / kGroup; ++g)
+            scored_.quantise(i, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
     }
 }
 
-void BlockFiller::score() {
-    const int outputs = model_.head.outputs, rows = filling_->texts * filling_->slots;
+void BlockFiller::score(int me) {
+    const int outputs = model_.head.outputs, slots = filling_->slots;
+    float* logits = scratch_[me].get();
     int begin, end;
     while (team_.take(outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile) {
-            float* out = filling_->base + tile * kTile;
-            product(model_.head, tile, scored_, out, outputs);
+            product(model_.head, tile, scored_, logits, kTile);
             const int inside = model_.draft_vocab - tile * kTile;
-            for (int r = 0; inside < kTile && r < rows; ++r)
-                store(out + (size_t)r * outputs, first_lanes(inside, load(out + (size_t)r * outputs), all(kHidden)));
+            for (int i = 0; i < filling_->texts * slots; ++i) {
+                float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
+                store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
+            }
         }
 }
 
@@ -411,7 +444,7 @@ int paceline_block_chain(void* filler, const Chaining* chaining) {
 
 // What library.py repeats of block_model.h, in its order.
 void paceline_block_layout(int32_t* out) {
-    for (size_t size : {sizeof(BlockModel), sizeof(Reading), sizeof(Text), sizeof(Filling), sizeof(Chain), sizeof(Chaining)})
+    for (size_t size : {sizeof(BlockModel), sizeof(Part), sizeof(Reading), sizeof(Text), sizeof(Filling), sizeof(Chain), sizeof(Chaining)})
         *out++ = (int32_t)size;
 }
 

@@ -32,15 +32,16 @@ PL_INLINE void score_block(const uint16_t* const* keys, const float* queries, in
 }
 
 template <int T>
-PL_INLINE void score_all(const uint16_t* const* keys, const float* queries, int padded, int size, float* scores) {
+PL_INLINE void score_all(const uint16_t* const* keys, const float* queries, int count, int padded, int size,
+                         float* scores) {
     int q = 0;
-    for (; q + 2 * kLanes <= padded; q += 2 * kLanes) score_block<T, 2>(keys, queries + q, padded, size, scores + q);
-    if (q < padded) score_block<T, 1>(keys, queries + q, padded, size, scores + q);
+    for (; q + kLanes < count; q += 2 * kLanes) score_block<T, 2>(keys, queries + q, padded, size, scores + q);
+    if (q < count) score_block<T, 1>(keys, queries + q, padded, size, scores + q);
 }
 
 // Scores to weights, in place, for each column. most, total: [padded].
-PL_INLINE void soften_columns(float* scores, int keys, int padded, float* most, float* total) {
-    for (int q = 0; q < padded; q += kLanes) {
+PL_INLINE void soften_columns(float* scores, int keys, int count, int padded, float* most, float* total) {
+    for (int q = 0; q < count; q += kLanes) {
         Floats top = load(scores + q), whole = zeros();
         for (int t = 1; t < keys; ++t) top = max(top, load(scores + t * padded + q));
         for (int t = 0; t < keys; ++t) {
@@ -86,9 +87,9 @@ inline void attend_block(const uint16_t* const* keys, const uint16_t* const* val
                          int count, int padded, int size, float* scores, float* most, float* total, float* out) {
     int t = 0;
     for (; t + kScoreKeys <= number; t += kScoreKeys)
-        score_all<kScoreKeys>(keys + t, queries, padded, size, scores + t * padded);
-    for (; t < number; ++t) score_all<1>(keys + t, queries, padded, size, scores + t * padded);
-    soften_columns(scores, number, padded, most, total);
+        score_all<kScoreKeys>(keys + t, queries, count, padded, size, scores + t * padded);
+    for (; t < number; ++t) score_all<1>(keys + t, queries, count, padded, size, scores + t * padded);
+    soften_columns(scores, number, count, padded, most, total);
     int q = 0;
     for (; q + kQueryBlock <= count; q += kQueryBlock)
         weigh_all<kQueryBlock>(values, number, scores + q, padded, size, out + q * size);

@@ -19,27 +19,31 @@ struct Rotations {  // by position
     const float *cosines, *sines;  // each [head_dim / 2]
 };
 
-// Tokens of the context, as the target left them.
+// Tokens of one text, as the target left them.
+struct Part {
+    const float* const* hidden;  // of each layer tapped: [rows][width]
+    uint16_t* context;           // [rows], out
+    int32_t start, rows;         // start: the position of the first
+};
+
 struct Reading {
-    int32_t rows, reserved;
-    const float* features;     // [rows][fc.inputs]
-    const int32_t* positions;  // [rows]
+    int32_t parts, taps;
+    const Part* part;
     Rotations turn;
-    uint16_t* context;         // [rows], out
 };
 
 struct Text {
     const float* anchor;      // embedded: [width]
     const uint16_t* context;  // [count] rows
+    float* hidden;            // [slots][width], out
+    float* base;              // [slots][head.outputs], out; below any logit beyond the vocabulary
     int32_t count, position;  // position: the anchor's
 };
 
 struct Filling {
-    int32_t texts, slots;  // slots: how many of each block are scored
+    int32_t texts, slots;  // slots: how many of each block are wanted
     const Text* text;
     Rotations turn;
-    float* hidden;         // [texts][block][width], out
-    float* base;           // [texts][slots][head.outputs], out; below any logit beyond the vocabulary
 };
 
 // Guesses one after the other, each knowing the one before it.

@@ -67,9 +67,7 @@ class DenseWeights:
         order[: len(rows)] = np.arange(len(rows))
         encoding = list(ENCODINGS).index(_ENCODING)
         given = ctypes.c_void_p(rows.ctypes.data), rows.strides[0], to.inputs // GROUP
-        self._lib.paceline_pack(
-            encoding, *given, order.ctypes.data, ctypes.byref(to), 0, to.outputs // TILE
-        )
+        self._lib.paceline_pack(encoding, *given, order.ctypes.data, ctypes.byref(to), 0, to.outputs // TILE)
 
     def _take(self, nbytes: int) -> int:
         start = self._at

@@ -109,17 +109,23 @@ class BlockModel(c.Structure):
     )
 
 
+class Part(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("hidden", "context")),
+        *((name, c.c_int32) for name in ("start", "rows")),
+    )
+
+
 class Reading(c.Structure):
     _fields_ = (
-        ("rows", c.c_int32),
-        ("reserved", c.c_int32),
-        *((name, c.c_void_p) for name in ("features", "positions", "cosines", "sines", "context")),
+        *((name, c.c_int32) for name in ("parts", "taps")),
+        *((name, c.c_void_p) for name in ("part", "cosines", "sines")),
     )
 
 
 class Text(c.Structure):
     _fields_ = (
-        *((name, c.c_void_p) for name in ("anchor", "context")),
+        *((name, c.c_void_p) for name in ("anchor", "context", "hidden", "base")),
         *((name, c.c_int32) for name in ("count", "position")),
     )
 
@@ -127,7 +133,7 @@ class Text(c.Structure):
 class Filling(c.Structure):
     _fields_ = (
         *((name, c.c_int32) for name in ("texts", "slots")),
-        *((name, c.c_void_p) for name in ("text", "cosines", "sines", "hidden", "base")),
+        *((name, c.c_void_p) for name in ("text", "cosines", "sines")),
     )
 
 
@@ -153,7 +159,7 @@ def _check_layout(library: c.CDLL) -> None:
     theirs = (c.c_int32 * len(ours))()
     library.paceline_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe formats.h and model.h"
-    ours = [c.sizeof(kind) for kind in (BlockModel, Reading, Text, Filling, Chain, Chaining)]
+    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, Chaining)]
     theirs = (c.c_int32 * len(ours))()
     library.paceline_block_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe block_model.h"

@@ -3,6 +3,7 @@
 import ctypes as c
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -35,64 +36,59 @@ class NativeBlock(BlockRunner):
     """A block's bits depend on its own text alone. Runs on the threads of its target."""
 
     def __init__(self, net: BlockNet, team: NativeTeam) -> None:
-        self._shape, self._team, self._lib = net.shape, team, team.lib
+        lib = team.lib
+        self.like = torch.empty(0, dtype=torch.float16)
+        self._shape, self._team = net.shape, team
+        self._read, self._fill = lib.paceline_block_read, lib.paceline_block_fill
+        self._chain = lib.paceline_block_chain
         self._embed, self._number = net.embed.contiguous(), net.number.tolist()
         self._ids = net.draft_ids.tolist()
         self._turn = _Rotations(net.shape)
-        weights = DenseWeights(self._lib, room_for([*net.parameters(), net.head]))
+        weights = DenseWeights(lib, room_for([*net.parameters(), net.head]))
         layers = _layers(net, weights)
         model = _model(net, weights, layers)
         self._outputs: int = model.head.outputs
         self._held = (weights, layers)  # what the C++ side points at
-        self._filler = self._lib.paceline_block_open(c.byref(model), team.handle)
+        self._filler = lib.paceline_block_open(c.byref(model), team.handle)
         if not self._filler:
             raise ModelError("no memory for the native drafter")
-        weakref.finalize(self, self._lib.paceline_block_close, self._filler).atexit = False
+        weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
 
-    def read(self, parts: Sequence[Read]) -> list[Tensor]:
-        shape, taps = self._shape, self._shape.taps
-        each = [torch.cat([part.hidden[tap] for tap in taps], -1) for part in parts]
-        features = each[0] if len(each) == 1 else torch.cat(each)
-        sizes = [len(rows) for rows in each]
-        ends = [part.start + size for part, size in zip(parts, sizes, strict=True)]
-        positions = np.concatenate(
-            [np.arange(part.start, end, dtype=np.int32) for part, end in zip(parts, ends, strict=True)]
-        )
-        head = (shape.layers, 2, shape.kv_heads, shape.head_dim)
-        context = torch.empty(len(features), *head, dtype=torch.float16)
-        cosines, sines = self._turn.up_to(max(ends))
-        self._run(
-            self._lib.paceline_block_read,
-            library.Reading(
-                rows=len(features),
-                features=_at(features.float().contiguous()),
-                positions=positions.ctypes.data,
-                cosines=cosines,
-                sines=sines,
-                context=_at(context),
-            ),
-        )
-        return list(torch.split(context, sizes)) if len(sizes) > 1 else [context]
+    def read(self, parts: Sequence[Read]) -> None:
+        taps = self._shape.taps
+        hidden = [_rows(part.hidden[tap]) for part in parts for tap in taps]
+        pointers = (c.c_void_p * len(hidden))(*map(_at, hidden))
+        given, at = (library.Part * len(parts))(), c.addressof(pointers)
+        for to, part in zip(given, parts, strict=True):
+            to.hidden, to.context, to.start, to.rows = (
+                at,
+                self._context(part.rows),
+                part.start,
+                len(part.rows),
+            )
+            at += c.sizeof(c.c_void_p) * len(taps)
+        turn = self._turn.up_to(max(part.start + len(part.rows) for part in parts))
+        self._run(self._read, library.Reading(len(parts), len(taps), c.addressof(given), *turn))
 
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        shape = self._shape
-        hidden = torch.empty(len(texts), shape.block, shape.width)
-        base = torch.empty(len(texts), slots, self._outputs)
-        given = (library.Text * len(texts))(*(self._text(text) for text in texts))
-        cosines, sines = self._turn.up_to(max(text.position for text in texts) + shape.block)
-        self._run(
-            self._lib.paceline_block_fill,
-            library.Filling(
-                texts=len(texts),
-                slots=slots,
-                text=c.addressof(given),
-                cosines=cosines,
-                sines=sines,
-                hidden=_at(hidden),
-                base=_at(base),
-            ),
-        )
-        return [Filled(*both) for both in zip(base[:, :, : shape.draft_vocab], hidden, strict=True)]
+        filled = [self._room(text.old, slots) for text in texts]
+        given = (library.Text * len(texts))()
+        for to, text, block in zip(given, texts, filled, strict=True):
+            if not 0 <= text.token < len(self._number):
+                raise ValueError(f"token {text.token} is not one of the model's {len(self._number)}")
+            to.anchor = _at(self._embed) + 4 * text.token * self._shape.width
+            to.context, to.count, to.position = self._context(text.rows), len(text.rows), text.position
+            to.hidden, to.base = _at(block.hidden), _at(block.base)
+        turn = self._turn.up_to(max(text.position for text in texts) + self._shape.block)
+        self._run(self._fill, library.Filling(len(texts), slots, c.addressof(given), *turn))
+        return filled
+
+    def _room(self, old: Filled | None, slots: int) -> Filled:
+        """Memory that is used for the first time is slow: it is used again."""
+        if old is not None:
+            return replace(old, slots=slots)
+        base = torch.empty(self._shape.block, self._outputs)[:, : self._shape.draft_vocab]
+        return Filled(slots, base, torch.empty(self._shape.block, self._shape.width))
 
     def chains(
         self, places: Sequence[Place], sizes: Sequence[int]
@@ -114,31 +110,20 @@ class NativeBlock(BlockRunner):
         chains = (library.Chain * len(places))()
         for chain, place, size in zip(chains, places, sizes, strict=True):
             block = place.block
-            if not 0 < size <= len(block.base) - place.slot or block.base.stride(0) != self._outputs:
+            if not 0 < size <= block.slots - place.slot:
                 raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
             chain.base, chain.hidden = _at(block.base), _at(block.hidden)
             chain.place, chain.previous, chain.steps = place.slot, self._number[place.previous], size
-        self._run(
-            self._lib.paceline_block_chain,
-            library.Chaining(
-                chains=len(places),
-                steps=steps,
-                chain=c.addressof(chains),
-                numbers=numbers.ctypes.data,
-                sure=sure.ctypes.data,
-                logits=None if logits is None else logits.ctypes.data,
-            ),
+        given = library.Chaining(
+            len(places), steps, c.addressof(chains), _start(numbers), _start(sure), _start(logits)
         )
+        self._run(self._chain, given)
         return numbers, sure
 
-    def _text(self, text: Before) -> library.Text:
-        rows = text.rows
+    def _context(self, rows: Tensor) -> int:
         if rows.dtype != torch.float16 or not rows.is_contiguous():
-            raise ValueError("these rows were made by another runner")
-        if not 0 <= text.token < len(self._embed):
-            raise ValueError(f"token {text.token} is not one of the model's {len(self._embed)}")
-        anchor = _at(self._embed) + 4 * text.token * self._shape.width
-        return library.Text(anchor=anchor, context=_at(rows), count=len(rows), position=text.position)
+            raise ValueError("these rows are not of this runner's type")
+        return _at(rows)
 
     def _run(self, function: Any, given: c.Structure) -> None:
         with self._team.busy():
@@ -151,6 +136,14 @@ def _at(tensor: Tensor) -> int:
     return tensor.data_ptr()
 
 
+def _start(array: Any) -> int | None:
+    return None if array is None else int(array.ctypes.data)
+
+
+def _rows(hidden: Tensor) -> Tensor:
+    return hidden if hidden.dtype == torch.float32 and hidden.is_contiguous() else hidden.float().contiguous()
+
+
 class _Rotations:
     """Cosines and sines by position; grows as positions are asked for."""
 
@@ -158,6 +151,7 @@ class _Rotations:
         dims = np.arange(0, shape.head_dim, 2, dtype=np.float32)
         self._frequencies = np.float32(shape.theta) ** (-dims / np.float32(shape.head_dim))
         self._cos = self._sin = np.empty((0, len(dims)), np.float32)
+        self._at = (0, 0)
 
     def up_to(self, length: int) -> tuple[int, int]:
         """Where both start; good until more are asked for."""
@@ -165,7 +159,8 @@ class _Rotations:
             stop = -(-length // _GROWTH) * _GROWTH
             angles = (np.arange(stop, dtype=np.float32)[:, None] * self._frequencies).astype(np.float64)
             self._cos, self._sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        return self._cos.ctypes.data, self._sin.ctypes.data
+            self._at = (int(self._cos.ctypes.data), int(self._sin.ctypes.data))
+        return self._at
 
 
 def _layers(net: BlockNet, weights: DenseWeights) -> "c.Array[library.Layer]":
