@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from block_cases import SHAPES, a_net, a_text, as_float32, native, rows_of, some_hidden
-from packed_cases import every_path
+from packed_cases import every_path, runnable
 from torch import Tensor
 
 from paceline.heads.block import BlockNet, BlockShape
@@ -83,6 +83,21 @@ def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
     for place, size, tokens, chances in zip(places, sizes, said, sure, strict=True):
         (one,), (one_sure,) = alone.chains([place], [size])
         assert (one, one_sure) == (tokens[:size], chances[:size])
+
+
+def test_all_paths_give_the_same_bits() -> None:
+    shape = SHAPES["odd"]
+    net = a_net(shape)
+    found = []
+    for path in runnable():
+        runner = native(net, path)
+        (block,) = runner.fill([a_text(runner, shape, 150)], shape.block)
+        said, sure = runner.chains([Place(block, 0, 5)], [shape.block])
+        found.append((block.base, block.hidden, said, sure))
+    for base, hidden, said, sure in found[1:]:
+        assert torch.equal(base, found[0][0])
+        assert torch.equal(hidden, found[0][1])
+        assert (said, sure) == found[0][2:]
 
 
 def test_rows_do_not_depend_on_how_they_are_read() -> None:

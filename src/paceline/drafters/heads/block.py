@@ -95,7 +95,7 @@ class BlockDrafter(Drafter):
     def _before(self, seq: Seq) -> Before:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
         positions, rows = self._kept.rows(seq.id, anchor - self.net.shape.window)
-        return Before(seq.tokens[-1], anchor, positions, rows, old and old.filled)
+        return Before(seq.tokens[-1], anchor, positions, rows, old.filled if old else None)
 
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
         """What `grow` would give, for all of them together."""
