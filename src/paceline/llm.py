@@ -13,6 +13,7 @@ from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.model.chosen import layers_for
 from paceline.drafters.model.sample import SAMPLES
@@ -22,6 +23,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import SettingError
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
+from paceline.target.drafting import block_runner
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
@@ -74,6 +76,9 @@ class LLM:
         self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
         self.target = load_target(path, config)
+        for drafter in drafters:
+            if isinstance(drafter, BlockDrafter):
+                drafter.runner = block_runner(drafter.net, self.target)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
         for name in self.spec.drafters:

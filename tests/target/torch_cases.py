@@ -73,10 +73,10 @@ def save_reference(family: str, folder: Path, **other: int) -> Any:
 
 
 def random_weights(
-    seed: int = 0, width: int = 64, layers: int = 2, kv_heads: int = 2, ff: int = 96
+    seed: int = 0, width: int = 64, layers: int = 2, kv_heads: int = 2, ff: int = 96, head_dim: int = 16
 ) -> Weights:
     """A llama with random weights, made without a file."""
-    heads, head_dim, generator = 4, 16, torch.Generator().manual_seed(seed)
+    heads, generator = 4, torch.Generator().manual_seed(seed)
     shape = ModelShape(
         "llama", layers, width, heads, kv_heads, head_dim, ff, VOCAB, 4096, 1e-5, Rope(10000.0)
     )

@@ -55,7 +55,7 @@ class BlockNet(Net):
         self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
-        self._embed_scale = pieces.embed_scale
+        self.embed_scale = pieces.embed_scale
         ids = draft_ids.to(pieces.embed.device)
         self.borrow(pieces, ids, embed=pieces.embed, head=pieces.head[ids])
 
@@ -74,7 +74,7 @@ class BlockNet(Net):
             for name, weight in self.named_parameters():
                 if name.endswith(("o.weight", "down.weight")):
                     weight.mul_((2 * self.shape.layers) ** -0.5)
-            self.mask.mul_(float(self.embed.float().std()) * self._embed_scale / _SPREAD)
+            self.mask.mul_(float(self.embed.float().std()) * self.embed_scale / _SPREAD)
             self.norm.weight.copy_(pieces.norm)
             self.markov_out.weight.zero_()
             self.sure.weight.zero_()
@@ -119,7 +119,7 @@ class BlockNet(Net):
         sees: [b, a, n], which rows of the context belong to which anchor.
         """
         size = self.shape.block
-        anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self._embed_scale
+        anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self.embed_scale
         masked = self.mask.expand(*tokens.shape, size - 1, -1)
         x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)

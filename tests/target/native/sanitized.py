@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import packed_cases
+from block_cases import SHAPES, a_net, a_text, native
 from native_cases import native_target, sized, tiny_model
 from packed_cases import KINDS, pack, random_blocks
 from row_checks import check_chain, check_tree, story
 from torch_cases import open_with, random_tree, some_tokens
 
+from paceline.heads.block_runner import Place
 from paceline.target.native import library, packed, rows
 from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
@@ -87,6 +89,20 @@ def passes(path: str, folder: Path) -> None:
         target.forward([*feeds, Feed("f", some_tokens(2 * long - 10, 1, 50), Draft((1, 2)))], taps=(1,))
 
 
+def blocks(path: str) -> None:
+    for shape in SHAPES.values():
+        net = a_net(shape)
+        for threads in (1, 3):
+            runner = native(net, path, threads)
+            counts = (1, 140 if path != "portable" else 20, 9)
+            texts = [a_text(runner, shape, count, seed) for seed, count in enumerate(counts)]
+            for slots in (1, shape.block):
+                filled = runner.fill(texts, slots)
+                places = [Place(block, 0, 3) for block in filled]
+                runner.chains(places, [1, slots, 1])
+                runner.look(places)
+
+
 if __name__ == "__main__":
     what, where, into, *given = sys.argv[1:]
     watch(where, tuple(given))
@@ -95,4 +111,5 @@ if __name__ == "__main__":
     else:
         products(where)
         passes(where, Path(into))
+        blocks(where)
     print(f"{what} ran to the end")

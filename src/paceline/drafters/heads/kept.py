@@ -21,40 +21,46 @@ Ids = NDArray[np.int64]
 class _Track:
     """Rows of one sequence, in the order of their positions; grows by doubling."""
 
-    def __init__(self, positions: Tensor, rows: Tensor) -> None:
+    def __init__(self, positions: Ids, rows: Tensor) -> None:
         self._positions, self._rows, self._count = positions, rows, len(positions)
+        self.last = int(positions[-1]) if len(positions) else -1  # position
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def positions(self) -> Tensor:
+    def positions(self) -> Ids:
         return self._positions[: self._count]
 
     @property
     def rows(self) -> Tensor:
         return self._rows[: self._count]
 
-    def append(self, start: int, rows: Tensor) -> None:
-        if self._count and start <= int(self._positions[self._count - 1]):
+    def room(self, start: int, count: int, like: Tensor) -> Tensor:
+        """Rows for the positions from `start` on, yet to be filled."""
+        if start <= self.last:
             raise ValueError(f"rows from position {start} on do not follow those that are held")
-        count = self._count + len(rows)
-        if count > len(self._rows):
-            more = max(count, 2 * len(self._rows), 64) - self._count
-            self._rows = torch.cat([self.rows.to(rows), rows.new_empty(more, *rows.shape[1:])])
-            self._positions = torch.cat([self.positions, self.positions.new_empty(more)])
-        self._rows[self._count : count] = rows
-        self._positions[self._count : count] = torch.arange(start, start + len(rows))
-        self._count = count
+        first, end = self._count, self._count + count
+        if end > len(self._rows):
+            more = max(end, 2 * len(self._rows), 64) - first
+            self._rows = torch.cat([self.rows.to(like), like.new_empty(more, *self._rows.shape[1:])])
+            self._positions = np.concatenate([self.positions, np.empty(more, np.int64)])
+        self._positions[first:end] = np.arange(start, start + count)
+        self._count, self.last = end, max(self.last, start + count - 1)
+        return self._rows[first:end]
 
     def before(self, position: int) -> "_Track":
-        count = int(torch.searchsorted(self.positions, position))
+        count = int(np.searchsorted(self.positions, position))
         return _Track(self.positions[:count], self.rows[:count])
+
+    def since(self, position: int) -> tuple[Tensor, Tensor]:
+        first = int(np.searchsorted(self.positions, position))
+        return torch.from_numpy(self.positions[first:]), self._rows[first : self._count]
 
     def copied(self, most: int) -> "_Track":
         """The last `most` rows, in memory of their own."""
         first = max(0, self._count - most)
-        return _Track(self.positions[first:].clone(), self.rows[first:].clone())
+        return _Track(self.positions[first:].copy(), self.rows[first:].clone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +94,22 @@ class Kept:
 
     def append(self, seq_id: str, start: int, rows: Tensor) -> None:
         """rows [count, *shape] of the positions from `start` on, which come after all that are held."""
-        self._live[seq_id].track.append(start, rows)
+        self.room(seq_id, start, len(rows), rows)[:] = rows
 
-    def rows(self, seq_id: str) -> tuple[Tensor, Tensor]:
-        """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
-        track = self._live[seq_id].track
-        return track.positions, track.rows
+    def room(self, seq_id: str, start: int, count: int, like: Tensor) -> Tensor:
+        """Rows as `append` would add them, to be filled by the caller; of the type of `like`."""
+        return self._live[seq_id].track.room(start, count, like)
+
+    def rows(self, seq_id: str, since: int = 0) -> tuple[Tensor, Tensor]:
+        """Positions [count], ascending, and rows [count, *shape]; good until more are appended.
+
+        since: the first position that is wanted.
+        """
+        return self._live[seq_id].track.since(since)
+
+    def last(self, seq_id: str) -> int:
+        """The last position held; -1: none is."""
+        return self._live[seq_id].track.last
 
     def end(self, seq: Seq) -> None:
         followed = self._live.pop(seq.id, None)
@@ -119,7 +135,7 @@ class Kept:
     def _known(self, seq: Seq) -> _Track:
         """The most that any one sequence of the tenant tells about the positions before `seq.shared`."""
         tokens = np.array(seq.tokens, np.int64)
-        best, used = _Track(torch.empty(0, dtype=torch.int64), torch.empty(0, *self._shape)), None
+        best, used = _Track(np.empty(0, np.int64), torch.empty(0, *self._shape)), None
         if not seq.shared:
             return best
         for other in self._live.values():
@@ -145,4 +161,4 @@ def _common(a: Ids, b: Ids) -> int:
 
 
 def _covers(new: _Track, old: _Track) -> bool:
-    return bool(torch.isin(old.positions, new.positions).all())
+    return bool(np.isin(old.positions, new.positions).all())

@@ -99,6 +99,59 @@ class Pass(c.Structure):
     )
 
 
+class BlockModel(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("layers", "width", "heads", "kv_heads", "head_dim")),
+        *((name, c.c_int32) for name in ("draft_vocab", "block", "rank")),
+        *((name, c.c_float) for name in ("norm_eps", "attn_scale", "embed_scale", "sure_bias")),
+        ("layer", c.c_void_p),
+        *((name, Linear) for name in ("fc", "head", "markov_out")),
+        *((name, c.c_void_p) for name in ("context_norm", "norm", "mask", "markov_in", "sure")),
+    )
+
+
+class Part(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("hidden", "context")),
+        *((name, c.c_int32) for name in ("start", "rows")),
+    )
+
+
+class Reading(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("parts", "taps")),
+        *((name, c.c_void_p) for name in ("part", "cosines", "sines")),
+    )
+
+
+class Text(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("anchor", "context", "hidden", "base")),
+        *((name, c.c_int32) for name in ("count", "position")),
+    )
+
+
+class Filling(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("texts", "slots")),
+        *((name, c.c_void_p) for name in ("text", "cosines", "sines")),
+    )
+
+
+class Chain(c.Structure):
+    _fields_ = (
+        *((name, c.c_void_p) for name in ("base", "hidden")),
+        *((name, c.c_int32) for name in ("place", "previous", "steps", "reserved")),
+    )
+
+
+class Chaining(c.Structure):
+    _fields_ = (
+        *((name, c.c_int32) for name in ("chains", "steps")),
+        *((name, c.c_void_p) for name in ("chain", "numbers", "sure", "logits")),
+    )
+
+
 def _check_layout(library: c.CDLL) -> None:
     """Both sides must mean the same by a structure: a slip would be silent."""
     tables = (CODE_BYTES, SCALE_BYTES, SCALE_GROUPS)
@@ -107,6 +160,10 @@ def _check_layout(library: c.CDLL) -> None:
     theirs = (c.c_int32 * len(ours))()
     library.paceline_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe formats.h and model.h"
+    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, Chaining)]
+    theirs = (c.c_int32 * len(ours))()
+    library.paceline_block_layout(theirs)
+    assert list(theirs) == ours, "library.py does not describe block_model.h"
 
 
 def chosen() -> str:
@@ -130,12 +187,24 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     """Raises NotCompiled where it cannot be built. extra: more flags, as for a build with sanitizers."""
     units = [
         compiled.Unit(FOLDER / "pass.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        compiled.Unit(FOLDER / "block.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
         compiled.Unit(FOLDER / "pack.cpp"),
     ]
     library = compiled.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
     _check_layout(library)
+    library.paceline_team.restype = c.c_void_p
+    library.paceline_team.argtypes = (c.c_int,)
+    library.paceline_disband.restype = None
+    library.paceline_disband.argtypes = (c.c_void_p,)
+    library.paceline_block_open.restype = c.c_void_p
+    library.paceline_block_open.argtypes = (c.POINTER(BlockModel), c.c_void_p)
+    library.paceline_block_close.restype = None
+    library.paceline_block_close.argtypes = (c.c_void_p,)
+    library.paceline_block_read.argtypes = (c.c_void_p, c.POINTER(Reading))
+    library.paceline_block_fill.argtypes = (c.c_void_p, c.POINTER(Filling))
+    library.paceline_block_chain.argtypes = (c.c_void_p, c.POINTER(Chaining))
     library.paceline_open.restype = c.c_void_p
-    library.paceline_open.argtypes = (c.POINTER(Model), c.c_int)
+    library.paceline_open.argtypes = (c.POINTER(Model), c.c_void_p)
     library.paceline_close.restype = None
     library.paceline_close.argtypes = (c.c_void_p,)
     library.paceline_forward.argtypes = (c.c_void_p, c.POINTER(Pass))

@@ -148,6 +148,18 @@ struct TileProducts {
     }
 };
 
+// The same for weights that are all of one format: only its kernels are built.
+template <int format>
+void linear_tile_of(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
+    struct Row {
+        TileProduct of[kStripRows + 1];
+        Row() { fill_row<format>(of, std::make_index_sequence<kStripRows>()); }
+    };
+    static const Row products;
+    for (const Strip& strip : x.strips())
+        products.of[strip.rows](w, tile, x.view(strip), out + strip.first * stride, stride);
+}
+
 // out[row * stride + o] for one tile and every row.
 inline void linear_tile(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
     static const TileProducts products;

@@ -1,8 +1,6 @@
 """The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
 
 import ctypes
-import os
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from paceline.target.native.batch import NativeBatch, Spares
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packed import PackedWeights
 from paceline.target.native.rows import NativeRows
+from paceline.target.native.team import NativeTeam
 from paceline.target.paged_target import Fed, PagedTarget, check_layers
 from paceline.target.rope import frequencies
 from paceline.target.shape import ModelShape, layer_share
@@ -58,16 +57,15 @@ class NativeTarget(PagedTarget[_Fed]):
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spares = Spares(blocks * BLOCK // SUB_BLOCK, spare)
         self._rope = _RopeTable(shape)
-        self._lib = library.load(path)
+        self.team = NativeTeam(path, self.threads)
+        self._lib = self.team.lib
         layers = _layers(shape, weights)
         self._held = (weights, layers)  # what the C++ side points at
         model = _model(shape, weights, self._rows, layers)
-        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.threads)
+        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.team.handle)
         if not self._decoder:
-            raise ModelError("the native engine could not start its threads: give fewer of them")
+            raise ModelError("no memory for the native engine: give a smaller cache_mb")
         weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
-        self._process = os.getpid()
-        self._one_at_a_time = threading.Lock()
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -151,7 +149,7 @@ class NativeTarget(PagedTarget[_Fed]):
             **{name: array.ctypes.data for name, array in held.items()},
         )
         self._check(batch, tapped, layers)
-        with self._one_at_a_time:
+        with self.team.busy():
             failed = self._lib.paceline_forward(self._decoder, ctypes.byref(run))
         if failed:
             raise ModelError(
@@ -161,10 +159,6 @@ class NativeTarget(PagedTarget[_Fed]):
 
     def _check(self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int]) -> None:
         """What the C++ side takes for granted."""
-        if os.getpid() != self._process:
-            raise ModelError(
-                "the process was forked after this model was loaded: load it again in the new one"
-            )
         if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
             raise ValueError(f"a token is not one of the model's {self.vocab_size}")
         if taps and not 0 <= taps[0] <= taps[-1] < self.layers:

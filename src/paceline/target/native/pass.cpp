@@ -3,6 +3,7 @@
 #include <new>
 
 #include "linear.h"
+#include "steps.h"
 #include "unpack.h"
 
 namespace PACELINE_PATH {
@@ -11,25 +12,8 @@ namespace {
 
 constexpr int kQueryRows = 16;       // rows of a span that attend together
 constexpr int kSplitRows = 64;       // up to which chunks of keys may be shared out
-constexpr float kLargestHalf = 65504.0f;
-
-// An even share of `total` pieces.
-struct Share {
-    int begin, end;
-    Share(int total, int me, int team) : begin((int)((int64_t)total * me / team)), end((int)((int64_t)total * (me + 1) / team)) {}
-};
 
 int chunks_for(int position) { return position / kChunk + 1; }
-
-PL_INLINE Floats silu(Floats x) { return x / (all(1.0f) + exponential(zeros() - x)); }
-
-PL_INLINE float inverse_rms(const float* x, int count, int padded, float eps) {
-    Floats squares = zeros();
-    for (int i = 0; i < padded; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
-    return 1.0f / std::sqrt(sum(squares) / (float)count + eps);
-}
-
-PL_INLINE Floats as_half_range(Floats x) { return min(max(x, all(-kLargestHalf)), all(kLargestHalf)); }
 
 using AttendChunk = void (*)(const HeadCache&, Ahead*, int, const float* const*, const int*, Partial*, float* const*);
 
@@ -41,8 +25,8 @@ AttendChunk attend_with(int queries, std::index_sequence<n...>) {
 
 }  // namespace
 
-Decoder::Decoder(const Model& model, int threads)
-    : model_(model), width_((model.width + kGroup - 1) / kGroup * kGroup), team_(threads), scratch_(threads) {}
+Decoder::Decoder(const Model& model, Team& team)
+    : model_(model), width_((model.width + kGroup - 1) / kGroup * kGroup), team_(team), scratch_(team.size()) {}
 
 void Decoder::forward(const Pass& pass) {
     pass_ = &pass;
@@ -199,28 +183,12 @@ void Decoder::project_heads(int layer, int me) {
     }
 }
 
-PL_INLINE void normalise_head(float* head, const float* weight, int size, float eps) {
-    const Floats by = all(inverse_rms(head, size, size, eps));
-    for (int d = 0; d < size; d += kLanes) store(head + d, load(head + d) * by * load(weight + d));
-}
-
-// The half rotation: dimension d turns with d + head_dim / 2.
-void Decoder::rotate(float* head, int row) const {
-    const int half = model_.head_dim / 2;
-    const float *cosines = pass_->cosines + (size_t)row * half, *sines = pass_->sines + (size_t)row * half;
-    for (int d = 0; d < half; d += kLanes) {
-        const Floats a = load(head + d), b = load(head + half + d), c = load(cosines + d), s = load(sines + d);
-        store(head + d, a * c - b * s);
-        store(head + half + d, b * c + a * s);
-    }
-}
-
 void Decoder::finish_query(const Layer& layer, int head, float* heads) {
     const int size = model_.head_dim;
     const Floats scale = all(model_.attn_scale);
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (layer.q_norm) normalise_head(heads, layer.q_norm, size, model_.norm_eps);
-        rotate(heads, r);
+        rotate_head(heads, size, cosines_of(r), sines_of(r));
         float* query = queries_.get() + ((size_t)r * model_.heads + head) * size;
         for (int d = 0; d < size; d += kLanes) store(query + d, load(heads + d) * scale);
     }
@@ -232,7 +200,7 @@ void Decoder::finish_key(int layer, int head, float* heads) {
     uint16_t* keys = model_.keys + cache_at(layer, head);
     for (int r = 0; r < pass_->rows; ++r, heads += size) {
         if (norm) normalise_head(heads, norm, size, model_.norm_eps);
-        rotate(heads, r);
+        rotate_head(heads, size, cosines_of(r), sines_of(r));
         for (int d = 0; d < size; d += kLanes) {
             alignas(64) uint16_t halves[kLanes];
             store_halves(halves, as_half_range(load(heads + d)));
@@ -381,9 +349,20 @@ using namespace PACELINE_PATH;
 
 extern "C" {
 
-void* paceline_open(const Model* model, int threads) {
+void* paceline_team(int threads) {
     try {
-        return new Decoder(*model, threads);
+        return new Team(threads);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+void paceline_disband(void* team) { delete static_cast<Team*>(team); }
+
+// The team must outlive it.
+void* paceline_open(const Model* model, void* team) {
+    try {
+        return new Decoder(*model, *static_cast<Team*>(team));
     } catch (...) {
         return nullptr;
     }

@@ -16,7 +16,7 @@ namespace PACELINE_PATH {
 
 class Decoder {
 public:
-    Decoder(const Model& model, int threads);
+    Decoder(const Model& model, Team& team);
     void forward(const Pass& pass);
 
 private:
@@ -41,7 +41,6 @@ private:
     void finish_query(const Layer& layer, int head, float* heads);
     void finish_key(int layer, int head, float* heads);
     void finish_value(int layer, int head, float* heads);
-    void rotate(float* head, int row) const;
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
     void attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch);
@@ -53,13 +52,15 @@ private:
     int64_t cache_at(int layer, int kv_head) const {
         return ((int64_t)layer * model_.kv_heads + kv_head) * model_.sub_blocks * kSubBlock * model_.head_dim;
     }
+    const float* cosines_of(int row) const { return pass_->cosines + (size_t)row * (model_.head_dim / 2); }
+    const float* sines_of(int row) const { return pass_->sines + (size_t)row * (model_.head_dim / 2); }
     float* sums_of(int row, int head, int chunk) const {
         return sums_.get() + (((int64_t)row * model_.heads + head) * slots_ + chunk) * model_.head_dim;
     }
 
     const Model model_;
     const int width_;        // padded to a group
-    Team team_;
+    Team& team_;
     const Pass* pass_ = nullptr;
     std::vector<int> position_;            // of each row
     std::vector<Attending> attending_;

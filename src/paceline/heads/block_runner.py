@@ -1,0 +1,140 @@
+"""What a drafter needs computed of a network that fills blocks, and how torch computes it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from paceline.heads.block import BlockNet, KeysValues
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the target made of some tokens."""
+
+    start: int  # position of the first
+    hidden: Mapping[int, Tensor]  # of each layer tapped: [n, width] float32
+    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], to be filled; of the type of the runner's `like`
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A block, before it is known which tokens stand in it."""
+
+    slots: int  # how many there are of it
+    base: Tensor  # [slots or more, draft_vocab] float32
+    hidden: Tensor  # [slots or more, width]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """An anchor, and what its block sees of the text before it."""
+
+    token: int
+    position: int
+    positions: Tensor  # [n]
+    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], as `read` made them
+    old: Filled | None = None  # a block that nobody needs any more: its memory may be used
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    block: Filled
+    slot: int
+    previous: int  # the token before it
+
+
+class BlockRunner(Protocol):
+    like: Tensor  # of the type that rows are
+
+    def read(self, parts: Sequence[Read]) -> None:
+        """Fills the rows of each part."""
+
+    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+        """One pass for all of them. slots: how many of each block are wanted."""
+
+    def chains(
+        self, places: Sequence[Place], sizes: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest tokens from each place on, one after the other, and the logits of confidence.
+
+        sizes: how many of each; what is said beyond them means nothing.
+        """
+
+    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+        """Logits [places, draft_vocab], and the logits of confidence."""
+
+
+class TorchBlock(BlockRunner):
+    """Where the network is."""
+
+    def __init__(self, net: BlockNet) -> None:
+        self._net, self.like = net, net.fc.weight.detach()
+
+    @torch.inference_mode()
+    def read(self, parts: Sequence[Read]) -> None:
+        net, device = self._net, self._net.draft_ids.device
+        sizes = [len(next(iter(part.hidden.values()))) for part in parts]
+        positions = [torch.arange(p.start, p.start + n) for p, n in zip(parts, sizes, strict=True)]
+        hidden = {tap: torch.cat([p.hidden[tap] for p in parts]).to(device) for tap in net.shape.taps}
+        at = torch.cat(positions)[None].to(device)
+        layers = net.context(net.features(hidden)[None], at)
+        rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
+        for part, made in zip(parts, torch.split(rows[:, :, 0].permute(3, 0, 1, 2, 4), sizes), strict=True):
+            part.rows[:] = made
+
+    @torch.inference_mode()
+    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+        net, device = self._net, self._net.draft_ids.device
+        positions, context = self._context(texts)
+        tokens = torch.tensor([[text.token] for text in texts], device=device)
+        anchors = torch.tensor([[text.position] for text in texts], device=device)
+        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions))[:, 0]
+        base = net.base_logits(hidden[:, :slots])
+        return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
+
+    @torch.inference_mode()
+    def chains(
+        self, places: Sequence[Place], sizes: Sequence[int]
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Without leaving the device."""
+        net, device = self._net, self._net.draft_ids.device
+        base = pad_sequence([place.block.base for place in places], batch_first=True)
+        hidden = pad_sequence([place.block.hidden for place in places], batch_first=True)
+        last = torch.tensor([place.block.slots for place in places], device=device) - 1
+        first = torch.tensor([place.slot for place in places], device=device)
+        previous = torch.tensor([place.previous for place in places], device=device)
+        row, tokens, sure = torch.arange(len(places), device=device), [], []
+        for step in range(max(sizes)):
+            at = torch.minimum(first + step, last)
+            sure.append(net.confidence(hidden[row, at], previous))
+            previous = net.draft_ids[(base[row, at] + net.markov(previous)).argmax(-1)]
+            tokens.append(previous)
+        return torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
+
+    @torch.inference_mode()
+    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+        net = self._net
+        previous = torch.tensor([place.previous for place in places], device=net.draft_ids.device)
+        base = torch.stack([place.block.base[place.slot] for place in places])
+        hidden = torch.stack([place.block.hidden[place.slot] for place in places])
+        logits: Floats = (base + net.markov(previous)).numpy(force=True)
+        return logits, net.confidence(hidden, previous).tolist()
+
+    def _context(self, texts: Sequence[Before]) -> tuple[Tensor, list[KeysValues]]:
+        """Positions [b, n], -1 for padding, and each layer's keys and values."""
+        longest = max(len(text.positions) for text in texts)
+        positions = torch.full((len(texts), longest), -1)
+        rows = texts[0].rows.new_zeros(len(texts), longest, *texts[0].rows.shape[1:])
+        for i, text in enumerate(texts):
+            positions[i, : len(text.positions)] = text.positions
+            rows[i, : len(text.positions)] = text.rows
+        layers = rows.permute(2, 3, 0, 4, 1, 5)  # [layers, 2, b, kv_heads, n, head_dim]
+        return positions.to(self._net.draft_ids.device), [(layer[0], layer[1]) for layer in layers]

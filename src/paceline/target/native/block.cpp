@@ -1,0 +1,451 @@
+#include "block.h"
+
+#include <cstring>
+#include <new>
+
+#include "block_attention.h"
+#include "linear.h"
+#include "steps.h"
+
+namespace PACELINE_PATH {
+
+namespace {
+
+constexpr Format kFormat = O8;  // of all its weights
+
+PL_INLINE void product(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
+    linear_tile_of<kFormat>(w, tile, x, out, stride);
+}
+
+int up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+BlockFiller::BlockFiller(const BlockModel& model, Team& team)
+    : model_(model),
+      team_(team),
+      group_(model.heads / model.kv_heads),
+      queries_(group_ * model.block),
+      padded_(up(queries_, kLanes)),
+      pairs_(team.size()),
+      previous_(team.size()),
+      scratch_(team.size()) {}
+
+// ------------------------------------------------------------------------------------------------ the context
+void BlockFiller::read(const Reading& reading) {
+    reading_ = &reading;
+    positions_.clear();
+    contexts_.clear();
+    for (int p = 0; p < reading.parts; ++p)
+        for (int r = 0; r < reading.part[p].rows; ++r) {
+            positions_.push_back(reading.part[p].start + r);
+            contexts_.push_back(reading.part[p].context + r * row_size());
+        }
+    rows_ = (int)positions_.size();
+    x_.need((size_t)rows_ * model_.width);
+    features_.shape(rows_, model_.fc.groups());
+    normed_.shape(rows_, model_.width / kGroup);
+    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)rows_ * model_.head_dim);
+    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->read_rows(me); }, this);
+    reading_ = nullptr;
+}
+
+void BlockFiller::read_rows(int me) {
+    const unsigned mode = flush_denormals();
+    const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup;
+    for (int p = 0, row = 0; p < reading_->parts; row += reading_->part[p++].rows) {
+        const Part& part = reading_->part[p];
+        const Share share(part.rows * reading_->taps, me, team_.size());
+        for (int i = share.begin; i < share.end; ++i) {
+            const int tap = i % reading_->taps;
+            const float* from = part.hidden[tap] + (size_t)(i / reading_->taps) * model_.width;
+            for (int g = 0; g < groups; ++g, from += kGroup)
+                features_.quantise(row + i / reading_->taps, tap * groups + g, load(from), load(from + kLanes));
+        }
+    }
+    team_.barrier();
+    int begin, end;
+    while (team_.take(model_.fc.outputs / kTile, begin, end))
+        for (int tile = begin; tile < end; ++tile)
+            product(model_.fc, tile, features_, x_.get() + tile * kTile, model_.width);
+    team_.barrier();
+    normalise(model_.context_norm, rows_, model_.block, normed_, me);
+    team_.barrier();
+    float* heads = scratch_[me].get();
+    while (team_.take(model_.layers * 2 * kv, begin, end))
+        for (int piece = begin; piece < end; ++piece) {
+            const int layer = piece / (2 * kv), kind = piece / kv % 2, head = piece % kv;
+            const Layer& part = model_.layer[layer];
+            for (int t = 0; t < size / kTile; ++t)
+                product(kind ? part.v : part.k, head * (size / kTile) + t, normed_, heads + t * kTile, size);
+            for (int r = 0; r < rows_; ++r) {
+                uint16_t* out = contexts_[r] + head_at(layer, kind, head);
+                if (kind) value_head(heads + r * size, out);
+                else key_head(part, heads + r * size, positions_[r], reading_->turn, out);
+            }
+        }
+    restore_denormals(mode);
+}
+
+void BlockFiller::key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const {
+    const int size = model_.head_dim;
+    const int64_t at = (int64_t)position * (size / 2);
+    normalise_head(head, layer.k_norm, size, model_.norm_eps);
+    rotate_head(head, size, turn.cosines + at, turn.sines + at);
+    value_head(head, out);
+}
+
+void BlockFiller::value_head(const float* head, uint16_t* out) const {
+    for (int d = 0; d < model_.head_dim; d += kLanes) store_halves(out + d, as_half_range(load(head + d)));
+}
+
+// ---------------------------------------------------------------------------------------------------- the pass
+void BlockFiller::fill(const Filling& filling) {
+    filling_ = &filling;
+    rows_ = filling.texts * model_.block;
+    positions_.resize(rows_);
+    for (int r = 0; r < rows_; ++r) positions_[r] = filling.text[r / model_.block].position + r % model_.block;
+    plan_attention();
+    const size_t size = model_.head_dim, kv = model_.kv_heads, pieces = (size_t)filling.texts * kv * chunks_;
+    x_.need((size_t)rows_ * model_.width);
+    turned_.need(filling.texts * kv * size * padded_);
+    std::fill_n(turned_.get(), filling.texts * kv * size * padded_, 0.0f);
+    own_.need(rows_ * 2 * kv * size);
+    stats_.need(pieces * 2 * padded_);
+    sums_.need(pieces * queries_ * size);
+    all_.slots = model_.block;
+    wanted_.slots = filling.slots;
+    for (Rows* rows : {&all_, &wanted_}) {
+        rows->attended.shape(filling.texts * rows->slots, model_.heads * model_.head_dim / kGroup);
+        rows->normed.shape(filling.texts * rows->slots, model_.width / kGroup);
+        rows->gated.shape(filling.texts * rows->slots, model_.layer[0].down.groups());
+    }
+    normed_.shape(rows_, model_.width / kGroup);
+    scored_.shape(filling.texts * filling.slots, model_.width / kGroup);
+    const size_t wide = std::max<size_t>({(size_t)rows_ * size, (size_t)rows_ * 2 * kUnit, (size_t)kBlockChunk * padded_});
+    for (Buffer<float>& scratch : scratch_) scratch.need(wide);
+    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->fill_blocks(me); }, this);
+    filling_ = nullptr;
+}
+
+// The keys of a text are cut into chunks of almost equal length.
+void BlockFiller::plan_attention() {
+    attending_.clear();
+    chunks_ = 1;
+    for (int t = 0; t < filling_->texts; ++t)
+        chunks_ = std::max(chunks_, up(filling_->text[t].count + model_.block, kBlockChunk) / kBlockChunk);
+    for (int t = 0; t < filling_->texts; ++t) {
+        const int keys = filling_->text[t].count + model_.block, chunks = up(keys, kBlockChunk) / kBlockChunk;
+        for (int c = 0; c < chunks; ++c) {
+            const Share share(keys, c, chunks);
+            for (int head = 0; head < model_.kv_heads; ++head) attending_.push_back({t, head, c, share.begin, share.end});
+        }
+    }
+}
+
+// In the last layer all rows have keys and values, and only those wanted go on.
+void BlockFiller::fill_blocks(int me) {
+    const unsigned mode = flush_denormals();
+    place_rows(me);
+    for (int l = 0; l < model_.layers; ++l) {
+        const Layer& layer = model_.layer[l];
+        Rows& rows = l + 1 < model_.layers ? all_ : wanted_;
+        const int count = filling_->texts * rows.slots;
+        team_.barrier();
+        normalise(layer.attn_norm, rows_, model_.block, normed_, me);
+        team_.barrier();
+        project(layer, me);
+        team_.barrier();
+        attend(l, rows.slots, me);
+        team_.barrier();
+        join_chunks(rows, me);
+        team_.barrier();
+        add_product(layer.o, rows.attended, rows.slots, me);
+        team_.barrier();
+        normalise(layer.ffn_norm, count, rows.slots, rows.normed, me);
+        team_.barrier();
+        feed_forward(layer, rows, me);
+        team_.barrier();
+        add_product(layer.down, rows.gated, rows.slots, me);
+    }
+    team_.barrier();
+    finish(me);
+    team_.barrier();
+    score(me);
+    restore_denormals(mode);
+}
+
+void BlockFiller::place_rows(int me) {
+    const Share share(rows_, me, team_.size());
+    for (int r = share.begin; r < share.end; ++r) {
+        const bool anchor = r % model_.block == 0;
+        const float* from = anchor ? filling_->text[r / model_.block].anchor : model_.mask;
+        const Floats by = all(anchor ? model_.embed_scale : 1.0f);
+        float* to = x_.get() + (size_t)r * model_.width;
+        for (int i = 0; i < model_.width; i += kLanes) store(to + i, load(from + i) * by);
+    }
+}
+
+// The first `slots` rows of each block, `count` in all.
+void BlockFiller::normalise(const float* weight, int count, int slots, Activations& out, int me) {
+    const Share share(count, me, team_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
+        const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
+        for (int g = 0; g < model_.width / kGroup; ++g) {
+            const float *from = x + g * kGroup, *w = weight + g * kGroup;
+            out.quantise(i, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
+        }
+    }
+}
+
+// A piece is one head of the keys, values or queries.
+void BlockFiller::project(const Layer& layer, int me) {
+    const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
+    const int64_t stride = (int64_t)2 * kv * size;
+    float* heads = scratch_[me].get();
+    int begin, end;
+    while (team_.take(model_.heads + 2 * kv, begin, end))
+        for (int piece = begin; piece < end; ++piece) {
+            const int kind = piece / kv, head = kind < 2 ? piece % kv : piece - 2 * kv;
+            const Linear& weight = kind == 0 ? layer.k : kind == 1 ? layer.v : layer.q;
+            for (int t = 0; t < tiles; ++t) product(weight, head * tiles + t, normed_, heads + t * kTile, size);
+            if (kind > 1) spread_queries(layer, head, heads);
+            for (int r = 0; kind < 2 && r < rows_; ++r) {
+                uint16_t* out = own_.get() + r * stride + piece * size;
+                if (kind) value_head(heads + r * size, out);
+                else key_head(layer, heads + r * size, positions_[r], filling_->turn, out);
+            }
+        }
+}
+
+void BlockFiller::spread_queries(const Layer& layer, int head, float* heads) {
+    const int size = model_.head_dim, half = size / 2;
+    const Floats scale = all(model_.attn_scale);
+    for (int r = 0; r < rows_; ++r, heads += size) {
+        const int64_t at = (int64_t)positions_[r] * half;
+        normalise_head(heads, layer.q_norm, size, model_.norm_eps);
+        rotate_head(heads, size, filling_->turn.cosines + at, filling_->turn.sines + at);
+        for (int d = 0; d < size; d += kLanes) store(heads + d, load(heads + d) * scale);
+        const int text = r / model_.block, query = r % model_.block * group_ + head % group_;
+        float* to = turned_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + query;
+        for (int d = 0; d < size; ++d) to[(int64_t)d * padded_] = heads[d];
+    }
+}
+
+void BlockFiller::attend(int layer, int slots, int me) {
+    const int total = (int)attending_.size(), size = model_.head_dim, kv = model_.kv_heads;
+    const uint16_t *keys[kBlockChunk], *values[kBlockChunk];
+    for (int i = team_.take_one(total); i < total; i = team_.take_one(total)) {
+        const Attending& piece = attending_[i];
+        const Text& text = filling_->text[piece.text];
+        for (int k = piece.begin; k < piece.end; ++k) {
+            const bool own = k >= text.count;
+            const int64_t row = own ? (int64_t)piece.text * model_.block + k - text.count : k;
+            const uint16_t* at = own ? own_.get() + row * 2 * kv * size : text.context + row * row_size();
+            keys[k - piece.begin] = at + (own ? head_at(0, 0, piece.kv_head) : head_at(layer, 0, piece.kv_head));
+            values[k - piece.begin] = keys[k - piece.begin] + kv * size;
+        }
+        const int slot = piece_of(piece.text, piece.kv_head, piece.chunk);
+        const float* queries = turned_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
+        attend_block(keys, values, piece.end - piece.begin, queries, slots * group_, padded_, size, scratch_[me].get(),
+                     stats_of(slot), stats_of(slot) + padded_, sums_of(slot));
+    }
+}
+
+void BlockFiller::join_chunks(Rows& rows, int me) {
+    const int size = model_.head_dim;
+    const Share share(filling_->texts * rows.slots * model_.heads, me, team_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const int row = i / model_.heads, head = i % model_.heads, text = row / rows.slots;
+        const int query = row % rows.slots * group_ + head % group_;
+        const int chunks = up(filling_->text[text].count + model_.block, kBlockChunk) / kBlockChunk;
+        const int first = piece_of(text, head / group_, 0);
+        Partial whole{stats_of(first)[query], stats_of(first)[padded_ + query]};
+        float* sums = sums_of(first) + query * size;
+        for (int p = first + 1; p < first + chunks; ++p)
+            join(whole, sums, {stats_of(p)[query], stats_of(p)[padded_ + query]}, sums_of(p) + query * size, size);
+        const Floats by = all(1.0f / whole.total);
+        for (int d = 0; d < size; d += kGroup)
+            rows.attended.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);
+    }
+}
+
+void BlockFiller::add_product(const Linear& weight, const Activations& in, int slots, int me) {
+    const int count = filling_->texts * slots;
+    float* added = scratch_[me].get();
+    int begin, end;
+    while (team_.take(weight.outputs / kTile, begin, end))
+        for (int tile = begin; tile < end; ++tile) {
+            product(weight, tile, in, added, kTile);
+            for (int i = 0; i < count; ++i) {
+                float* x = x_.get() + (size_t)row_of(i, slots) * model_.width + tile * kTile;
+                store(x, load(x) + load(added + i * kTile));
+            }
+        }
+}
+
+// A piece is 32 outputs of gate and up, which together are one group of inputs for the way down.
+void BlockFiller::feed_forward(const Layer& layer, Rows& rows, int me) {
+    const int count = filling_->texts * rows.slots;
+    float* both = scratch_[me].get();  // [count][2][32]
+    int begin, end;
+    while (team_.take(layer.gate.outputs / kUnit, begin, end))
+        for (int unit = begin; unit < end; ++unit) {
+            for (int t = 0; t < 4; ++t)
+                product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, rows.normed, both + t * kTile, 2 * kUnit);
+            for (int i = 0; i < count; ++i) {
+                const float *gate = both + (size_t)i * 2 * kUnit, *up = gate + kUnit;
+                rows.gated.quantise(i, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+            }
+        }
+}
+
+void BlockFiller::finish(int me) {
+    const int slots = filling_->slots;
+    const Share share(filling_->texts * slots, me, team_.size());
+    for (int i = share.begin; i < share.end; ++i) {
+        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
+        float* out = filling_->text[i / slots].hidden + (size_t)(i % slots) * model_.width;
+        const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
+        for (int d = 0; d < model_.width; d += kLanes) store(out + d, load(x + d) * by * load(model_.norm + d));
+        for (int g = 0; g < model_.width / kGroup; ++g)
+            scored_.quantise(i, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
+    }
+}
+
+void BlockFiller::score(int me) {
+    const int outputs = model_.head.outputs, slots = filling_->slots;
+    float* logits = scratch_[me].get();
+    int begin, end;
+    while (team_.take(outputs / kTile, begin, end))
+        for (int tile = begin; tile < end; ++tile) {
+            product(model_.head, tile, scored_, logits, kTile);
+            const int inside = model_.draft_vocab - tile * kTile;
+            for (int i = 0; i < filling_->texts * slots; ++i) {
+                float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
+                store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
+            }
+        }
+}
+
+// --------------------------------------------------------------------------------------------------- the chain
+void BlockFiller::chain(const Chaining& chaining) {
+    chaining_ = &chaining;
+    best_.resize((size_t)2 * team_.size() * chaining.chains);
+    for (std::vector<int32_t>& previous : previous_) previous.resize(chaining.chains);
+    for (Activations& pairs : pairs_) pairs.shape(chaining.chains, model_.rank / kGroup);
+    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)chaining.chains * kTile);
+    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->follow(me); }, this);
+    chaining_ = nullptr;
+}
+
+// Every member looks at its share of the vocabulary, and then finds the best of all members' by itself.
+void BlockFiller::follow(int me) {
+    const unsigned mode = flush_denormals();
+    const int chains = chaining_->chains, steps = chaining_->steps;
+    std::vector<int32_t>& previous = previous_[me];
+    for (int c = 0; c < chains; ++c) previous[c] = chaining_->chain[c].previous;
+    for (int step = 0; step < steps; ++step) {
+        Best* best = best_.data() + (size_t)step % 2 * team_.size() * chains;  // of all members
+        for (int c = 0; c < chains; ++c) {
+            const float* pair = model_.markov_in + (size_t)previous[c] * model_.rank;
+            for (int g = 0; g < model_.rank / kGroup; ++g)
+                pairs_[me].quantise(c, g, load(pair + g * kGroup), load(pair + g * kGroup + kLanes));
+            if (c % team_.size() == me && step < chaining_->chain[c].steps)
+                chaining_->sure[c * steps + step] = confidence(chaining_->chain[c], step, pair);
+        }
+        look(step, me, best + me * chains);
+        team_.barrier();
+        for (int c = 0; c < chains; ++c) {
+            Best most = best[c];
+            for (int m = 1; m < team_.size(); ++m)
+                if (best[m * chains + c].most > most.most) most = best[m * chains + c];
+            previous[c] = most.number;
+            if (me == 0) chaining_->numbers[c * steps + step] = most.number;
+        }
+    }
+    restore_denormals(mode);
+}
+
+void BlockFiller::look(int step, int me, Best* best) {
+    const int chains = chaining_->chains, outputs = model_.markov_out.outputs;
+    const Share share(outputs / kTile, me, team_.size());
+    float* added = scratch_[me].get();
+    std::fill_n(best, chains, Best{kHidden, 0});
+    for (int tile = share.begin; tile < share.end; ++tile) {
+        product(model_.markov_out, tile, pairs_[me], added, kTile);
+        for (int c = 0; c < chains; ++c) {
+            const Chain& chain = chaining_->chain[c];
+            if (step >= chain.steps) continue;
+            const float* base = chain.base + (int64_t)(chain.place + step) * outputs + tile * kTile;
+            const Floats logits = load(base) + load(added + c * kTile);
+            if (chaining_->logits) store(chaining_->logits + (int64_t)c * outputs + tile * kTile, logits);
+            const float most = highest(logits);
+            if (!(most > best[c].most)) continue;
+            alignas(64) float lanes[kLanes];
+            store(lanes, logits);
+            best[c] = {most, (int32_t)(tile * kTile + (std::find(lanes, lanes + kLanes - 1, most) - lanes))};
+        }
+    }
+}
+
+float BlockFiller::confidence(const Chain& chain, int step, const float* pair) const {
+    const float* hidden = chain.hidden + (int64_t)(chain.place + step) * model_.width;
+    Floats total = zeros();
+    for (int i = 0; i < model_.width; i += kLanes) total = fma(load(hidden + i), load(model_.sure + i), total);
+    for (int i = 0; i < model_.rank; i += kLanes) total = fma(load(pair + i), load(model_.sure + model_.width + i), total);
+    return sum(total) + model_.sure_bias;
+}
+
+}  // namespace PACELINE_PATH
+
+// ---------------------------------------------------------------------------------------------- for Python
+using namespace PACELINE_PATH;
+
+namespace {
+
+template <class Work>
+int done(Work work) {  // 0, or 1 where there was no memory for it
+    try {
+        work();
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// The team must outlive it.
+void* paceline_block_open(const BlockModel* model, void* team) {
+    try {
+        return new BlockFiller(*model, *static_cast<Team*>(team));
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+void paceline_block_close(void* filler) { delete static_cast<BlockFiller*>(filler); }
+
+int paceline_block_read(void* filler, const Reading* reading) {
+    return done([&] { static_cast<BlockFiller*>(filler)->read(*reading); });
+}
+
+int paceline_block_fill(void* filler, const Filling* filling) {
+    return done([&] { static_cast<BlockFiller*>(filler)->fill(*filling); });
+}
+
+int paceline_block_chain(void* filler, const Chaining* chaining) {
+    return done([&] { static_cast<BlockFiller*>(filler)->chain(*chaining); });
+}
+
+// What library.py repeats of block_model.h, in its order.
+void paceline_block_layout(int32_t* out) {
+    for (size_t size : {sizeof(BlockModel), sizeof(Part), sizeof(Reading), sizeof(Text), sizeof(Filling), sizeof(Chain), sizeof(Chaining)})
+        *out++ = (int32_t)size;
+}
+
+}

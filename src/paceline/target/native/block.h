@@ -1,0 +1,91 @@
+// A drafter that fills a block of guesses: what it makes of the context, its one pass, and the chain of guesses.
+//
+// As in the decoder, a piece of work is computed whole by one member of the team, in one order.
+#pragma once
+
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "block_model.h"
+#include "threads.h"
+
+namespace PACELINE_PATH {
+
+class BlockFiller {
+public:
+    BlockFiller(const BlockModel& model, Team& team);
+    void read(const Reading& reading);
+    void fill(const Filling& filling);
+    void chain(const Chaining& chaining);
+
+private:
+    struct Attending {
+        int text, kv_head, chunk, begin, end;  // keys: the context's, then the block's own
+    };
+    // Of the rows that a part of the pass is for: all, or those wanted.
+    struct Rows {
+        int slots;  // of each block, the first ones
+        Activations attended, normed, gated;
+    };
+    struct Best {
+        float most;
+        int32_t number;
+    };
+
+    void read_rows(int me);
+    void fill_blocks(int me);
+    void follow(int me);
+
+    void plan_attention();
+    void place_rows(int me);
+    void normalise(const float* weight, int count, int slots, Activations& out, int me);
+    void project(const Layer& layer, int me);
+    void spread_queries(const Layer& layer, int head, float* heads);
+    void key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const;
+    void value_head(const float* head, uint16_t* out) const;
+    void attend(int layer, int slots, int me);
+    void join_chunks(Rows& rows, int me);
+    void add_product(const Linear& weight, const Activations& in, int slots, int me);
+    void feed_forward(const Layer& layer, Rows& rows, int me);
+    void finish(int me);
+    void score(int me);
+    void look(int step, int me, Best* best);
+    float confidence(const Chain& chain, int step, const float* pair) const;
+
+    int64_t row_size() const { return (int64_t)model_.layers * 2 * model_.kv_heads * model_.head_dim; }
+    // Of the first `slots` rows of each block, the i-th.
+    int row_of(int i, int slots) const { return i / slots * model_.block + i % slots; }
+    // Of one head among a row: kind 0 for keys, 1 for values.
+    int64_t head_at(int layer, int kind, int kv_head) const {
+        return (((int64_t)layer * 2 + kind) * model_.kv_heads + kv_head) * model_.head_dim;
+    }
+    int piece_of(int text, int kv_head, int chunk) const { return (text * model_.kv_heads + kv_head) * chunks_ + chunk; }
+    float* stats_of(int piece) const { return stats_.get() + (int64_t)piece * 2 * padded_; }
+    float* sums_of(int piece) const { return sums_.get() + (int64_t)piece * queries_ * model_.head_dim; }
+
+    const BlockModel model_;
+    Team& team_;
+    const int group_, queries_, padded_;  // query heads of a KV head; those times the block; and padded to lanes
+    const Reading* reading_ = nullptr;
+    const Filling* filling_ = nullptr;
+    const Chaining* chaining_ = nullptr;
+    int rows_ = 0;                        // of all blocks, or of what is read
+    int chunks_ = 1;                      // of the longest text
+    std::vector<Attending> attending_;
+    std::vector<int32_t> positions_;      // of each row
+    std::vector<uint16_t*> contexts_;     // of each row that is read: where it goes
+    Buffer<float> x_;                     // [rows][width]: the residual stream
+    Buffer<float> turned_;                // [texts][kv_heads][head_dim][padded_]: queries
+    Buffer<uint16_t> own_;                // [rows][2][kv_heads][head_dim]: keys and values of one layer
+    Buffer<float> stats_;                 // [pieces][2][padded_]: highest scores, sums
+    Buffer<float> sums_;                  // [pieces][queries_][head_dim]
+    Activations features_, normed_, scored_;
+    Rows all_, wanted_;
+    std::vector<Activations> pairs_;      // of each member
+    std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number
+    std::vector<Best> best_;              // [2][members][chains]: of steps in turn
+    std::vector<Buffer<float>> scratch_;  // of each member
+};
+
+}  // namespace PACELINE_PATH

@@ -1,0 +1,62 @@
+// What Python hands over of a drafter that fills a block of guesses: see heads/block.py. Mirrored in library.py.
+#pragma once
+
+#include "model.h"
+
+// A token of the context is one row of halves, [layers][2][kv_heads][head_dim]: rotated keys, then values. A token
+// is known by its number among those that can be guessed; the last number is that of all others.
+struct BlockModel {
+    int32_t layers, width, heads, kv_heads, head_dim, draft_vocab, block, rank;
+    float norm_eps, attn_scale, embed_scale, sure_bias;
+    const Layer* layer;
+    Linear fc, head, markov_out;
+    const float *context_norm, *norm, *mask;  // [width]
+    const float* markov_in;                   // [draft_vocab + 1][rank]
+    const float* sure;                        // [width + rank]
+};
+
+struct Rotations {  // by position
+    const float *cosines, *sines;  // each [head_dim / 2]
+};
+
+// Tokens of one text, as the target left them.
+struct Part {
+    const float* const* hidden;  // of each layer tapped: [rows][width]
+    uint16_t* context;           // [rows], out
+    int32_t start, rows;         // start: the position of the first
+};
+
+struct Reading {
+    int32_t parts, taps;
+    const Part* part;
+    Rotations turn;
+};
+
+struct Text {
+    const float* anchor;      // embedded: [width]
+    const uint16_t* context;  // [count] rows
+    float* hidden;            // [slots][width], out
+    float* base;              // [slots][head.outputs], out; below any logit beyond the vocabulary
+    int32_t count, position;  // position: the anchor's
+};
+
+struct Filling {
+    int32_t texts, slots;  // slots: how many of each block are wanted
+    const Text* text;
+    Rotations turn;
+};
+
+// Guesses one after the other, each knowing the one before it.
+struct Chain {
+    const float *base, *hidden;  // of its block, from slot 0 on
+    int32_t place, previous;     // the first slot; the number of the token before it
+    int32_t steps, reserved;
+};
+
+struct Chaining {
+    int32_t chains, steps;  // steps: of the longest
+    const Chain* chain;
+    int32_t* numbers;       // [chains][steps], out
+    float* sure;            // [chains][steps], out: logits of confidence
+    float* logits;          // [chains][head.outputs], out, of the last step; may be null
+};

@@ -1,0 +1,44 @@
+// Small steps that the passes of decoder and drafter share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simd.h"
+
+namespace PACELINE_PATH {
+
+constexpr float kLargestHalf = 65504.0f;
+
+// An even share of `total` pieces.
+struct Share {
+    int begin, end;
+    Share(int total, int me, int team) : begin((int)((int64_t)total * me / team)), end((int)((int64_t)total * (me + 1) / team)) {}
+};
+
+PL_INLINE Floats silu(Floats x) { return x / (all(1.0f) + exponential(zeros() - x)); }
+
+PL_INLINE float inverse_rms(const float* x, int count, int padded, float eps) {
+    Floats squares = zeros();
+    for (int i = 0; i < padded; i += kLanes) squares = fma(load(x + i), load(x + i), squares);
+    return 1.0f / std::sqrt(sum(squares) / (float)count + eps);
+}
+
+PL_INLINE Floats as_half_range(Floats x) { return min(max(x, all(-kLargestHalf)), all(kLargestHalf)); }
+
+PL_INLINE void normalise_head(float* head, const float* weight, int size, float eps) {
+    const Floats by = all(inverse_rms(head, size, size, eps));
+    for (int d = 0; d < size; d += kLanes) store(head + d, load(head + d) * by * load(weight + d));
+}
+
+// The half rotation: dimension d turns with d + size / 2.
+PL_INLINE void rotate_head(float* head, int size, const float* cosines, const float* sines) {
+    const int half = size / 2;
+    for (int d = 0; d < half; d += kLanes) {
+        const Floats a = load(head + d), b = load(head + half + d), c = load(cosines + d), s = load(sines + d);
+        store(head + d, a * c - b * s);
+        store(head + half + d, b * c + a * s);
+    }
+}
+
+}  // namespace PACELINE_PATH

@@ -1,0 +1,33 @@
+"""The threads that native passes run on: the target's and its drafter's take turns on the same ones."""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paceline.errors import ModelError
+from paceline.target.native import library
+
+
+class NativeTeam:
+    """One pass at a time, in the process that made it."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        self.path = path
+        self.lib = library.load(path)
+        self.handle = self.lib.paceline_team(threads)
+        if not self.handle:
+            raise ModelError("the native engine could not start its threads: give fewer of them")
+        weakref.finalize(self, self.lib.paceline_disband, self.handle).atexit = False
+        self._process = os.getpid()
+        self._one_at_a_time = threading.Lock()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        if os.getpid() != self._process:
+            raise ModelError(
+                "the process was forked after this model was loaded: load it again in the new one"
+            )
+        with self._one_at_a_time:
+            yield

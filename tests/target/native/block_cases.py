@@ -1,0 +1,118 @@
+"""Networks that fill blocks, of shapes that the C++ takes, and teams for them."""
+
+from functools import cache
+
+import torch
+from native_cases import wanted_path
+from packed_cases import built
+from torch import Tensor
+from torch_cases import VOCAB, random_weights
+
+from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block_runner import Before, BlockRunner, Filled, Read
+from paceline.heads.net import Pieces
+from paceline.target.native.native_block import NativeBlock
+from paceline.target.native.team import NativeTeam
+from paceline.target.shape import Weights
+from paceline.train.dataset import Answers
+from paceline.train.dense import DenseModel
+from paceline.train.loop import train
+from paceline.train.recipe import TrainConfig, recipe
+
+# Widths that are no multiple of a tile where that is allowed; one KV head, and several.
+SHAPES = {
+    "odd": BlockShape(64, 4, 2, 32, 80, VOCAB, 50, (0, 3), 2, 5, 32),
+    "one head": BlockShape(96, 3, 1, 64, 96, VOCAB, VOCAB, (1,), 1, 8, 64),
+    "large heads": BlockShape(64, 6, 3, 96, 128, VOCAB, 33, (0, 1, 2), 3, 7, 32, theta=100.0),
+}
+
+
+def a_net(shape: BlockShape, seed: int = 0) -> BlockNet:
+    """Every weight matters."""
+    generator = torch.Generator().manual_seed(seed)
+    embed, head = (torch.randn(VOCAB, shape.width, generator=generator) for _ in range(2))
+    pieces = Pieces(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
+    ids = torch.randperm(VOCAB, generator=generator)[: shape.draft_vocab].sort().values
+    net = BlockNet(shape, pieces, ids)
+    net.reset(pieces, generator)
+    with torch.no_grad():
+        for weight in net.parameters():
+            scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
+            weight.add_(scale * torch.randn(weight.shape, generator=generator))
+    return net.eval()
+
+
+def a_team(path: str | None = None, threads: int = 2) -> NativeTeam:
+    path = path or wanted_path()
+    built(path)
+    return NativeTeam(path, threads)
+
+
+def native(net: BlockNet, path: str | None = None, threads: int = 2) -> NativeBlock:
+    return NativeBlock(net, a_team(path, threads))
+
+
+def some_hidden(shape: BlockShape, count: int, seed: int = 0) -> dict[int, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {tap: 3 * torch.randn(count, shape.width, generator=generator) for tap in shape.taps}
+
+
+def rows_of(runner: BlockRunner, shape: BlockShape, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
+    count = len(next(iter(hidden.values())))
+    rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
+    runner.read([Read(start, hidden, rows)])
+    return rows
+
+
+def a_text(runner: BlockRunner, shape: BlockShape, count: int, seed: int = 0) -> Before:
+    rows = rows_of(runner, shape, some_hidden(shape, count, seed))
+    return Before(7 + seed, count, torch.arange(count), rows)
+
+
+def as_float32(block: Filled) -> Filled:
+    return Filled(block.slots, block.base[: block.slots].clone(), block.hidden[: block.slots].clone())
+
+
+@cache
+def a_target() -> Weights:
+    weights = random_weights(0, width=64, layers=5, head_dim=32)
+    head = torch.randn(VOCAB, 64, generator=torch.Generator().manual_seed(100))
+    return Weights(weights.shape, {**weights.tensors, "head": head}, weights.fingerprint)
+
+
+@cache
+def a_dense() -> DenseModel:
+    return DenseModel(a_target(), "cpu", torch.float32)
+
+
+@cache
+def its_words(count: int = 16, length: int = 40, prompt: int = 3) -> list[list[int]]:
+    """Greedy text after random prompts."""
+    model = a_dense()
+    tokens = torch.randint(0, VOCAB, (count, prompt), generator=torch.Generator().manual_seed(1))
+    while tokens.shape[1] < length:
+        _, final = model.features(tokens)
+        tokens = torch.cat((tokens, model.logits(final[:, -1]).argmax(-1)[:, None]), 1)
+    return tokens.tolist()
+
+
+@cache
+def a_trained_net(steps: int = 120) -> BlockNet:
+    """Right often enough, wrong often enough."""
+    rows, no = its_words(), [False] * len(its_words())
+    told = {"sampled": no, "held_out": no, "constrained": no, "always": (), "tokenizer": "none"}
+    model = a_dense()
+    answers = Answers.of(
+        [row[:3] for row in rows],
+        [row[3:] for row in rows],
+        vocab_size=VOCAB,
+        target=model.fingerprint,
+        **told,  # type: ignore[arg-type]
+    )
+    config = TrainConfig(
+        steps=steps, taps=2, draft_vocab=VOCAB, layers=1, block=4, markov_rank=32, anchors=16, lr=8e-3
+    )
+    made = recipe(config, model, torch.arange(VOCAB))
+    train(made, model, lambda seed: answers.batches(seed, 8 * 40, 40), config)
+    assert isinstance(made.net, BlockNet)
+    return made.net.eval()

@@ -1,0 +1,175 @@
+"""The drafter's network in C++: against torch, and against itself in other company."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from block_cases import SHAPES, a_net, a_text, as_float32, native, rows_of, some_hidden
+from packed_cases import every_path, runnable
+from torch import Tensor
+
+from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block_runner import Before, Place, Read, TorchBlock
+from paceline.target.native.native_block import NativeBlock, reason_against
+
+CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
+shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, beside the spread of what is expected."""
+    spread = expected.max() - expected.min()
+    return float((found.float() - expected.float()).abs().max() / spread)
+
+
+@shapes
+@pytest.mark.parametrize("path", every_path())
+def test_it_says_what_torch_says(shape: BlockShape, path: str) -> None:
+    net = a_net(shape)
+    ours, theirs = native(net, path), TorchBlock(net)
+    for count in (1, 30, 300):
+        text, same = (a_text(runner, shape, count) for runner in (ours, theirs))
+        assert off(text.rows, same.rows) < CLOSE
+        (block,), (expected,) = (r.fill([t], shape.block) for r, t in ((ours, text), (theirs, same)))
+        assert off(block.hidden, expected.hidden) < 2 * CLOSE  # a few steps of 1/127, layer upon layer
+        assert off(block.base, expected.base) < 2 * CLOSE
+        assert (block.base - expected.base).norm() < CLOSE * expected.base.norm()
+
+
+@shapes
+def test_guesses_follow_from_a_block_as_with_torch(shape: BlockShape) -> None:
+    net = a_net(shape)
+    ours, theirs = native(net), TorchBlock(net)
+    blocks = ours.fill([a_text(ours, shape, count, seed) for seed, count in enumerate((9, 40))], shape.block)
+    strange = next(
+        t for t in range(shape.vocab) if net.number[t] == shape.draft_vocab or t == shape.vocab - 1
+    )
+    places = [Place(blocks[0], 0, 5), Place(blocks[1], shape.block - 3, strange)]
+    same = [replace(place, block=as_float32(place.block)) for place in places]
+    logits, sure = ours.look(places)
+    expected, expected_sure = theirs.look(same)
+    assert logits.shape == (2, shape.draft_vocab)
+    assert off(torch.from_numpy(logits), torch.from_numpy(expected)) < CLOSE
+    assert sure == pytest.approx(expected_sure, abs=1e-4)
+    sizes = [shape.block, 2]
+    said, said_sure = ours.chains(places, sizes)
+    for place, size, tokens, chances in zip(places, sizes, said, said_sure, strict=True):
+        at = place
+        for token, chance in zip(tokens[:size], chances[:size], strict=True):
+            (row,), (one,) = ours.look([at])
+            assert token == net.draft_ids[int(np.argmax(row))]
+            assert chance == pytest.approx(one, abs=1e-5)
+            at = Place(place.block, at.slot + 1, token)
+
+
+@shapes
+def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
+    net = a_net(shape)
+    alone, pair = native(net, threads=1), native(net, threads=3)
+    texts = [a_text(alone, shape, count, seed) for seed, count in enumerate((200, 3, 129, 31))]
+    together = pair.fill([a_text(pair, shape, len(t.rows), i) for i, t in enumerate(texts)], shape.block)
+    for text, block in zip(texts, together, strict=True):
+        (whole,) = alone.fill([text], shape.block)
+        assert torch.equal(whole.base, block.base)
+        assert torch.equal(whole.hidden, block.hidden)
+        for slots in (1, 3):
+            (some,) = alone.fill([text], slots)
+            assert torch.equal(some.base[:slots], block.base[:slots])
+            assert torch.equal(some.hidden[:slots], block.hidden[:slots])
+    places = [Place(block, i % 2, 3 + i) for i, block in enumerate(together)]
+    sizes = [shape.block - i % 2 for i in range(len(places))]
+    said, sure = pair.chains(places, sizes)
+    for place, size, tokens, chances in zip(places, sizes, said, sure, strict=True):
+        (one,), (one_sure,) = alone.chains([place], [size])
+        assert (one, one_sure) == (tokens[:size], chances[:size])
+
+
+def test_all_paths_give_the_same_bits() -> None:
+    shape = SHAPES["odd"]
+    net = a_net(shape)
+    found = []
+    for path in runnable():
+        runner = native(net, path)
+        (block,) = runner.fill([a_text(runner, shape, 150)], shape.block)
+        said, sure = runner.chains([Place(block, 0, 5)], [shape.block])
+        found.append((block.base, block.hidden, said, sure))
+    for base, hidden, said, sure in found[1:]:
+        assert torch.equal(base, found[0][0])
+        assert torch.equal(hidden, found[0][1])
+        assert (said, sure) == found[0][2:]
+
+
+def test_rows_do_not_depend_on_how_they_are_read() -> None:
+    shape = SHAPES["odd"]
+    runner = native(a_net(shape))
+    hidden = some_hidden(shape, 40)
+    whole = rows_of(runner, shape, hidden, start=5)
+    cut = torch.empty_like(whole)
+    pieces = ((0, 1), (1, 14), (14, 40))
+    runner.read(
+        [Read(5 + a, {tap: h[a:b] for tap, h in hidden.items()}, cut[a:b]) for a, b in pieces],
+    )
+    assert torch.equal(cut, whole)
+
+
+def test_a_block_may_take_the_memory_of_an_old_one() -> None:
+    shape = SHAPES["odd"]
+    runner = native(a_net(shape))
+    text, other = (a_text(runner, shape, 20, seed) for seed in (0, 1))
+    (fresh,) = runner.fill([text], shape.block)
+    kept = as_float32(fresh)
+    (old,) = runner.fill([other], shape.block)
+    (again,) = runner.fill([replace(text, old=old)], shape.block)
+    assert again.base.data_ptr() == old.base.data_ptr()
+    assert torch.equal(again.base, kept.base)
+
+
+def test_what_it_cannot_run_is_refused() -> None:
+    shape = SHAPES["odd"]
+    net = a_net(shape)
+    assert reason_against(net) is None
+    assert reason_against(a_net(replace(shape, markov_rank=24))) == "markov_rank is 24, no multiple of 32"
+    runner = native(net)
+    text = a_text(runner, shape, 4)
+    with pytest.raises(ValueError, match="not of this runner's type"):
+        runner.fill([replace(text, rows=text.rows.float())], 2)
+    with pytest.raises(ValueError, match="not one of the model's"):
+        runner.fill([replace(text, token=shape.vocab)], 2)
+    (block,) = runner.fill([text], 2)
+    with pytest.raises(ValueError, match="not in this block"):
+        runner.chains([Place(block, 0, 1)], [3])
+
+
+def test_odd_numbers_harm_no_other_text() -> None:
+    shape = SHAPES["odd"]
+    net = a_net(shape)
+    runner = native(net)
+    text = a_text(runner, shape, 12)
+    (alone,) = runner.fill([text], shape.block)
+    kept = as_float32(alone)
+    lost = rows_of(runner, shape, {tap: h * np.nan for tap, h in some_hidden(shape, 12).items()})
+    broken = Before(3, 12, torch.arange(12), lost)
+    bad, good = runner.fill([broken, text], shape.block)
+    assert torch.equal(good.base, kept.base)
+    said, _ = runner.chains([Place(bad, 0, 1)], [shape.block])
+    assert set(said[0]) <= set(net.draft_ids.tolist())
+
+
+def test_a_net_may_be_gone_before_its_runner() -> None:
+    shape = SHAPES["one head"]
+
+    def made() -> tuple[NativeBlock, BlockNet]:
+        net = a_net(shape)
+        return native(net), net
+
+    runner, net = made()
+    text = a_text(runner, shape, 10)
+    (before,) = runner.fill([text], shape.block)
+    kept = as_float32(before)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.fill_(torch.nan)
+    del net
+    (after,) = runner.fill([text], shape.block)
+    assert torch.equal(after.base, kept.base)

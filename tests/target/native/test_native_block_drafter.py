@@ -1,0 +1,97 @@
+"""The block drafter on the C++ runner: the text is the target's own, and the guesses are the network's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from block_cases import a_target, a_team, a_trained_net, its_words
+from torch_cases import CONFIG
+
+from paceline.config import SamplingParams, SpecConfig
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.engine import accept, judge
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.heads.block_runner import BlockRunner, TorchBlock
+from paceline.target.native.native_block import NativeBlock
+from paceline.target.shape import Weights
+from paceline.target.torch_target import TorchTarget
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
+
+PLAIN = SpecConfig(("none",), max_draft=0)
+LENGTH = 24
+
+
+class NoGuess(Drafter):
+    name = "none"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [NO_DRAFT] * len(asks)
+
+
+def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
+    net = a_trained_net()
+    return BlockDrafter(net, None, runner or NativeBlock(net, a_team()))
+
+
+def run(
+    spec: SpecConfig, params: SamplingParams, drafters: Sequence[Drafter] = (), batch: int = 1
+) -> tuple[list[list[int]], list[Round]]:
+    weights = a_target()
+    target = TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
+    engine = Engine(target, {d.name: d for d in drafters} | {"none": NoGuess()}, Fixed())
+    seqs = []
+    for i in range(batch):
+        prompt = its_words()[i][: 3 + 2 * i]
+        seqs.append(Seq(f"s{i}", list(prompt), len(prompt), replace(params, choice=i), spec))
+        engine.submit(seqs[-1])
+    rounds = []
+    while engine.busy:
+        rounds += engine.step()
+    return [seq.output for seq in seqs], rounds
+
+
+def accepted(rounds: Sequence[Round]) -> int:
+    return sum(len(r.path) for r in rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("width", [1, 3])
+def test_text_equals_plain_decoding(temperature: float, batch: int, width: int) -> None:
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params, batch=batch)
+    text, rounds = run(SpecConfig(("block",), tree_width=width, adaptive=False), params, [drafter()], batch)
+    assert text == plain
+    assert accepted(rounds) > batch
+
+
+@pytest.mark.parametrize("rule", ["residual", "block"])
+def test_drawn_guesses_are_accepted_too(rule: str) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=LENGTH)
+    spec = SpecConfig(("block",), adaptive=False, accept=rule)  # type: ignore[arg-type]
+    _, rounds = run(spec, params, [drafter()], 2)
+    assert accepted(rounds) > 2
+
+
+def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
+    """Wrong: keeps the first guess that was refused too."""
+    verdict = accept.match(draft, choice)
+    children = draft.children(verdict.path[-1] if verdict.path else ROOT)
+    return Verdict((*verdict.path, children[0]), verdict.token) if children else verdict
+
+
+def test_a_wrong_accept_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=LENGTH)
+    plain, _ = run(PLAIN, params)
+    monkeypatch.setattr(judge, "match", accept_one_more)
+    assert run(SpecConfig(("block",), adaptive=False), params, [drafter()])[0] != plain
+
+
+def test_it_is_right_as_often_as_with_torch() -> None:
+    params, spec = SamplingParams(max_tokens=LENGTH), SpecConfig(("block",), adaptive=False)
+    native, torch = (
+        accepted(run(spec, params, [drafter(runner)], 8)[1]) for runner in (None, TorchBlock(a_trained_net()))
+    )
+    assert torch > 20
+    assert native == pytest.approx(torch, rel=0.1)

@@ -1,0 +1,77 @@
+"""A trained drafter of the real model in C++ is right as often as in torch.
+
+$PACELINE_TEST_DRAFTER: the folder of a drafter of kind block that was trained for smollm2-135m.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from block_cases import a_team
+
+from paceline.config import EngineConfig, SpecConfig
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.heads.block import BlockNet
+from paceline.heads.block_runner import TorchBlock
+from paceline.heads.folder import load as load_head
+from paceline.llm import LLM
+from paceline.target.drafting import block_runner
+from paceline.target.load import load
+from paceline.target.native.native_block import NativeBlock
+from paceline.target.pieces import load_pieces
+from paceline.train.dense import DenseModel
+from paceline.train.evaluate import Recorded, acceptance, replay
+
+pytestmark = pytest.mark.model
+ASKED = (
+    "Write a Python function that reads a CSV file and returns the sum of each column.",
+    "List the planets of the solar system as a JSON array of objects with name and moons.",
+    "Explain in a few sentences how a compiler turns source code into a program.",
+    "Book a flight from Oslo to Rome on Friday and tell me what it costs.",
+)
+
+
+@pytest.fixture(scope="module")
+def net(smollm2_path: Path) -> BlockNet:
+    folder = os.environ.get("PACELINE_TEST_DRAFTER")
+    if not folder:
+        pytest.skip("PACELINE_TEST_DRAFTER names no folder with a trained drafter")
+    loaded = load_head(Path(folder), load_pieces(smollm2_path))
+    assert isinstance(loaded.net, BlockNet)
+    return loaded.net.eval()
+
+
+@pytest.fixture(scope="module")
+def llm(net: BlockNet) -> LLM:
+    return LLM("smollm2-135m", drafters=[BlockDrafter(net)], config=EngineConfig(device="cpu"))
+
+
+def test_guesses_are_right_as_often_as_in_torch(net: BlockNet, llm: LLM, smollm2_path: Path) -> None:
+    texts = []
+    for asked in ASKED:
+        prompt = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
+        answer = llm.generate(prompt, max_tokens=64, temperature=0, seed=0).token_ids
+        texts.append(Recorded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
+    model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
+    native, reference = (
+        acceptance(replay(BlockDrafter(net, None, runner), model, texts, 8), texts, 8)
+        for runner in (NativeBlock(net, a_team()), TorchBlock(net))
+    )
+    assert reference.by_place[0] > 0.25
+    assert native.by_place[0] == pytest.approx(reference.by_place[0], abs=0.02)
+    assert native.tokens_per_pass[-1] == pytest.approx(reference.tokens_per_pass[-1], rel=0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_the_targets_own(llm: LLM, net: BlockNet, temperature: float) -> None:
+    assert isinstance(block_runner(net, llm.target), NativeBlock)
+    chats = [[{"role": "user", "content": asked}] for asked in ASKED]
+    said = []
+    for spec in ("none", "block"):
+        results = llm.batch(
+            chats, spec=SpecConfig((spec,), adaptive=False), max_tokens=48, temperature=temperature, seed=4
+        )
+        said.append([result.token_ids for result in results])
+    assert said[0] == said[1]
+    assert sum(result.accepted.get("block", 0) for result in results) > 20
