@@ -137,7 +137,7 @@ def test_a_block_can_begin_from_the_targets_last_layers() -> None:
     for name in ("q", "k", "v", "o", "gate", "up", "down"):
         assert torch.equal(begun[f"layers.0.{name}.weight"], theirs[f"layers.3.{name}"])
         assert torch.equal(begun[f"layers.1.{name}.weight"], theirs[f"layers.4.{name}"])
-    assert torch.equal(begun["slots"], plain["slots"])
+    assert torch.equal(begun["mask"], plain["mask"])
     narrow = recipe(replace(config, ff_width=7), MODEL, torch.arange(VOCAB), theirs).net.state_dict()
     assert narrow["layers.1.up.weight"].shape == (7, 48)
     assert torch.equal(narrow["layers.1.q.weight"], theirs["layers.4.q"])
