@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import models
-from paceline.drafters.about import DRAFTERS, NEEDS, About
+from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.errors import PacelineError
 
 

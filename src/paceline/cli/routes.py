@@ -28,7 +28,7 @@ def check_routes(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List the routes as understood, or what is wrong with them. Exit code 0: usable; 2: not."""
-    from paceline.drafters.about import DRAFTERS
+    from paceline.cli.about import DRAFTERS
     from paceline.server.routes import load
 
     try:
