@@ -12,7 +12,8 @@ import torch
 from two_tokenizers import tokenizer
 
 from paceline.config import Accept, SamplingParams, SpecConfig
-from paceline.drafters.model import ModelDrafter, TextDrafter, drafter
+from paceline.drafters import drawn as drawing
+from paceline.drafters.model import ModelDrafter, TextDrafter
 from paceline.drafters.model.words import Dictionary, SharedWords
 from paceline.engine.accept import Coins, LawAt, block, residual
 from paceline.sampling import Doubles, Floats, Law
@@ -55,7 +56,7 @@ def joint_law(
         def drawn(of: Law, key: object, width: int) -> list[int]:
             return [coins.pick(of.probabilities())]
 
-        patch.setattr(drafter, "ranked", drawn)
+        patch.setattr(drawing, "ranked", drawn)
         params = SamplingParams(temperature=0.9, seed=seed)
         seq = Seq("a", [*PROMPT, *prefix], len(PROMPT), params, SpecConfig(("model",), accept=accept))
         guesser = made()

@@ -1,7 +1,7 @@
 """What drafters with a law of their own share: guesses with the target's noise, or drawn ones and their q."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
 from paceline.types import Bits, Seq
@@ -12,18 +12,31 @@ class Drawn:
     """Guesses for one place, best first."""
 
     tokens: list[int]
-    chances: list[float]  # of each, under the processed law
+    chances: list[float]  # of each, under the processed law; of greedy ones as if drawn at temperature 1
     laws: list[Doubles]  # what each was drawn from; none for bare guesses
 
 
-def draw(row: Floats, seq: Seq, written: Sequence[int], width: int = 1, mask: Bits | None = None) -> Drawn:
-    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary."""
+def draw(
+    row: Floats,
+    seq: Seq,
+    written: Sequence[int],
+    width: int = 1,
+    mask: Bits | None = None,
+    weighed: bool = True,
+) -> Drawn:
+    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary.
+
+    weighed: with chances, which greedy guesses have only if they are asked for.
+    """
     history = History(seq.tokens, seq.prompt_len, written)
-    of = law(row, seq.params, history, mask)
     if seq.params.temperature == 0 and not needs_q(seq):
         found = greedy(row, seq.params, history, width, mask)
-    else:
-        found = ranked(of, _key(seq, len(written)), width)
+        if not weighed:
+            return Drawn(found, [], [])
+        warm = law(row, replace(seq.params, temperature=1.0), history, mask)
+        return Drawn(found, [warm.probability(token) for token in found], [])
+    of = law(row, seq.params, history, mask)
+    found = ranked(of, _key(seq, len(written)), width)
     laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
     found = found[: len(laws)] if needs_q(seq) else found
     return Drawn(found, [of.probability(token) for token in found], laws)

