@@ -34,7 +34,7 @@ pytestmark = pytest.mark.model
 TOWNS = ("Oslo", "Rome", "Lima", "Bonn", "Cairo", "Delhi", "Paris", "Tokyo", "Quito", "Riga", "Kyiv", "Bern")
 SHARE = 0.25
 HELD_OUT = [town for town in TOWNS if is_held_out(town, SHARE)]
-MEASURED = 3  # answers
+MEASURED = 2  # answers
 STEPS, KILLED_AT = 20, 2
 TRAIN = TrainConfig(
     steps=STEPS,
@@ -144,7 +144,6 @@ def test_it_learned_what_it_was_never_taught(done: Done, smollm2_path: Path) -> 
     untrained = recipe(TRAIN, model, ids, weights.tensors)
     texts = recorded(answers, TRAIN.max_len, MEASURED)
     before = acceptance(replay(drafter_of(untrained.net), model, texts, TRAIN.block), texts, TRAIN.block)
-    print(before, done.card.acceptance, done.card.tokens_per_pass)
     assert before.by_place[0] < 0.15
     assert done.card.acceptance[0] > before.by_place[0] + 0.25
     assert done.card.tokens_per_pass[-1] > before.tokens_per_pass[-1] + 0.25
