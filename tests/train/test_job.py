@@ -25,7 +25,7 @@ from paceline.train.dense import DenseModel
 from paceline.train.evaluate import acceptance, recorded, replay
 from paceline.train.held_out import is_held_out
 from paceline.train.job import ANSWERS, Told, TrainJob, run
-from paceline.train.loop import CHECKPOINT, Batches
+from paceline.train.loop import CHECKPOINT, Batches, train
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.rollout import Rollout
 
@@ -75,7 +75,6 @@ def steps_of(told: Iterable[Told]) -> list[int]:
 
 def watched(taught: list[str], tokenizer: Tokenizer) -> Any:
     """The trainer, which notes the texts it is given."""
-    train = the_job.train
 
     def training(recipe: Any, model: Any, batches: Batches, *others: Any) -> Any:
         def seen(seed: int) -> Iterator[Batch]:
