@@ -29,6 +29,7 @@ LEVEL = {
     "trace": 4,
     "testing": 4,
     "engine": 5,
+    "trained": 5,
     "answer": 6,
     "llm": 7,
     "server": 8,

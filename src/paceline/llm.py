@@ -21,10 +21,12 @@ from paceline.drafters.model.search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import SettingError
+from paceline.heads.kinds import KINDS
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
 from paceline.target.drafting import block_runner
 from paceline.text import StopStrings, TextStream, Tokenizer
+from paceline.trained import Name, Trained, find_trained, load_trained
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -43,8 +45,9 @@ class Prepared:
 class LLM:
     """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
 
+    Without a spec, the drafters are grammar, suffix, ngram, those given here, trained ones, and the draft
+    model if any. trained: names or folders of drafters that `paceline train` made for this model.
     `self` and `quantized` are made only if the spec given here names them.
-    Without a spec, the drafters are grammar, suffix, ngram, those given here, and the draft model if any.
     draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
     or writes text (text), or whichever suits the two and the request (auto).
     """
@@ -56,6 +59,7 @@ class LLM:
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
         drafters: Sequence[Drafter] = (),
+        trained: Sequence[Name] = (),
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
         sinks: Sequence[Sink] = (),
@@ -68,15 +72,19 @@ class LLM:
             known = ", ".join(DRAFT_VOCABS)
             raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
         path = models.resolve(model)
+        found = find_trained(trained)
         self.name = model
+        self.trained = {one.name: one.kind for one in found}  # names as they were given, and the drafters
         self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
-        extra = (*(drafter.name for drafter in drafters), *(("model",) if draft_model else ()))
+        self._check_kinds(found)
+        extra = (*(d.name for d in drafters), *self.trained.values(), *(("model",) if draft_model else ()))
         self._choosing = spec is None
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
         self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
+        self.drafters |= {drafter.name: drafter for drafter in load_trained(found, path, config)}
         self.target = load_target(path, config)
-        for drafter in drafters:
+        for drafter in self.drafters.values():
             if isinstance(drafter, BlockDrafter):
                 drafter.runner = block_runner(drafter.net, self.target)
         if draft_model is not None:
@@ -217,11 +225,19 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
+    def _check_kinds(self, found: Sequence[Trained]) -> None:
+        for one in found:
+            if one.kind in self.drafters:
+                raise SettingError(
+                    f"{one.name} would be called {one.kind!r}, as a drafter given here is: rename that one"
+                )
+
     def _check(self, spec: SpecConfig, known: Set[str]) -> None:
         """Before the weights are read, which takes a while."""
         for name in spec.drafters:
             if name not in known:
                 hint = ": give a draft_model" if name == "model" else ""
+                hint = ": give a trained one" if name in KINDS else hint
                 raise SettingError(
                     f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
                 )

@@ -1,4 +1,4 @@
-"""paceline generate, chat, serve, train, schema, routes, keys, trace, pull, models, layers, doctor."""
+"""The commands: generate, chat, serve, train, drafters, layers, schema, routes, keys, trace, pull, ..."""
 
 import json
 import secrets
@@ -14,6 +14,7 @@ from rich.table import Table
 from paceline import __version__, models
 from paceline.cli.constrain import answer_options
 from paceline.cli.doctor import model_report, report
+from paceline.cli.drafters import drafters as list_drafters
 from paceline.cli.keys import keys_app
 from paceline.cli.layers import layers
 from paceline.cli.routes import routes_app
@@ -33,16 +34,16 @@ app.add_typer(trace_app, name="trace")
 app.command()(serve)
 app.command()(train)
 app.command()(layers)
+app.command("drafters")(list_drafters)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]
 DraftModel = Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")]
 Drafters = Annotated[
-    str,
-    typer.Option(
-        help="grammar, suffix, ngram, recycle, prediction, model, self, quantized, asked in this order; "
-        "none: plain."
-    ),
+    str, typer.Option(help="Names from `paceline drafters`, asked in this order; none: plain.")
+]
+TrainedNames = Annotated[
+    list[str] | None, typer.Option("--trained", help="A trained drafter's name or folder; give several.")
 ]
 MaxDraft = Annotated[int, typer.Option(help="Most guesses in one pass.")]
 TreeWidth = Annotated[int, typer.Option(help="Most guesses for one position.")]
@@ -81,6 +82,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Plain text; - reads it from standard input.")],
     model: Model = models.DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    trained: TrainedNames = None,
     drafters: Drafters = "auto",
     max_draft: MaxDraft = 8,
     tree_width: TreeWidth = 1,
@@ -127,7 +129,7 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
-    names = _names(drafters, draft_model, prediction)
+    names = _names(drafters, draft_model, trained or (), prediction)
     spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
     if prompt == "-" and "-" in (schema, tools):
@@ -137,7 +139,7 @@ def generate(
     from paceline.answer import as_json
     from paceline.llm import LLM
 
-    llm = LLM(model, draft_model=draft_model, spec=spec, config=config)
+    llm = LLM(model, draft_model=draft_model, trained=trained or (), spec=spec, config=config)
     messages = [{"role": "user", "content": text}]
     chatting = chat or tools is not None
     stream = llm.stream(messages if chatting else text, params, prediction=prediction, **wanted)
@@ -151,6 +153,7 @@ def generate(
 def chat(
     model: Model = models.DEFAULT_MODEL,
     draft_model: DraftModel = None,
+    trained: TrainedNames = None,
     drafters: Drafters = "auto",
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.0,
@@ -166,11 +169,11 @@ def chat(
     """Talk with a model. An empty line or Ctrl-D ends it."""
     options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     SamplingParams(**options)
-    spec = SpecConfig(_names(drafters, draft_model))
+    spec = SpecConfig(_names(drafters, draft_model, trained or ()))
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
     from paceline.llm import LLM
 
-    llm = LLM(model, draft_model=draft_model, spec=spec, config=config)
+    llm = LLM(model, draft_model=draft_model, trained=trained or (), spec=spec, config=config)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     while line := _ask():
         messages.append({"role": "user", "content": line})
@@ -234,11 +237,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _names(drafters: str, draft_model: str | None, prediction: str = "") -> tuple[str, ...]:
+def _names(
+    drafters: str, draft_model: str | None, trained: Sequence[str], prediction: str = ""
+) -> tuple[str, ...]:
     if drafters != "auto":
         return tuple(name.strip() for name in drafters.split(",") if name.strip())
     first, last = ("prediction",) if prediction else (), ("model",) if draft_model else ()
-    return (*first, *SpecConfig().drafters, *last)
+    return (*first, *SpecConfig().drafters, *_kinds(trained), *last)
+
+
+def _kinds(trained: Sequence[str]) -> list[str]:
+    if not trained:
+        return []
+    from paceline.trained import find_trained
+
+    return [one.kind for one in find_trained(trained)]
 
 
 def _ask() -> str:

@@ -28,11 +28,11 @@ def check_routes(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """List the routes as understood, or what is wrong with them. Exit code 0: usable; 2: not."""
-    from paceline.drafters import OF_THE_TARGET, model_free
+    from paceline.cli.about import DRAFTERS
     from paceline.server.routes import load
 
     try:
-        found = load(file, {*model_free(), *OF_THE_TARGET, "model", *(drafter or ())}).routes
+        found = load(file, {*DRAFTERS, *(drafter or ())}).routes
     except RouteError as error:
         _print_problems(error.problems, as_json)
         raise typer.Exit(2) from None

@@ -12,6 +12,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None,
+    trained: Annotated[
+        list[str] | None, typer.Option(help="A trained drafter's name or folder; give several.")
+    ] = None,
     drafters: Annotated[str, typer.Option(help="Asked in this order; auto: the usual ones.")] = "auto",
     keys: Annotated[str | None, typer.Option(help="Only holders of these keys may ask.")] = None,
     routes: Annotated[str | None, typer.Option(help="A file that says which requests speculate how.")] = None,
@@ -44,6 +47,7 @@ def serve(
             host=host,
             port=port,
             draft_model=draft_model,
+            trained=tuple(trained or ()),
             drafters=None if drafters == "auto" else tuple(d.strip() for d in drafters.split(",")),
             engine=engine,
             keys=keys,

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
-from paceline.folders import home
 from paceline.models import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ def train(
 ) -> None:
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.heads.folder import CARD
+    from paceline.heads.shelf import drafter_path
     from paceline.target.torch_target import placement
     from paceline.train.asks import AnswersConfig
     from paceline.train.job import TrainJob, run
@@ -83,12 +83,6 @@ def train(
         print((job.folder / CARD).read_text())
     else:
         _show(card, job)
-
-
-def drafter_path(name: str) -> Path:
-    """A folder, or a name among the drafters that were trained here."""
-    given = Path(name).expanduser()
-    return given if given.parts[1:] or given.exists() else home() / "drafters" / name
 
 
 def _known(kind: str) -> "Kind":

@@ -144,8 +144,9 @@ class App:
             raise failure(ShuttingDown())
         return self.reception.admit(request.url.path, request.headers, data, asked)
 
-    def _drafters(self) -> list[str]:
-        return list(self.service.llm.drafters)
+    def _drafters(self) -> dict[str, str]:
+        llm = self.service.llm
+        return {**llm.trained, **{name: name for name in llm.drafters}}
 
     def _head(self, prefix: str, logprobs: bool) -> tuple[str, str, str, Tokenizer, bool]:
         service = self.service

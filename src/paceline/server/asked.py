@@ -37,7 +37,8 @@ class Asked:
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
-def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]) -> Asked:
+def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> Asked:
+    """drafters: those loaded, by each name that a request may give them."""
     shown = (request.top_logprobs or 0) if request.logprobs else None
     if request.top_logprobs and not request.logprobs:
         raise Failure(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -54,7 +55,7 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Sequence[str]
 
 
 def from_completion(
-    request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Sequence[str]
+    request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
 ) -> Asked:
     return Asked(
         prompt=prompt,
@@ -129,7 +130,7 @@ def _structured(given: StructuredOutputs | None) -> Any:
 
 
 def _spec(
-    given: SpeculativeConfig | None, default: SpecConfig, drafters: Sequence[str], predicted: bool
+    given: SpeculativeConfig | None, default: SpecConfig, drafters: Mapping[str, str], predicted: bool
 ) -> SpecConfig:
     spec = default
     if predicted and "prediction" not in spec.drafters and spec.max_draft:
@@ -137,17 +138,15 @@ def _spec(
     if given is None:
         return spec
     changes: dict[str, Any] = {
-        "drafters": None if given.drafters is None else tuple(given.drafters),
+        "drafters": None if given.drafters is None else _loaded(given.drafters, "drafters", drafters),
         "max_draft": given.num_speculative_tokens,
         "threshold": given.acceptance_threshold,
         "tree_width": given.tree_width,
         "accept": given.accept,
         "adaptive": given.adaptive,
     }
-    _check_loaded(given.drafters or (), "drafters", drafters)
     if given.draft_model is not None:
-        _check_loaded([given.draft_model], "draft_model", drafters)
-        changes["drafters"] = (given.draft_model,)
+        changes["drafters"] = _loaded([given.draft_model], "draft_model", drafters)
     if given.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
     try:
@@ -156,11 +155,12 @@ def _spec(
         raise failure(error, within="speculative_config") from error
 
 
-def _check_loaded(names: Sequence[str], where: str, drafters: Sequence[str]) -> None:
+def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tuple[str, ...]:
     for name in names:
         if name not in drafters:
             param = f"speculative_config.{where}"
             raise Failure(400, f"{param}: {name!r} is not loaded. Loaded: {', '.join(drafters)}", param=param)
+    return tuple(drafters[name] for name in names)
 
 
 def _check_roles(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -37,6 +37,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     draft_model: str | None = None
+    trained: tuple[str, ...] = ()  # drafters of `paceline train`, by name or folder
     drafters: tuple[str, ...] | None = None  # None: the usual ones
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
@@ -61,7 +62,13 @@ def build(settings: ServerSettings) -> App:
     keys = KeyFile(settings.keys) if settings.keys else None
     recorder = _recorder(settings)
     spec = None if settings.drafters is None else SpecConfig(settings.drafters)
-    llm = LLM(settings.model, draft_model=settings.draft_model, spec=spec, config=settings.engine)
+    llm = LLM(
+        settings.model,
+        draft_model=settings.draft_model,
+        trained=settings.trained,
+        spec=spec,
+        config=settings.engine,
+    )
     service = Service(llm)
     metrics = Metrics(
         llm.name,

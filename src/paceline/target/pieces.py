@@ -11,18 +11,19 @@ from paceline.target.load import open_checkpoint, placed_tensors, read_placed, r
 from paceline.target.stored import fingerprint
 
 
-def load_pieces(path: Path, dtype: torch.dtype = torch.float32) -> Pieces:
+def load_pieces(path: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Pieces:
     """From a GGUF file or a folder, decoded as `load` decodes them."""
     try:
         checkpoint = open_checkpoint(path)
         placed = dict(placed_tensors(checkpoint))
         mark = fingerprint(checkpoint.identity, placed.items())
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            embed, norm, head = (
-                read_placed(checkpoint, name, placed[name], dtype, pool)
-                for name in ("embed", "norm", "embed" if checkpoint.tied else "head")
-            )
+            held = {
+                name: read_placed(checkpoint, name, placed[name], dtype, pool).to(device)
+                for name in ("embed", "norm", "head")
+                if name in placed
+            }
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     scale = rounded(checkpoint.shape, dtype).embed_scale
-    return Pieces(embed, head, norm, mark, scale)
+    return Pieces(held["embed"], held.get("head", held["embed"]), held["norm"], mark, scale)

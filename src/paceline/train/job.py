@@ -16,6 +16,7 @@ from paceline.heads import folder as drafter_folder
 from paceline.heads.folder import Card
 from paceline.heads.net import Net
 from paceline.target.load import load
+from paceline.target.shape import Weights
 from paceline.target.torch_target import placement
 from paceline.text import Tokenizer
 from paceline.train.answers import make_answers
@@ -64,12 +65,13 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     tokenizer = Tokenizer.load(path)
     answers, told = _answers(job, report)
     device, dtype = placement(job.answers.engine)
-    model = DenseModel(load(path, dtype), device, dtype)
+    weights = load(path, dtype)
+    model = DenseModel(weights, device, dtype)
     if answers.target != model.fingerprint:
         raise SettingError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
-    made = _recipe(job, model, answers)
+    made = _recipe(job, model, answers, weights)
     data = {**told, **_facts(job, answers, made)}
     if job.start is not None:
         data["before"] = asdict(_measured(made.net, model, answers, tokenizer, job.measured)[0])
@@ -115,9 +117,10 @@ def _answers(job: TrainJob, report: Report) -> tuple[Answers, dict[str, Any]]:
     return made.answers, told
 
 
-def _recipe(job: TrainJob, model: DenseModel, answers: Answers) -> Recipe:
+def _recipe(job: TrainJob, model: DenseModel, answers: Answers, weights: Weights) -> Recipe:
     if job.start is None:
-        return recipe(job.train, model, torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids))
+        ids = torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids)
+        return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
     loaded = drafter_folder.load(job.start, pieces_of(model))
     if loaded.card.kind != job.train.kind:
         raise SettingError(f"{job.start.name} is a {loaded.card.kind} drafter: give kind={loaded.card.kind}")

@@ -49,6 +49,7 @@ class TrainConfig:
     markov_rank: int = 64
     window: int = 1024
     anchors: int = 256  # places of each text that a block is guessed from in one step
+    from_target: bool = True  # a new block begins with copies of the target's last layers
 
     def __post_init__(self) -> None:
         for name in ("kind", "optimizer"):

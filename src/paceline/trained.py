@@ -1,0 +1,63 @@
+"""Trained drafters for a target: found by name or folder, checked, and made ready to guess."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from paceline.config import EngineConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.errors import SettingError, UnknownModel
+from paceline.heads.folder import load, read_card
+from paceline.heads.shelf import drafter_path, kept_here
+from paceline.target.pieces import load_pieces
+from paceline.target.torch_target import placement
+from paceline.types import Drafter
+
+Name = str | PathLike[str]  # of a drafter that was trained here, or its folder
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One that is there; nothing but its card has been read."""
+
+    name: str
+    kind: str  # what the drafter is called where it serves
+    folder: Path
+
+
+def find_trained(names: Sequence[Name]) -> list[Trained]:
+    """In the order given. A drafter is known by its kind, so there is one of each at most."""
+    found: dict[str, Trained] = {}
+    for name in names:
+        folder = drafter_path(name)
+        if not folder.exists():
+            here = ", ".join(path.name for path in kept_here()) or "none yet: see `paceline train`"
+            raise UnknownModel(
+                f"no trained drafter {folder.name!r}: expected a folder, or one trained here ({here})"
+            )
+        kind = read_card(folder).kind
+        if kind in found:
+            raise SettingError(
+                f"{found[kind].name} and {folder.name} are both {kind} drafters: "
+                "give one of each kind, since requests name them by it"
+            )
+        found[kind] = Trained(folder.name, kind, folder)
+    return list(found.values())
+
+
+def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:
+    """Beside the target's pieces, where and in the type that the target computes."""
+    if not found:
+        return []
+    device, dtype = placement(config)
+    if device.type == "cpu" and config.threads:
+        torch.set_num_threads(config.threads)
+    pieces = load_pieces(model, dtype, device)
+    drafters = []
+    for one in found:
+        loaded = load(one.folder, pieces)
+        drafters.append(drafter_of(loaded.net, loaded.card.calibration))
+    return drafters

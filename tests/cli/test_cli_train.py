@@ -1,0 +1,108 @@
+"""paceline train and paceline drafters, and the drafter they name in use."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import fails, run
+from saved_heads import save_untrained
+
+from paceline.cli.about import DRAFTERS
+from paceline.drafters import model_free
+from paceline.folders import home
+from paceline.heads.kinds import KINDS
+
+TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place of its own for drafters; models and what was built for them are those of the machine."""
+    for kept in home().iterdir():
+        if kept.name in ("models", "packed", "native", "cost.json"):
+            (tmp_path / kept.name).symlink_to(kept)
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_every_drafter_is_told_of() -> None:
+    assert set(DRAFTERS) == {*model_free(), "model", *KINDS}
+
+
+@pytest.mark.model
+def test_train_makes_a_drafter_that_generate_takes(
+    capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path
+) -> None:
+    talks = [{"messages": [{"role": "user", "content": text}]} for text in TALKS]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    made = ["train", "--traces", str(tmp_path / "talks.jsonl"), "--out", "tiny", "--kind", "medusa"]
+    code, out, _ = run(capsys, *made, "--steps", "1", "--max-new", "8", "--device", "cpu", "--json")
+    assert code == 0
+    card = json.loads(out)
+    assert (card["kind"], card["target"]) == ("medusa", "smollm2-135m")
+    assert card["data"]["answers"] == len(TALKS)
+    asked = [
+        "generate",
+        "--prompt",
+        "One, two,",
+        "--max-tokens",
+        "12",
+        "--seed",
+        "1",
+        "--no-adaptive",
+        "--json",
+    ]
+    code, out, _ = run(capsys, *asked, "--trained", "tiny")
+    assert code == 0
+    fast = json.loads(out)
+    assert fast["token_ids"] == json.loads(run(capsys, *asked, "--drafters", "none")[1])["token_ids"]
+    code, out, _ = run(capsys, *asked, "--trained", "tiny", "--drafters", "medusa")
+    assert json.loads(out)["drafted"] > 10
+    assert (own_home / "drafters" / "tiny" / "drafter.json").exists()
+
+
+@pytest.mark.model
+def test_drafters_tells_who_can_guess(
+    capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path
+) -> None:
+    save_untrained(own_home / "drafters" / "ours", smollm2_path, "eagle")
+    (own_home / "drafters" / "broken").mkdir()
+    (own_home / "drafters" / "broken" / "drafter.json").write_text("{")
+    code, out, _ = run(capsys, "drafters", "--json")
+    assert code == 0
+    found = json.loads(out)
+    rows = {row["name"]: row for row in found["drafters"]}
+    assert set(rows) == set(DRAFTERS)
+    assert (rows["eagle"]["usable"], rows["eagle"]["given"]) == (True, ["ours"])
+    assert not rows["block"]["usable"]
+    assert rows["suffix"]["usable"]
+    broken, ours = found["trained"]
+    assert "not JSON" in broken["problem"]
+    assert (ours["kind"], ours["target"], ours["suits"]) == ("eagle", smollm2_path.name, True)
+    assert (ours["acceptance"], ours["tokens_per_pass"]) == ([0.5, 0.25], [1.5, 1.6])
+    code, out, _ = run(capsys, "drafters")
+    assert code == 0
+    assert "with ours" in out
+    assert "50% 25%" in out
+
+
+@pytest.mark.gemma
+def test_drafters_of_another_model_are_not_usable(
+    capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path, gemma_path: Path
+) -> None:
+    save_untrained(own_home / "drafters" / "ours", smollm2_path)
+    found = json.loads(run(capsys, "drafters", "--model", "gemma3-270m", "--json")[1])
+    assert [row["usable"] for row in found["drafters"] if row["name"] == "block"] == [False]
+    assert not found["trained"][0]["suits"]
+
+
+def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "talks.jsonl").write_text("{}")
+    said = fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), "--kind", "oracle")
+    assert "kind='oracle'" in said
+    assert "block" in said
+
+
+@pytest.mark.model
+def test_a_trained_drafter_that_is_not_there(capsys: pytest.CaptureFixture[str], own_home: Path) -> None:
+    assert "no trained drafter 'nobody'" in fails(capsys, "generate", "--prompt", "x", "--trained", "nobody")

@@ -1,0 +1,37 @@
+"""Small untrained heads for a real model, in folders as `paceline train` leaves them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.heads.block import BlockShape
+from paceline.heads.eagle import EagleShape
+from paceline.heads.folder import Card, save
+from paceline.heads.kinds import KINDS
+from paceline.heads.medusa import MedusaShape
+from paceline.target.load import open_checkpoint
+from paceline.target.pieces import load_pieces
+from paceline.target.shape import ModelShape
+
+TOKENS = 2048  # that it can guess
+
+
+def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
+    """Its guesses are poor: the text must not care."""
+    pieces = load_pieces(model)
+    net = KINDS[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
+    net.reset(pieces, torch.Generator().manual_seed(0))
+    card = Card(
+        kind, net.shape, model.name, pieces.fingerprint, acceptance=(0.5, 0.25), tokens_per_pass=(1.5, 1.6)
+    )
+    save(folder, card, net)
+    return folder
+
+
+def _shape(kind: str, of: ModelShape) -> Any:
+    taps = (1, of.layers // 2)
+    if kind == "medusa":
+        return MedusaShape(of.width, of.vocab_size, TOKENS, (of.layers - 1,), 4)
+    cls = BlockShape if kind == "block" else EagleShape
+    return cls(of.width, 1, 1, 32, 64, of.vocab_size, TOKENS, taps)
