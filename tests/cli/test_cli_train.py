@@ -8,7 +8,7 @@ from commands import fails, run
 from saved_heads import save_untrained
 
 from paceline.cli.about import DRAFTERS
-from paceline.drafters import model_free
+from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.folders import home
 from paceline.heads.kinds import KINDS
 
@@ -26,7 +26,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_drafter_is_told_of() -> None:
-    assert set(DRAFTERS) == {*model_free(), "model", *KINDS}
+    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *KINDS}
 
 
 @pytest.mark.model
