@@ -148,7 +148,7 @@ class Reception:
         for choice, finished in zip(choices, outputs, strict=True):
             self.metrics.finished(finished)
             if self._recorder is not None:
-                record = self._record(visit, choice, finished, response)
+                record = self._record(visit, choice, finished, response, failed)
                 self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
         if failed or not outputs:
             visit.span.fail(failed or "error")
@@ -173,11 +173,13 @@ class Reception:
             first_token_s=waited + first if first else None,
             decode_s=choice.last_token - first,
             seconds=time.perf_counter() - visit.arrived,
-            reason=choice.finish or ("error" if failed else "cancelled"),
+            reason=choice.finish or ("cancelled" if failed in ("", "cancelled") else "error"),
             lossy=seq.spec.lossy,
         )
 
-    def _record(self, visit: Visit, choice: Choice, finished: Finished, response: str) -> RequestRecord:
+    def _record(
+        self, visit: Visit, choice: Choice, finished: Finished, response: str, failed: str
+    ) -> RequestRecord:
         seq, tally, prompt = choice.made.seq, choice.tally, visit.body.get("prompt")
         chat = visit.asked if isinstance(visit.asked, ChatRequest) else None
         return RequestRecord(
@@ -200,6 +202,7 @@ class Reception:
             drafted_by_source=dict(tally.drafted),
             accepted_by_source=dict(tally.accepted),
             finish=finished.reason,
+            error=failed if failed and finished.reason == "error" else None,
             queue_s=finished.queue_s,
             first_token_s=finished.first_token_s,
             seconds=finished.seconds,
@@ -207,7 +210,7 @@ class Reception:
             messages=chat.messages if chat else None,
             prompt=prompt if isinstance(prompt, str) else None,
             tools=chat.tools if chat else None,
-            output=choice.content,
+            output=choice.text,
             prompt_ids=tuple(seq.tokens[: seq.prompt_len]),
             output_ids=tuple(seq.output),
         )
