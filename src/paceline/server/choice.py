@@ -69,6 +69,11 @@ class Choice:
         return deltas + self.tools.flush() if last else deltas
 
     @property
+    def begun(self) -> bool:
+        """Whether it was in a pass."""
+        return any(r.rows for r in self.rounds)
+
+    @property
     def content(self) -> str:
         return "".join(delta.text for delta in self.deltas if isinstance(delta, ContentDelta))
 

@@ -21,6 +21,7 @@ class Finished:
     seconds: float  # until the end
     reason: Finish
     lossy: bool = False
+    begun: bool = True  # was in a pass; False: left or failed before
 
     @property
     def prefill_s(self) -> float | None:

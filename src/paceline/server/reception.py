@@ -13,6 +13,7 @@ from paceline.server.finished import Finished
 from paceline.server.keys import Key, KeyFile, tenant
 from paceline.server.limits import Limits, Refused, Ticket
 from paceline.server.metrics import Metrics
+from paceline.server.refusals import refusal, word_for
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
 from paceline.server.spans import NO_SPANS, RequestSpan, Spans
@@ -82,7 +83,6 @@ class Reception:
             return None
         key = self._keys.current().check(headers.get("authorization"))
         if key is None:
-            self.metrics.refused("unauthorized")
             raise Failure(
                 401,
                 "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
@@ -91,8 +91,14 @@ class Reception:
             )
         return key
 
-    def admit(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], asked: Sampling) -> Visit:
-        key = self.check_key(headers)
+    def admit(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any],
+        asked: Sampling,
+        key: Key | None = None,
+    ) -> Visit:
         route = self._route(path, headers, body)
         wish = asked.learn is not False and route.learn is not False and self._learn
         deadline = None if route.timeout_s is None else time.monotonic() + route.timeout_s
@@ -101,6 +107,11 @@ class Reception:
         ticket = self._enter(key, body)
         span = self._spans.start(path, self._llm.name, headers)
         return Visit(path, route, caller, key, body, asked, span, ticket)
+
+    def turned_away(self, problem: Exception) -> None:
+        """A request that ended before it was admitted."""
+        if reason := refusal(word_for(problem)):
+            self.metrics.refused(reason)
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
         routes = Routes() if self._routes is None else self._routes.current()
@@ -113,7 +124,6 @@ class Reception:
         said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
         entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
         if isinstance(entry, Refused):
-            self.metrics.refused("key_limit")
             raise Failure(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
@@ -145,8 +155,12 @@ class Reception:
     def done(self, visit: Visit, choices: Sequence[Choice], response: str, failed: str = "") -> None:
         """Whatever became of it. failed: one word for what went wrong."""
         outputs = [self._finished(visit, choice, failed) for choice in choices]
+        refused = None if any(choice.begun for choice in choices) else refusal(failed)
+        if refused is not None:
+            self.metrics.refused(refused)
         for choice, finished in zip(choices, outputs, strict=True):
-            self.metrics.finished(finished)
+            if refused is None:
+                self.metrics.finished(finished)
             if self._recorder is not None:
                 record = self._record(visit, choice, finished, response, failed)
                 self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
@@ -156,8 +170,8 @@ class Reception:
             work = [r for choice in choices for r in choice.rounds]
             visit.span.end(outputs[0], speculative_metrics(work, False), spec_work(work), response)
         if visit.ticket is not None:
-            used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices)
-            visit.ticket.leave(used, time.monotonic())
+            used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices if c.begun)
+            visit.ticket.leave(used, time.monotonic(), refused is not None)
 
     def _finished(self, visit: Visit, choice: Choice, failed: str) -> Finished:
         seq, first = choice.made.seq, choice.first_token
@@ -175,6 +189,7 @@ class Reception:
             seconds=time.perf_counter() - visit.arrived,
             reason=choice.finish or ("cancelled" if failed in ("", "cancelled") else "error"),
             lossy=seq.spec.lossy,
+            begun=choice.begun,
         )
 
     def _record(
