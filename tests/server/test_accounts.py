@@ -14,6 +14,7 @@ from running import IDLE_S, Running, running, until
 from paceline.config import EngineConfig
 from paceline.server import keys
 from paceline.trace.store import Store
+from paceline.types import Seq
 
 pytestmark = pytest.mark.model
 
@@ -209,6 +210,31 @@ def test_whose_time_is_up_in_the_queue_is_counted_as_refused_and_nothing_else(se
         assert served.post(route="hasty", prompt="Twice").status_code == 408
         assert changes(before, work(served.counts())) == {"paceline_refused_total reason=deadline": 1}
     served.settle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_are_let_in_together_or_not_at_all(served: Server, stream: bool) -> None:
+    with served.streaming(n=2):
+        assert until(lambda: served.running.in_flight == 2, IDLE_S)
+        found = served.post(prompt="Twice", n=3, max_tokens=1, stream=stream)  # two could wait
+        assert (found.status_code, found.json()["error"]["code"]) == (429, "server_busy")
+        assert served.running.in_flight == 2
+    served.settle()
+
+
+def test_only_the_first_output_of_a_request_has_to_find_room(
+    served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = served.running.app.service.llm.engine
+    submit, places = engine.submit, []
+
+    def listening(seq: Seq) -> None:
+        places.append(seq.places)
+        submit(seq)
+
+    monkeypatch.setattr(engine, "submit", listening)
+    assert served.post(prompt=["One", "Two"], n=2, max_tokens=1).status_code == 200
+    assert places == [2, 0, 0, 0]
 
 
 def test_who_is_refused_is_charged_nothing(served: Server) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -202,8 +203,9 @@ class App:
         """Adds the choices of one prompt to those before."""
         mine: list[Choice] = []
         opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
+        caller = replace(visit.caller, admitted=bool(choices))
         try:
-            async with aclosing(self.service.answer(asked, visit.caller, mine, opened, failed)) as pieces:
+            async with aclosing(self.service.answer(asked, caller, mine, opened, failed)) as pieces:
                 async for _ in pieces:
                     pass
         finally:

@@ -22,6 +22,7 @@ class Caller:
     priority: int = 0
     deadline: float | None = None  # by time.monotonic
     learn: bool = True
+    admitted: bool = False  # with an earlier prompt of the same request
 
 
 class Service:
@@ -95,6 +96,7 @@ class Service:
         except PacelineError as error:
             raise failed(error) from error
         made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
+        made.seq.places = 0 if index or caller.admitted else asked.n
         return made
 
     async def _submit(
