@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from metric_cases import samples
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import IDLE_S, Running, running, until
 
 from paceline.config import EngineConfig
 from paceline.server import keys
+from paceline.server.otel_spans import OtelSpans
 from paceline.trace.store import Store
 from paceline.types import Seq
 
@@ -24,6 +28,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 ROUTES = [
     {"name": "hasty", "match": {"header": {"x-route": "hasty"}}, "timeout_s": 1},
     {"name": "brief", "match": {"header": {"x-route": "brief"}}, "max_prompt_tokens": 1},
+    {"name": "private", "match": {"header": {"x-route": "private"}}, "trace_text": False},
 ]
 
 
@@ -249,3 +254,28 @@ def test_who_is_refused_is_charged_nothing(served: Server) -> None:
     before = served.counts()
     assert served.post(key=served.bert, prompt="x").json()["error"]["code"] == "rate_limit_exceeded"
     assert changes(before, served.counts()) == {"paceline_refused_total reason=key_limit": 1}
+
+
+@pytest.fixture
+def spans(served: Server, monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(served.running.app.reception, "_spans", OtelSpans(provider, keep_content=True))
+    return exporter
+
+
+def test_a_span_holds_what_was_said_where_it_may(served: Server, spans: InMemorySpanExporter) -> None:
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    found = served.post("chat/completions", messages=chat, n=2, max_tokens=2).json()
+    assert served.post(route="private", prompt="Hi", max_tokens=2).status_code == 200
+    assert until(lambda: len(spans.get_finished_spans()) == 2, IDLE_S)
+    kept, private = (dict(span.attributes or {}) for span in spans.get_finished_spans())
+    told = json.loads(str(kept["gen_ai.input.messages"]))
+    assert told == [{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}]
+    answers = json.loads(str(kept["gen_ai.output.messages"]))
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert ["".join(p["content"] for p in answer["parts"]) for answer in answers] == texts
+    assert {answer["finish_reason"] for answer in answers} == {"length"}
+    assert kept["gen_ai.usage.output_tokens"] == found["usage"]["completion_tokens"] == 4
+    assert kept["gen_ai.usage.input_tokens"] == found["usage"]["prompt_tokens"]
+    assert not [name for name in private if name.endswith(".messages")]

@@ -16,6 +16,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.refusals import refusal, word_for
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
+from paceline.server.span_content import answered, said
 from paceline.server.spans import NO_SPANS, RequestSpan, Spans
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
 from paceline.server.wire import ChatRequest, Sampling
@@ -77,6 +78,7 @@ class Reception:
         self._spans = spans
         self._learn = learn
         self._limits = Limits()
+        self._know(Routes() if routes is None else routes.current())
 
     def check_key(self, headers: Mapping[str, str]) -> Key | None:
         if self._keys is None:
@@ -114,9 +116,14 @@ class Reception:
             self.metrics.refused(reason)
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
-        routes = Routes() if self._routes is None else self._routes.current()
-        self.metrics.know_routes(route.name for route in routes.routes)
+        routes = self._known if self._routes is None else self._routes.current()
+        if routes is not self._known:  # the file was read again
+            self._know(routes)
         return routes.find(RouteRequest.of_body(path, headers, body))
+
+    def _know(self, routes: Routes) -> None:
+        self._known = routes
+        self.metrics.know_routes(route.name for route in routes.routes)
 
     def _enter(self, key: Key | None, body: Mapping[str, Any]) -> Ticket | None:
         if key is None:
@@ -164,14 +171,20 @@ class Reception:
             if self._recorder is not None:
                 record = self._record(visit, choice, finished, response, failed)
                 self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
+        self._tell_content(visit, choices)
         if failed or not outputs:
             visit.span.fail(failed or "error")
         else:
             work = [r for choice in choices for r in choice.rounds]
-            visit.span.end(outputs[0], speculative_metrics(work, False), spec_work(work), response)
+            visit.span.end(outputs, speculative_metrics(work, False), spec_work(work), response)
         if visit.ticket is not None:
             used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices if c.begun)
             visit.ticket.leave(used, time.monotonic(), refused is not None)
+
+    def _tell_content(self, visit: Visit, choices: Sequence[Choice]) -> None:
+        if choices and visit.span.keeps_content and visit.route.trace_text is not False:
+            chat = visit.asked.messages if isinstance(visit.asked, ChatRequest) else None
+            visit.span.content(said(chat, visit.body.get("prompt")), answered(choices))
 
     def _finished(self, visit: Visit, choice: Choice, failed: str) -> Finished:
         seq, first = choice.made.seq, choice.first_token
@@ -189,6 +202,7 @@ class Reception:
             seconds=time.perf_counter() - visit.arrived,
             reason=choice.finish or ("cancelled" if failed in ("", "cancelled") else "error"),
             lossy=seq.spec.lossy,
+            choice=seq.params.choice,
             begun=choice.begun,
         )
 
