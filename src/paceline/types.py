@@ -56,6 +56,7 @@ class Seq:
     priority: int = 0  # higher comes first
     learn: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
+    places: int = 1  # that its request needs, all its outputs together; 0: it came in with an earlier one
     shared: int = 0  # how many of them were found in the cache when the sequence was opened
 
     @property

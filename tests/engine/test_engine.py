@@ -1,5 +1,6 @@
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from paceline.drafters import model_free
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import CacheFull, PromptTooLong, SettingError
+from paceline.errors import Busy, CacheFull, PromptTooLong, SettingError
 from paceline.testing import ToyTarget
 from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
@@ -84,6 +85,29 @@ def test_more_sequences_than_fit_wait() -> None:
     while e.busy:
         e.step()
     assert [len(s.output) for s in seqs] == [3] * 5
+
+
+def test_outputs_of_a_request_find_room_together() -> None:
+    """Two run, two wait; those of a request that was let in come in whoever waits."""
+    e = engine(config=EngineConfig(max_batch=2, max_waiting=2))
+    e.submit(a_seq("a"))
+    e.step()
+    with pytest.raises(Busy, match="4 more"):
+        e.submit(replace(a_seq("b"), places=4))
+    e.submit(replace(a_seq("b"), places=3))
+    e.submit(a_seq("c"))
+    with pytest.raises(Busy, match="1 more"):
+        e.submit(a_seq("d"))
+    for name in ("b1", "b2"):
+        e.submit(replace(a_seq(name), places=0))
+    assert (e.running, e.waiting) == (1, 4)
+
+
+def test_a_request_that_is_too_large_for_the_queue_is_let_in_when_it_is_alone() -> None:
+    e = engine(config=EngineConfig(max_batch=2, max_waiting=2))
+    e.submit(replace(a_seq("a"), places=9))
+    with pytest.raises(Busy):
+        e.submit(replace(a_seq("b"), places=9))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

@@ -1,6 +1,7 @@
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -67,7 +68,7 @@ def test_a_request_is_one_server_span() -> None:
     span.asked(
         SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("secret",)), choices=2, stream=True
     )
-    span.end(a_finished(), a_spec(), SpecWork("suffix+ngram", 0.01, 0.2), "chatcmpl-1")
+    span.end([a_finished()], a_spec(), SpecWork("suffix+ngram", 0.01, 0.2), "chatcmpl-1")
     told, attributes = the_span(exporter)
     assert told.name == "chat m"
     assert told.kind is SpanKind.SERVER
@@ -110,19 +111,33 @@ def test_a_request_is_one_server_span() -> None:
     }
 
 
+def test_tokens_of_all_outputs_are_added_up_and_prompts_counted_once() -> None:
+    spans, exporter = recording()
+    outputs = [a_finished(), replace(a_finished("length", tokens=7), choice=1), a_finished(tokens=2)]
+    spans.start(CHAT, "m", {}).end(outputs)
+    _, attributes = the_span(exporter)
+    assert attributes[names.FINISH_REASONS] == ("stop", "length", "stop")
+    assert [attributes[n] for n in (names.INPUT_TOKENS, names.CACHED_TOKENS, names.OUTPUT_TOKENS)] == [
+        80,
+        64,
+        19,
+    ]
+    assert attributes[names.PER_TOKEN] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "name"),
     [("/v1/completions", "text_completion m"), ("/v1/responses", "chat m"), (CHAT, "chat m")],
 )
 def test_the_name_tells_the_operation(endpoint: str, name: str) -> None:
     spans, exporter = recording()
-    spans.start(endpoint, "m", {}).end(a_finished())
+    spans.start(endpoint, "m", {}).end([a_finished()])
     assert the_span(exporter)[0].name == name
 
 
 def test_the_callers_trace_goes_on() -> None:
     spans, exporter = recording()
-    spans.start(CHAT, "m", {"Traceparent": f"00-{TRACE}-{PARENT}-01"}).end(a_finished())
+    spans.start(CHAT, "m", {"Traceparent": f"00-{TRACE}-{PARENT}-01"}).end([a_finished()])
     told, _ = the_span(exporter)
     assert told.context is not None
     assert told.parent is not None
@@ -133,13 +148,13 @@ def test_the_callers_trace_goes_on() -> None:
 @pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01"])
 def test_a_bad_traceparent_starts_a_trace(header: str) -> None:
     spans, exporter = recording()
-    spans.start(CHAT, "m", {"traceparent": header}).end(a_finished())
+    spans.start(CHAT, "m", {"traceparent": header}).end([a_finished()])
     assert the_span(exporter)[0].parent is None
 
 
 def test_a_caller_who_does_not_sample_is_honoured() -> None:
     spans, exporter = recording()
-    spans.start(CHAT, "m", {"traceparent": f"00-{TRACE}-{PARENT}-00"}).end(a_finished())
+    spans.start(CHAT, "m", {"traceparent": f"00-{TRACE}-{PARENT}-00"}).end([a_finished()])
     assert not exporter.get_finished_spans()
 
 
@@ -148,7 +163,7 @@ def test_content_is_told_only_if_allowed() -> None:
         spans, exporter = recording(keep)
         span = spans.start(CHAT, "m", {})
         span.content('["secret"]', '["answer"]')
-        span.end(a_finished(), a_spec())
+        span.end([a_finished()], a_spec())
         attributes = the_span(exporter)[1]
         assert ("secret" in str(attributes)) == keep
         assert (names.OUTPUT_MESSAGES in attributes) == keep
@@ -156,7 +171,7 @@ def test_content_is_told_only_if_allowed() -> None:
 
 def test_what_was_not_measured_is_left_out() -> None:
     spans, exporter = recording()
-    spans.start(CHAT, "m", {}).end(a_finished("cancelled", first=None, tokens=0))
+    spans.start(CHAT, "m", {}).end([a_finished("cancelled", first=None, tokens=0)])
     attributes = the_span(exporter)[1]
     assert names.FIRST_TOKEN not in attributes
     assert names.PER_TOKEN not in attributes
@@ -168,8 +183,8 @@ def test_failures() -> None:
     refused = spans.start(CHAT, "m", {})
     refused.fail("queue_full")
     refused.fail("again")
-    refused.end(a_finished())
-    spans.start(CHAT, "m", {}).end(a_finished("error"))
+    refused.end([a_finished()])
+    spans.start(CHAT, "m", {}).end([a_finished("error")])
     first, second = exporter.get_finished_spans()
     assert (first.attributes or {})[names.ERROR_TYPE] == "queue_full"
     assert first.status.status_code is second.status.status_code is StatusCode.ERROR
@@ -180,7 +195,7 @@ def use_the_silent_ones() -> None:
     span = spans_from_environment().start(CHAT, "m", {})
     span.asked(SamplingParams())
     span.content("", "")
-    span.end(a_finished())
+    span.end([a_finished()])
     span.fail("x")
 
 
@@ -255,7 +270,7 @@ def test_spans_arrive_over_http(
     spans = spans_from_environment()
     span = spans.start(CHAT, "m", {"traceparent": f"00-{TRACE}-{PARENT}-01"})
     span.content("secret", "secret")
-    span.end(a_finished(), a_spec())
+    span.end([a_finished()], a_spec())
     spans.close()
     ((path, body),) = got
     assert path == "/v1/traces"
@@ -275,5 +290,5 @@ def test_a_collector_that_is_away_disturbs_nobody(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     spans = spans_from_environment()
-    spans.start(CHAT, "m", {}).end(a_finished())
+    spans.start(CHAT, "m", {}).end([a_finished()])
     spans.close()

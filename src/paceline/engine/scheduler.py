@@ -36,9 +36,18 @@ class Scheduler:
     def add(self, seq: Seq) -> None:
         if any(seq.id == other.id for other in (*self._waiting, *self._running)):
             raise ValueError(f"a sequence {seq.id!r} is here already")
-        if self._max_waiting and len(self._waiting) >= self._max_waiting:
-            raise Busy(f"{len(self._waiting)} requests are waiting, which is the most: try again later")
+        if not self._room(seq):
+            raise Busy(
+                f"{len(self._waiting)} requests are waiting, {seq.places} more is too many: try again later"
+            )
         self._waiting.append(seq)
+
+    def _room(self, seq: Seq) -> bool:
+        """Whether all outputs of its request find a place; one that never could comes in if it is alone."""
+        if not self._max_waiting or not seq.places:
+            return True
+        free = self._max_batch + self._max_waiting - len(self)
+        return len(self._waiting) < self._max_waiting and (seq.places <= free or not len(self))
 
     def admit(self) -> list[Seq]:
         """Moves sequences from waiting to running; returns the new ones."""

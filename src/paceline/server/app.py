@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,16 +28,17 @@ from paceline.server.plumbing import (
     cancelled_by_disconnect,
     event,
     guarded,
-    kind_of,
     not_allowed,
     not_found,
     shaped,
 )
 from paceline.server.reception import Reception, Visit
+from paceline.server.refusals import word_for
 from paceline.server.replies import ChatReply, CompletionReply
 from paceline.server.responses import ResponsesReply, as_chat
 from paceline.server.responses_wire import ResponsesRequest
 from paceline.server.service import Service
+from paceline.server.tokens import detokenized, tokenized
 from paceline.server.wire import (
     ChatRequest,
     CompletionRequest,
@@ -88,8 +90,13 @@ class App:
         """Looks at the key before anything else: who has none learns nothing, and no body is read."""
 
         async def call(request: Request) -> Response:
-            self.reception.check_key(request.headers)
-            return await handler(request)
+            try:
+                request.state.key = self.reception.check_key(request.headers)
+                return await handler(request)
+            except Exception as problem:
+                if not hasattr(request.state, "visit"):  # whose end is noted
+                    self.reception.turned_away(problem)
+                raise
 
         return call
 
@@ -140,9 +147,12 @@ class App:
     def _admit(self, request: Request, data: dict[str, Any], asked: Sampling) -> Visit:
         self._check_model(asked.model)
         if not self.ready:
-            self.reception.metrics.refused("draining")
             raise failure(ShuttingDown())
-        return self.reception.admit(request.url.path, request.headers, data, asked)
+        key = request.state.key
+        visit = request.state.visit = self.reception.admit(
+            request.url.path, request.headers, data, asked, key
+        )
+        return visit
 
     def _drafters(self) -> dict[str, str]:
         llm = self.service.llm
@@ -160,10 +170,10 @@ class App:
             yield
         except ConstraintError as error:
             problem = misread(error, visit.body)
-            self.reception.done(visit, choices, response, failed=kind_of(problem))
+            self.reception.done(visit, choices, response, failed=word_for(problem))
             raise problem from error
         except BaseException as problem:
-            self.reception.done(visit, choices, response, failed=kind_of(problem))
+            self.reception.done(visit, choices, response, failed=word_for(problem))
             raise
 
     async def _reply(
@@ -193,18 +203,16 @@ class App:
     async def _run(self, asked: Asked, visit: Visit, choices: list[Choice]) -> None:
         """Adds the choices of one prompt to those before."""
         mine: list[Choice] = []
-        before = len(choices)
-
-        def opened(choice: Choice) -> None:
-            self.reception.opened(visit, choice)
-            choices.append(choice)
-
-        failed = partial(placed, body=visit.body)
-        async with aclosing(self.service.answer(asked, visit.caller, mine, opened, failed)) as pieces:
-            async for _ in pieces:
-                pass
-        for choice in mine:
-            choice.index += before
+        opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
+        caller = replace(visit.caller, admitted=bool(choices))
+        try:
+            async with aclosing(self.service.answer(asked, caller, mine, opened, failed)) as pieces:
+                async for _ in pieces:
+                    pass
+        finally:
+            for choice in mine:
+                choice.index += len(choices)
+            choices += mine
 
     def _metrics_of(self, visit: Visit, asked: Sampling, choices: Sequence[Choice]) -> dict[str, Any]:
         if not asked.metrics:
@@ -244,7 +252,6 @@ class App:
         yield reply.end
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        self.reception.check_key(request.headers)  # before anything is read for a stranger
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -283,23 +290,11 @@ class App:
 
     async def tokenize(self, request: Request) -> Response:
         asked = shaped(await self._body(request), TokenizeRequest)
-        if (asked.prompt is None) == (asked.messages is None):
-            raise Failure(400, "give either prompt or messages", param="prompt")
-        tokenizer = self.service.llm.tokenizer
-        if asked.prompt is not None:
-            tokens = tokenizer.encode(asked.prompt, special=asked.add_special_tokens)
-        else:
-            tokens = tokenizer.encode_chat(asked.messages or [], asked.tools, asked.add_generation_prompt)
-        return JSONResponse(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": self.service.llm.target.max_context}
-        )
+        return JSONResponse(tokenized(asked, self.service.llm))
 
     async def detokenize(self, request: Request) -> Response:
         asked = shaped(await self._body(request), DetokenizeRequest)
-        tokenizer = self.service.llm.tokenizer
-        if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
-            raise Failure(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
-        return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+        return JSONResponse(detokenized(asked, self.service.llm))
 
     async def health(self, request: Request) -> Response:
         alive = self.service.worker.alive

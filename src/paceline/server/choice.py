@@ -31,6 +31,7 @@ class Choice:
     rounds: list[Round] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     deltas: list[Delta] = field(default_factory=list)
+    text: str = ""  # as the model wrote it, calls and all
     written: int = 0  # characters of content
     finish: Finish | None = None
     queued: float = 0.0  # seconds until the engine took it up
@@ -54,6 +55,7 @@ class Choice:
         text = "".join(self.made.text.push(token) for token in r.tokens)
         if r.finish is not None:
             text += self.made.text.flush()
+        self.text += text
         self.finish = r.finish
         deltas = self._read(text, r.finish is not None)
         self.deltas += deltas
@@ -65,6 +67,11 @@ class Choice:
             return [ContentDelta(text)] if text else []
         deltas = self.tools.push(text)
         return deltas + self.tools.flush() if last else deltas
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was in a pass."""
+        return any(r.rows for r in self.rounds)
 
     @property
     def content(self) -> str:

@@ -21,6 +21,8 @@ class Finished:
     seconds: float  # until the end
     reason: Finish
     lossy: bool = False
+    choice: int = 0  # of its prompt
+    begun: bool = True  # was in a pass; False: left or failed before
 
     @property
     def prefill_s(self) -> float | None:

@@ -71,12 +71,12 @@ class Ticket:
     _estimated: int
     _left: bool = field(default=False, init=False)
 
-    def leave(self, tokens: int, now: float) -> None:
-        """`tokens`: how many it took after all, prompt and answer."""
+    def leave(self, tokens: int, now: float, refused: bool = False) -> None:
+        """`tokens`: how many it took after all, prompt and answer. refused: it is no request either."""
         with self._limits._lock:
             if not self._left:
                 self._left = True
-                self._limits._settle(self._key, max(0, tokens) - self._estimated, now)
+                self._limits._settle(self._key, max(0, tokens) - self._estimated, -int(refused), now)
 
 
 class Limits:
@@ -101,12 +101,13 @@ class Limits:
                 account.tokens.take(estimated)
         return Ticket(self, key, estimated)
 
-    def _settle(self, key: Key, difference: int, now: float) -> None:
+    def _settle(self, key: Key, tokens: int, requests: int, now: float) -> None:
         account = self._accounts[key.name]
         account.running -= 1
-        if account.tokens:
-            account.tokens.refill(account.tokens.per_minute, _nanoseconds(now))
-            account.tokens.take(difference)
+        for bucket, taken in ((account.tokens, tokens), (account.requests, requests)):
+            if bucket:
+                bucket.refill(bucket.per_minute, _nanoseconds(now))
+                bucket.take(taken)
 
 
 def _refusal(account: _Account, limits: KeyLimits, estimated: int) -> Refused | None:

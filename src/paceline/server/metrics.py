@@ -13,10 +13,11 @@ from prometheus_client.registry import Collector
 
 from paceline.server.families import Common, Own
 from paceline.server.finished import Finished
+from paceline.server.refusals import REFUSALS
 from paceline.server.spec_metrics import draft_shares, target_share
 from paceline.types import Draft, Finish, Round, Seq
 
-__all__ = ["DEFAULT_ROUTE", "OTHER", "REFUSALS", "Finished", "Metrics"]
+__all__ = ["DEFAULT_ROUTE", "OTHER", "Finished", "Metrics"]
 
 P = ParamSpec("P")
 
@@ -28,9 +29,6 @@ NONE: Final = "none"  # a list of drafters that is empty
 MOST_LISTS: Final = 32  # of drafters, used as a label
 MOST_ROUTES: Final = 64  # names ever used as a label
 MOST_LIVE: Final = 8192  # outputs remembered at once
-REFUSALS: Final = frozenset(
-    {"queue_full", "cache_full", "key_limit", "deadline", "draining", "too_long", "unauthorized", "invalid"}
-)
 _VLLM_REASON: Final[dict[Finish, str]] = {
     "stop": "stop",
     "length": "length",
@@ -119,11 +117,12 @@ class Metrics:
     def finished(self, finished: Finished) -> None:
         common = self._common
         common.ended(_VLLM_REASON[finished.reason]).inc()
-        common.prompt_tokens.inc(finished.prompt_tokens)
-        common.cache_queries.inc(finished.prompt_tokens)
-        common.cache_hits.inc(finished.cached_tokens)
         common.request.observe(finished.seconds)
-        common.queue.observe(finished.queue_s)
+        if finished.begun:
+            common.prompt_tokens.inc(finished.prompt_tokens)
+            common.cache_queries.inc(finished.prompt_tokens)
+            common.cache_hits.inc(finished.cached_tokens)
+            common.queue.observe(finished.queue_s)
         if finished.first_token_s is not None and finished.prefill_s is not None:
             common.first_token.observe(finished.first_token_s)
             common.prefill.observe(finished.prefill_s)

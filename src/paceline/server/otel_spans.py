@@ -1,7 +1,7 @@
 """Spans by the OpenTelemetry SDK. Imported only when they are wanted."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -77,6 +77,10 @@ class _OtelSpan(RequestSpan):
         self._span = span
         self._keep_content = keep_content
 
+    @property
+    def keeps_content(self) -> bool:
+        return self._keep_content and self._span.is_recording()
+
     def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None:
         self._tell(_request_attributes(params, choices, stream))
 
@@ -86,7 +90,7 @@ class _OtelSpan(RequestSpan):
 
     def end(
         self,
-        finished: Finished,
+        outputs: Sequence[Finished],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",
@@ -95,12 +99,12 @@ class _OtelSpan(RequestSpan):
             return
         if response_id:
             self._tell({names.RESPONSE_ID: response_id})
-        self._tell(_finished_attributes(finished))
+        self._tell(_finished_attributes(outputs))
         if spec is not None:
             self._tell({name: spec[key] for name, key in _FROM_SPEC.items()})
         if work is not None:
             self._tell(_work_attributes(work))
-        if finished.reason == "error":
+        if any(output.reason == "error" for output in outputs):
             self.fail("error")
         else:
             self._span.end()
@@ -134,13 +138,16 @@ def _request_attributes(params: SamplingParams, choices: int, stream: bool) -> A
     return attributes
 
 
-def _finished_attributes(finished: Finished) -> Attributes:
+def _finished_attributes(outputs: Sequence[Finished]) -> Attributes:
+    """Tokens of all outputs, each prompt's once; times of the first."""
+    finished = outputs[0]
+    firsts = [output for output in outputs if output.choice == 0]
     attributes: Attributes = {
         names.RESPONSE_MODEL: finished.model,
-        names.FINISH_REASONS: [finished.reason],
-        names.INPUT_TOKENS: finished.prompt_tokens,
-        names.OUTPUT_TOKENS: finished.output_tokens,
-        names.CACHED_TOKENS: finished.cached_tokens,
+        names.FINISH_REASONS: [output.reason for output in outputs],
+        names.INPUT_TOKENS: sum(output.prompt_tokens for output in firsts),
+        names.OUTPUT_TOKENS: sum(output.output_tokens for output in outputs),
+        names.CACHED_TOKENS: sum(output.cached_tokens for output in firsts),
         names.IN_QUEUE: finished.queue_s,
         names.IN_DECODE: finished.decode_s,
         names.ROUTE: finished.route,

@@ -13,8 +13,10 @@ from paceline.server.finished import Finished
 from paceline.server.keys import Key, KeyFile, tenant
 from paceline.server.limits import Limits, Refused, Ticket
 from paceline.server.metrics import Metrics
+from paceline.server.refusals import refusal, word_for
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
+from paceline.server.span_content import answered, said
 from paceline.server.spans import NO_SPANS, RequestSpan, Spans
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
 from paceline.server.wire import ChatRequest, Sampling
@@ -76,13 +78,13 @@ class Reception:
         self._spans = spans
         self._learn = learn
         self._limits = Limits()
+        self._know(Routes() if routes is None else routes.current())
 
     def check_key(self, headers: Mapping[str, str]) -> Key | None:
         if self._keys is None:
             return None
         key = self._keys.current().check(headers.get("authorization"))
         if key is None:
-            self.metrics.refused("unauthorized")
             raise Failure(
                 401,
                 "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
@@ -91,8 +93,14 @@ class Reception:
             )
         return key
 
-    def admit(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], asked: Sampling) -> Visit:
-        key = self.check_key(headers)
+    def admit(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any],
+        asked: Sampling,
+        key: Key | None = None,
+    ) -> Visit:
         route = self._route(path, headers, body)
         wish = asked.learn is not False and route.learn is not False and self._learn
         deadline = None if route.timeout_s is None else time.monotonic() + route.timeout_s
@@ -102,10 +110,20 @@ class Reception:
         span = self._spans.start(path, self._llm.name, headers)
         return Visit(path, route, caller, key, body, asked, span, ticket)
 
+    def turned_away(self, problem: Exception) -> None:
+        """A request that ended before it was admitted."""
+        if reason := refusal(word_for(problem)):
+            self.metrics.refused(reason)
+
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
-        routes = Routes() if self._routes is None else self._routes.current()
-        self.metrics.know_routes(route.name for route in routes.routes)
+        routes = self._known if self._routes is None else self._routes.current()
+        if routes is not self._known:  # the file was read again
+            self._know(routes)
         return routes.find(RouteRequest.of_body(path, headers, body))
+
+    def _know(self, routes: Routes) -> None:
+        self._known = routes
+        self.metrics.know_routes(route.name for route in routes.routes)
 
     def _enter(self, key: Key | None, body: Mapping[str, Any]) -> Ticket | None:
         if key is None:
@@ -113,7 +131,6 @@ class Reception:
         said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
         entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
         if isinstance(entry, Refused):
-            self.metrics.refused("key_limit")
             raise Failure(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
@@ -145,19 +162,29 @@ class Reception:
     def done(self, visit: Visit, choices: Sequence[Choice], response: str, failed: str = "") -> None:
         """Whatever became of it. failed: one word for what went wrong."""
         outputs = [self._finished(visit, choice, failed) for choice in choices]
+        refused = None if any(choice.begun for choice in choices) else refusal(failed)
+        if refused is not None:
+            self.metrics.refused(refused)
         for choice, finished in zip(choices, outputs, strict=True):
-            self.metrics.finished(finished)
+            if refused is None:
+                self.metrics.finished(finished)
             if self._recorder is not None:
-                record = self._record(visit, choice, finished, response)
+                record = self._record(visit, choice, finished, response, failed)
                 self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
+        self._tell_content(visit, choices)
         if failed or not outputs:
             visit.span.fail(failed or "error")
         else:
             work = [r for choice in choices for r in choice.rounds]
-            visit.span.end(outputs[0], speculative_metrics(work, False), spec_work(work), response)
+            visit.span.end(outputs, speculative_metrics(work, False), spec_work(work), response)
         if visit.ticket is not None:
-            used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices)
-            visit.ticket.leave(used, time.monotonic())
+            used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices if c.begun)
+            visit.ticket.leave(used, time.monotonic(), refused is not None)
+
+    def _tell_content(self, visit: Visit, choices: Sequence[Choice]) -> None:
+        if choices and visit.span.keeps_content and visit.route.trace_text is not False:
+            chat = visit.asked.messages if isinstance(visit.asked, ChatRequest) else None
+            visit.span.content(said(chat, visit.body.get("prompt")), answered(choices))
 
     def _finished(self, visit: Visit, choice: Choice, failed: str) -> Finished:
         seq, first = choice.made.seq, choice.first_token
@@ -173,11 +200,15 @@ class Reception:
             first_token_s=waited + first if first else None,
             decode_s=choice.last_token - first,
             seconds=time.perf_counter() - visit.arrived,
-            reason=choice.finish or ("error" if failed else "cancelled"),
+            reason=choice.finish or ("cancelled" if failed in ("", "cancelled") else "error"),
             lossy=seq.spec.lossy,
+            choice=seq.params.choice,
+            begun=choice.begun,
         )
 
-    def _record(self, visit: Visit, choice: Choice, finished: Finished, response: str) -> RequestRecord:
+    def _record(
+        self, visit: Visit, choice: Choice, finished: Finished, response: str, failed: str
+    ) -> RequestRecord:
         seq, tally, prompt = choice.made.seq, choice.tally, visit.body.get("prompt")
         chat = visit.asked if isinstance(visit.asked, ChatRequest) else None
         return RequestRecord(
@@ -200,6 +231,7 @@ class Reception:
             drafted_by_source=dict(tally.drafted),
             accepted_by_source=dict(tally.accepted),
             finish=finished.reason,
+            error=failed if failed and finished.reason == "error" else None,
             queue_s=finished.queue_s,
             first_token_s=finished.first_token_s,
             seconds=finished.seconds,
@@ -207,7 +239,7 @@ class Reception:
             messages=chat.messages if chat else None,
             prompt=prompt if isinstance(prompt, str) else None,
             tools=chat.tools if chat else None,
-            output=choice.content,
+            output=choice.text,
             prompt_ids=tuple(seq.tokens[: seq.prompt_len]),
             output_ids=tuple(seq.output),
         )

@@ -22,6 +22,7 @@ class Caller:
     priority: int = 0
     deadline: float | None = None  # by time.monotonic
     learn: bool = True
+    admitted: bool = False  # with an earlier prompt of the same request
 
 
 class Service:
@@ -44,7 +45,7 @@ class Service:
         check: Callable[[Choice], None] = lambda _: None,
         failed: Callable[[PacelineError], Failure] = failure,
     ) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        """Pieces of all choices as they come; `opened` gets every choice that `check` lets pass.
+        """Pieces of all choices as they come; `opened` gets each that `check` and the engine let pass.
 
         The first choice reads the prompt; the others begin once that is in the cache. `failed` says what the
         client hears of an error before the first pass; it may take its time.
@@ -59,7 +60,11 @@ class Service:
                     )
                     check(choice)
                     opened.append(choice)
-                    await self._submit(choice, inbox, failed)
+                    try:
+                        await self._submit(choice, inbox, failed)
+                    except Failure:
+                        opened.pop()
+                        raise
                 choice, r = await inbox.get()
                 piece = choice.take(r)
                 if r.error is not None:
@@ -91,6 +96,7 @@ class Service:
         except PacelineError as error:
             raise failed(error) from error
         made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
+        made.seq.places = 0 if index or caller.admitted else asked.n
         return made
 
     async def _submit(
@@ -110,7 +116,6 @@ class Service:
 
         self.worker.submit(choice.made.seq, deliver, answer)
         if (error := await let_in) is not None:
-            choice.finish = "error"
             raise await asyncio.to_thread(failed, error)
 
 

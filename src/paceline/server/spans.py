@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from paceline.config import SamplingParams
@@ -20,13 +20,15 @@ _log = logging.getLogger(__name__)
 class RequestSpan(Protocol):
     """One request. Either `end` or `fail` closes it; what is told after that is ignored."""
 
+    @property
+    def keeps_content(self) -> bool: ...
     def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None: ...
     def content(self, messages: str, output: str) -> None:
         """JSON of what was said; kept only if the environment allows it."""
 
     def end(
         self,
-        finished: Finished,
+        outputs: Sequence[Finished],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",
@@ -45,6 +47,7 @@ class Spans(Protocol):
 
 class _NoSpan(RequestSpan):
     __slots__ = ()
+    keeps_content = False
 
     def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None:
         return
@@ -54,7 +57,7 @@ class _NoSpan(RequestSpan):
 
     def end(
         self,
-        finished: Finished,
+        outputs: Sequence[Finished],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",
