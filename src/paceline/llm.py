@@ -15,7 +15,7 @@ from paceline.drafters import model_free
 from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, drafter_for
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import SettingError
+from paceline.errors import PromptTooLong, SettingError
 from paceline.target.choose import load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
@@ -212,15 +212,26 @@ class LLM:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
-        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None, **variables)
+        text = self.tokenizer.render(messages, list(tools) if tools else None, **variables)
+        return self.tokenizer.encode(self._within_context(text), bos=False)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
             raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
-        tokens = self.tokenizer.encode(prompt)
+        tokens = self.tokenizer.encode(self._within_context(prompt))
         if not tokens:
             raise SettingError("the prompt is empty: give at least one token of text")
         return tokens
+
+    def _within_context(self, text: str) -> str:
+        """Refuses what cannot fit, before work is spent on its tokens."""
+        size, limit = len(text.encode("utf-8", "surrogatepass")), self.target.max_context
+        if size >= limit and (least := size // self.tokenizer.longest_piece) >= limit:
+            raise PromptTooLong(
+                f"the prompt has at least {least} tokens and the model's context holds {limit}, "
+                "one of them for the answer: shorten the prompt"
+            )
+        return text
 
     def next_round(self, seq_id: str) -> Round:
         """For streams: runs passes until one has something for this sequence."""

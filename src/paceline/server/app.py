@@ -284,21 +284,23 @@ class App:
         asked = shaped(await self._body(request), TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise Failure(400, "give either prompt or messages", param="prompt")
-        tokenizer = self.service.llm.tokenizer
-        if asked.prompt is not None:
-            tokens = tokenizer.encode(asked.prompt, special=asked.add_special_tokens)
-        else:
-            tokens = tokenizer.encode_chat(asked.messages or [], asked.tools, asked.add_generation_prompt)
+        tokens = await asyncio.to_thread(self._tokens, asked)
         return JSONResponse(
             {"tokens": tokens, "count": len(tokens), "max_model_len": self.service.llm.target.max_context}
         )
+
+    def _tokens(self, asked: TokenizeRequest) -> list[int]:
+        tokenizer = self.service.llm.tokenizer
+        if asked.prompt is not None:
+            return tokenizer.encode(asked.prompt, special=asked.add_special_tokens)
+        return tokenizer.encode_chat(asked.messages or [], asked.tools, asked.add_generation_prompt)
 
     async def detokenize(self, request: Request) -> Response:
         asked = shaped(await self._body(request), DetokenizeRequest)
         tokenizer = self.service.llm.tokenizer
         if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
             raise Failure(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
-        return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+        return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, asked.tokens)})
 
     async def health(self, request: Request) -> Response:
         alive = self.service.worker.alive

@@ -53,7 +53,7 @@ class Prediction(_Wire):
 
 
 class SpeculativeConfig(_Wire):
-    """How one request speculates. It changes speed, never text."""
+    """How one request speculates. It changes speed; text only where `accept` is not `match`."""
 
     drafters: list[str] | None = None
     draft_model: str | None = None  # a drafter that the server has loaded
