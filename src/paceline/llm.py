@@ -15,7 +15,7 @@ from paceline.drafters import model_free
 from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, drafter_for
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import PromptTooLong, SettingError
+from paceline.errors import PromptTooLong, SettingError, short
 from paceline.target.choose import load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
@@ -204,7 +204,7 @@ class LLM:
         self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
     ) -> list[int]:
         if not prompt:
-            raise SettingError("the prompt is empty: give a text or a list of messages")
+            raise SettingError(f"prompt={prompt!r} is empty: give a text or a list of messages")
         if isinstance(prompt, str):
             return self._encode_text(prompt, tools)
         if _are_tokens(prompt):
@@ -220,7 +220,7 @@ class LLM:
             raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
         tokens = self.tokenizer.encode(self._within_context(prompt))
         if not tokens:
-            raise SettingError("the prompt is empty: give at least one token of text")
+            raise SettingError(f"prompt={short(prompt)} has no token: give at least one of text")
         return tokens
 
     def _within_context(self, text: str) -> str:

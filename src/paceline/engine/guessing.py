@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
-from paceline.errors import SettingError
+from paceline.errors import SettingError, short
 from paceline.logs import log_problem
 from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
 
@@ -35,7 +35,7 @@ class Guessing:
             unknown = [n for n in names if n not in self._drafters]
             if unknown:
                 known = ", ".join(sorted(self._drafters))
-                raise SettingError(f"no drafter is called {unknown[0]!r}. Known here: {known}")
+                raise SettingError(f"no drafter is called {short(unknown[0])}. Known here: {known}")
             self._lists[names] = Relay([self._drafters[n] for n in names])
         return self._lists[names]
 

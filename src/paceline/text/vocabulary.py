@@ -56,7 +56,7 @@ class Vocabulary:
 def literal(backend: Backend) -> Backend:
     """A second backend on the same model for which control tokens are plain characters.
 
-    The switch belongs to a backend: to turn it while another thread encodes would change that thread's tokens.
+    The switch belongs to a backend: turned while another thread encodes, it would change that one's tokens.
     """
     made = Backend(backend.model)
     if backend.normalizer is not None:
