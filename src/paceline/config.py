@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from operator import index
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from paceline.errors import SettingError
+from paceline.errors import SettingError, short
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def settings(cls: type[T], given: Mapping[str, Any]) -> T:
         if key not in known:
             near = get_close_matches(key, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise SettingError(f"unknown setting {key!r}{hint} Known: {', '.join(known)}")
+            raise SettingError(f"unknown setting {short(key)}{hint} Known: {', '.join(known)}")
     return cls(**given)
 
 
@@ -33,7 +33,7 @@ def _require(fits: Callable[[Any], bool], setting: str, value: object, expected:
     except TypeError:
         ok = False
     if not ok:
-        raise SettingError(f"{setting}={value!r} is not usable: expected {expected}")
+        raise SettingError(f"{setting}={short(value)} is not usable: expected {expected}")
 
 
 def _freeze(settings: object, *names: str) -> None:
@@ -47,7 +47,7 @@ def _freeze(settings: object, *names: str) -> None:
         elif isinstance(value, Sequence):
             value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
         else:
-            raise SettingError(f"{name}={value!r} is not usable: expected a list")
+            raise SettingError(f"{name}={short(value)} is not usable: expected a list")
         object.__setattr__(settings, name, value)
 
 
@@ -63,7 +63,7 @@ def _whole(settings: object, *names: str) -> None:
             elif value is not None:
                 index(value)
         except (TypeError, ValueError):
-            raise SettingError(f"{name}={value!r} is not usable: expected whole numbers") from None
+            raise SettingError(f"{name}={short(value)} is not usable: expected whole numbers") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class SamplingParams:
         _require(lambda x: 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
         _require(lambda x: x >= 0, "choice", self.choice, "0 or more")
         _require(lambda x: x >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(lambda x: all(s and isinstance(s, str) for s in x), "stop", self.stop, "texts, none empty")
+        if not all(s and isinstance(s, str) for s in self.stop):  # texts of the user's are not repeated
+            raise SettingError("stop=... is not usable: expected texts, none empty")
         _require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
 
 

@@ -26,6 +26,12 @@ PacelineError                 one line for the user; the command line exits with
 """
 
 
+def short(value: object, most: int = 60) -> str:
+    """A value that came from outside, as an error shows it."""
+    shown = repr(value[: most + 1] if isinstance(value, str | bytes | tuple | list) else value)
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+
+
 class PacelineError(Exception):
     """Says what was wrong, what was expected and what to do, in one line."""
 

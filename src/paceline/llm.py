@@ -20,7 +20,7 @@ from paceline.drafters.model.sample import SAMPLES
 from paceline.drafters.model.search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import SettingError
+from paceline.errors import PromptTooLong, SettingError, short
 from paceline.heads.kinds import KINDS
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
@@ -246,7 +246,7 @@ class LLM:
         self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
     ) -> list[int]:
         if not prompt:
-            raise SettingError("the prompt is empty: give a text or a list of messages")
+            raise SettingError(f"prompt={prompt!r} is empty: give a text or a list of messages")
         if isinstance(prompt, str):
             return self._encode_text(prompt, tools)
         if _are_tokens(prompt):
@@ -254,15 +254,26 @@ class LLM:
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
-        return self.tokenizer.encode_chat(messages, tools=list(tools) if tools else None, **variables)
+        text = self.tokenizer.render(messages, list(tools) if tools else None, **variables)
+        return self.tokenizer.encode(self._within_context(text), bos=False)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
             raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
-        tokens = self.tokenizer.encode(prompt)
+        tokens = self.tokenizer.encode(self._within_context(prompt))
         if not tokens:
-            raise SettingError("the prompt is empty: give at least one token of text")
+            raise SettingError(f"prompt={short(prompt)} has no token: give at least one of text")
         return tokens
+
+    def _within_context(self, text: str) -> str:
+        """Refuses what cannot fit, before work is spent on its tokens."""
+        size, limit = len(text.encode("utf-8", "surrogatepass")), self.target.max_context
+        if size >= limit and (least := size // self.tokenizer.longest_piece) >= limit:
+            raise PromptTooLong(
+                f"the prompt has at least {least} tokens and the model's context holds {limit}, "
+                "one of them for the answer: shorten the prompt"
+            )
+        return text
 
     def next_round(self, seq_id: str) -> Round:
         """For streams: runs passes until one has something for this sequence."""

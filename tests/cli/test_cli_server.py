@@ -1,6 +1,7 @@
 """paceline routes and paceline keys, as an operator meets them."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,12 @@ def test_neither_needs_torch(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(file), str(tmp_path / "keys.json")]
     assert subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, err = run(capsys, "serve", "smollm2-135m", "--port", str(port))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"paceline: cannot listen on 127.0.0.1:{port} (")
+    assert err.count("\n") == 1

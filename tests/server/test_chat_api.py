@@ -85,6 +85,7 @@ def test_usage_at_the_end_of_a_stream(server: Running) -> None:
     assert last.usage.completion_tokens == 20
     assert last.usage.total_tokens == last.usage.prompt_tokens + 20
     assert all(chunk.choices for chunk in answer)
+    assert all(chunk.to_dict()["usage"] is None for chunk in answer)
 
 
 def test_usage_with_every_chunk(server: Running) -> None:

@@ -39,6 +39,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+    ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
+    ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [*ASKED, {"role": "user"}]}, "messages[1].content"),
+    ({"extra_body": {"chat_template_kwargs": {"mood": 1}}}, "chat_template_kwargs"),
+    ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
@@ -48,7 +56,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "xml"}}, "response_format"),
-    ({"extra_body": {"top_k": -1}}, "top_k"),
+    ({"extra_body": {"top_k": -2}}, "top_k"),
     ({"extra_body": {"min_p": 2}}, "min_p"),
     ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
     ({"extra_body": {"priority": 101}}, "priority"),
@@ -59,6 +67,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "speculative_config.acceptance_threshold",
     ),
     ({"extra_body": {"speculative_config": {"drafters": ["gpt"]}}}, "speculative_config.drafters"),
+    (
+        {"extra_body": {"speculative_config": {"draft_model": "ngram", "drafters": ["suffix"]}}},
+        "speculative_config.draft_model",
+    ),
+    (
+        {"response_format": schema({}), "extra_body": {"structured_outputs": {"regex": "a"}}},
+        "structured_outputs",
+    ),
     (
         {"extra_body": {"speculative_config": {"accept": "block", "tree_width": 2}}},
         "speculative_config.tree_width",
@@ -96,6 +112,13 @@ def test_what_cannot_be_done_is_named(server: Running, asked: dict[str, Any], pa
 
 COMPLETIONS_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
+    ({"prompt": [10**6]}, "prompt"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": [["a"]]}, "prompt"),
     ({"prompt": {"a": 1}}, "prompt"),
     ({"echo": True}, "echo"),
@@ -180,3 +203,89 @@ def test_other_paths_and_methods(server: Running) -> None:
     assert (found.status_code, found.json()["error"]["type"]) == (404, "invalid_request_error")
     found = httpx.get(f"{server.url}/v1/chat/completions", trust_env=False)
     assert (found.status_code, found.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+def test_options_of_a_stream_need_one(server: Running) -> None:
+    given: dict[str, Any] = {"model": server.model, "messages": ASKED}
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().chat.completions.create(**given, stream_options={"include_usage": True})
+    assert caught.value.param == "stream_options"
+
+
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [
+        ({"speculative_config": {"method": "x"}}, "Known: drafters, draft_model, num_speculative_tokens, "),
+        ({"structured_outputs": {"jsn": {}}}, "did you mean 'json'? Known: json, regex, "),
+        ({"temprature": 1}, "did you mean 'temperature'? Known: model, temperature, "),
+        ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
+    ],
+)
+def test_an_unknown_key_is_told_those_of_its_object(
+    server: Running, asked: dict[str, Any], known: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().chat.completions.create(model=server.model, messages=ASKED, extra_body=asked)
+    assert known in caught.value.message
+    assert "unknown key" in caught.value.message
+
+
+LONG = "secret" * 5000
+ECHOED: list[dict[str, Any]] = [
+    {"model": LONG},
+    {LONG: 1},
+    {"metadata": {LONG: 1}},
+    {"stop": [LONG, ""]},
+    {"logit_bias": {LONG: 1}},
+    {"speculative_config": {LONG: 1}},
+    {"speculative_config": {"drafters": [LONG]}},
+    {"speculative_config": {"draft_model": LONG}},
+    {"structured_outputs": {"regex": f"({LONG}"}},
+    {"structured_outputs": {"grammar": LONG}},
+    {"structured_outputs": {"choice": [LONG, ""]}},
+    {"structured_outputs": {"json": {"type": LONG}}},
+    {"structured_outputs": {"json": {LONG: 1, "type": "object", "properties": {"a": {"format": LONG}}}}},
+    {"response_format": {"type": LONG}},
+    {"tools": [TOOL], "tool_choice": LONG},
+    {"tools": [{"type": "function", "function": {"name": LONG, "parameters": 5}}]},
+    {"tools": [{"type": "function", "function": {"name": LONG}}] * 2},
+    {"chat_template_kwargs": {LONG: 1}},
+    {"messages": [{"role": LONG, "content": "x"}]},
+    {"messages": [{"role": "user", "content": {LONG: 1}}]},
+]
+
+
+@pytest.mark.parametrize("asked", ECHOED, ids=[str(list(asked))[:40] for asked in ECHOED])
+def test_what_a_client_sent_is_not_sent_back_at_length(server: Running, asked: dict[str, Any]) -> None:
+    given = {"model": server.model, "messages": ASKED, "max_tokens": 1, **asked}
+    found = httpx.post(f"{server.url}/v1/chat/completions", json=given, trust_env=False, timeout=60)
+    assert 400 <= found.status_code < 500
+    assert "secret" * 11 not in found.text
+
+
+def test_stop_texts_are_not_sent_back(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().chat.completions.create(model=server.model, messages=ASKED, stop=["secret", ""])
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("tokenize", {"prompt": "x", "model": "gpt-9"}, 404, "model"),
+        ("detokenize", {"tokens": [1], "model": "gpt-9"}, 404, "model"),
+        ("tokenize", {"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role"),
+        ("tokenize", {"messages": [{"role": "user", "content": [5]}]}, 400, "messages"),
+    ],
+)
+def test_what_cannot_be_made_tokens(
+    server: Running, path: str, body: dict[str, Any], status: int, param: str
+) -> None:
+    found = httpx.post(f"{server.url}/{path}", json=body, trust_env=False)
+    assert (found.status_code, found.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("name", ["echo", "store"])
+def test_what_is_not_done_comes_with_advice(server: Running, name: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="Input should be false: "):
+        server.client().completions.create(model=server.model, prompt="x", extra_body={name: True})

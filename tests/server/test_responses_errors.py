@@ -14,6 +14,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
+    ({"store": True}, "store"),
     ({"truncation": "auto"}, "truncation"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
@@ -69,3 +70,25 @@ def test_unknown_models_and_long_inputs(server: Running) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             server.client().responses.create(model=server.model, input="word " * 9000, stream=stream)
         assert caught.value.code == "context_length_exceeded"
+
+
+def test_unknown_keys_are_told_those_of_their_object(server: Running) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "shema": {}, "schema": {}}}},
+            "name, schema",
+        ),
+        ({"reasoning": {"efort": "none"}}, "Known: effort, summary"),
+        ({"tools": [{**WEATHER, "param": 1}]}, "Known: type, name, description, parameters"),
+    ]
+    for asked, known in wrong:
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client().responses.create(**{"model": server.model, "input": "x", **asked})
+        assert known in caught.value.message
+
+
+def test_options_of_a_stream_need_one(server: Running) -> None:
+    body = {"stream_options": {"include_obfuscation": False}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().responses.create(model=server.model, input="x", extra_body=body)
+    assert caught.value.param == "stream_options"

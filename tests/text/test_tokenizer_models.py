@@ -6,8 +6,10 @@ Qwen's NFC and Gemma's tokens of several marks (▁▁): where those matter it i
 """
 
 import json
+import threading
 import unicodedata
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -227,3 +229,39 @@ def test_smollm2_is_told_of_tools_in_the_system_text(smollm2_path: Path) -> None
 def test_a_model_without_a_template_says_so(gemma_path: Path) -> None:
     with pytest.raises(TextError, match="no chat template: use a plain prompt"):
         load(gemma_path).render([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.model
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2_path: Path) -> None:
+    tokenizer, done, ticks = load(smollm2_path), threading.Event(), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not done.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = ticks
+    tokenizer.encode("All of one long text. " * 50_000)
+    seen = ticks - before
+    done.set()
+    thread.join()
+    assert seen > 10  # a thread that is kept out makes none, or one on each side
+
+
+@pytest.mark.model
+def test_threads_that_want_control_tokens_and_threads_that_do_not(smollm2_path: Path) -> None:
+    tokenizer, text = load(smollm2_path), "one <|im_end|> two " * 300
+    wanted = {special: tokenizer.encode(text, special=special) for special in (True, False)}
+    assert wanted[True] != wanted[False]
+    with ThreadPoolExecutor(4) as pool:
+        modes = [True, False] * 20
+        found = pool.map(lambda special: tokenizer.encode(text, special=special), modes)
+    assert list(found) == [wanted[special] for special in modes]
+
+
+@pytest.mark.model
+def test_the_longest_piece(smollm2_path: Path) -> None:
+    tokenizer = load(smollm2_path)
+    assert tokenizer.longest_piece == max(len(tokenizer.piece(i)) for i in range(tokenizer.vocab_size)) > 16

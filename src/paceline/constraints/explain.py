@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from paceline.constraints.schema import parts
 
+MOST: Final = 400  # characters of an explanation
+_LONG_WORD: Final = re.compile(r"\S{61,}")
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
 _KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
 # What the engine says, and the keyword of JSON Schema that it is about.
@@ -29,6 +31,16 @@ _HINTS: Final = {
 
 def explain(message: str, schema: Any = None) -> str:
     """One line: what is not supported, where it stands in the schema, what to do."""
+    return _cut(_explained(message, schema))
+
+
+def _cut(line: str) -> str:
+    """What the engine says may repeat a pattern or a name, however long that is."""
+    line = _LONG_WORD.sub(lambda word: f"{word[0][:57]}...", line)
+    return line if len(line) <= MOST else f"{line[:MOST]}..."
+
+
+def _explained(message: str, schema: Any) -> str:
     reason, keywords = _reason(message)
     if schema is None or not keywords:
         return reason

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, get_args
 
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, short
 
 Spell = Callable[[str], str]  # fixed text, as items of a rule: a model's own marks are single tokens
 
@@ -57,7 +57,7 @@ class Json:
         _limited(self.schema, "schema")
         schema = parsed(self.schema)
         if not isinstance(schema, dict | bool):
-            raise ConstraintError(f"a schema is an object or true or false, not {_short(self.schema)}")
+            raise ConstraintError(f"a schema is an object or true or false, not {short(self.schema)}")
         if (patterns := _patterns(schema)) > MAX_PATTERNS:
             raise ConstraintError(
                 f"the schema has {patterns} patternProperties: at most {MAX_PATTERNS} can be enforced in time"
@@ -100,7 +100,7 @@ class Choice:
     def __post_init__(self) -> None:
         given = self.options
         if isinstance(given, str) or not given or not all(isinstance(o, str) and o for o in given):
-            raise ConstraintError(f"{given!r} is not a choice: expected one or more texts, none empty")
+            raise ConstraintError(f"{short(given)} is not a choice: expected one or more texts, none empty")
         object.__setattr__(self, "options", tuple(given))
 
     def rules(self, name: str, spell: Spell) -> str:
@@ -149,7 +149,7 @@ def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") 
             raise ConstraintError('response_format needs "json_schema": {"name": ..., "schema": {...}}')
         return Json.of(inner["schema"], whitespace)
     raise ConstraintError(
-        f"response_format={kind!r} is unknown: expected the type text, json_object or json_schema"
+        f"response_format={short(kind)} is unknown: expected the type text, json_object or json_schema"
     )
 
 
@@ -160,7 +160,7 @@ def parsed(text: str) -> Any:
     except RecursionError:
         raise ConstraintError("the schema is nested too deeply") from None
     except ValueError as problem:
-        raise ConstraintError(f"the schema is not JSON ({problem}): {_short(text)}") from None
+        raise ConstraintError(f"the schema is not JSON ({problem}): {short(text)}") from None
 
 
 def quoted(text: str) -> str:
@@ -193,10 +193,6 @@ def _unanchored(pattern: str) -> str:
 
 def _limited(text: str, what: str) -> None:
     if not isinstance(text, str):
-        raise ConstraintError(f"the {what} is no text: {text!r}")
+        raise ConstraintError(f"the {what} is no text: {short(text)}")
     if (size := len(text.encode("utf-8", "replace"))) > MAX_BYTES:
         raise ConstraintError(f"the {what} has {size:,} bytes: at most {MAX_BYTES:,} are taken")
-
-
-def _short(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[:most] + " ..."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Whitespace
 from paceline.constraints.matching import fits
 from paceline.constraints.typed import schema_of
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, short
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -78,12 +78,12 @@ _kept = lru_cache(KEPT, typed=True)(_made)
 def _pattern(pattern: re.Pattern[Any]) -> str:
     """In the engine's syntax. The whole text is matched, so that an anchor in front of it says nothing."""
     if not isinstance(pattern.pattern, str):
-        raise ConstraintError(f"{pattern!r} is a pattern of bytes: expected one of text")
+        raise ConstraintError(f"{short(pattern)} is a pattern of bytes: expected one of text")
     flags = re.RegexFlag(pattern.flags) & ~re.UNICODE
     others = [flag.name for flag in re.RegexFlag if flag & flags and flag not in _FLAGS]
     if others:
         raise ConstraintError(
-            f"{', '.join(map(str, others))} cannot be enforced: leave it out of {pattern!r}"
+            f"{', '.join(map(str, others))} cannot be enforced: leave it out of {short(pattern)}"
         )
     letters = "".join(letter for flag, letter in _FLAGS.items() if flag & flags)
     if not letters:

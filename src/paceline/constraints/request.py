@@ -15,7 +15,7 @@ from paceline.constraints.grammars import (
 )
 from paceline.constraints.outputs import output as output_of
 from paceline.constraints.tools import read_tools, tool_calls
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 
 THINKING: Final = (
@@ -52,7 +52,7 @@ class Wanted:
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):
-                raise ConstraintError(f"tool_choice={self.tool_choice!r} needs tools: give at least one")
+                raise ConstraintError(f"tool_choice={short(self.tool_choice)} needs tools: give at least one")
             return _thought(answer, opening)
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace, quoted
 from paceline.constraints.schema import closed
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
@@ -68,7 +68,7 @@ def tool_calls(
     if choice == "none":
         return Switched(form.trigger, None, anywhere=form.anywhere)
     if not known:
-        raise ConstraintError(f"tool_choice={choice!r} needs tools: give at least one")
+        raise ConstraintError(f"tool_choice={short(choice)} needs tools: give at least one")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
@@ -85,7 +85,8 @@ def _named(choice: str | Mapping[str, Any], known: Mapping[str, Json]) -> str | 
         return None
     if not isinstance(name, str) or name not in known:
         raise ConstraintError(
-            f"tool_choice={choice!r} is unknown: expected auto, required, none or one of {', '.join(known)}"
+            f"tool_choice={short(choice)} is unknown: "
+            f"expected auto, required, none or one of {', '.join(known)}"
         )
     return name
 
@@ -96,7 +97,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> di
     for tool in tools:
         name, arguments = _read(tool, whitespace)
         if name in known:
-            raise ConstraintError(f"two tools are called {name}: give each a name of its own")
+            raise ConstraintError(f"two tools are called {short(name)}: give each a name of its own")
         known[name] = arguments
     return known
 
@@ -113,8 +114,8 @@ def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
         parameters = NO_ARGUMENTS
     kind = parameters.get("type", "object") if isinstance(parameters, Mapping) else "none"
     if not isinstance(parameters, Mapping) or "object" not in (kind if isinstance(kind, list) else [kind]):
-        raise ConstraintError(f"the parameters of tool {name} are no schema of an object")
+        raise ConstraintError(f"the parameters of tool {short(name)} are no schema of an object")
     try:
         return name, Json.of(closed({**parameters, "type": "object"}), whitespace)
     except RecursionError:
-        raise ConstraintError(f"the parameters of tool {name} are nested too deeply") from None
+        raise ConstraintError(f"the parameters of tool {short(name)} are nested too deeply") from None

@@ -18,7 +18,15 @@ from paceline.engine.guessing import Guessing
 from paceline.engine.judge import judge, logprobs
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.turn import Pass, Turn, a_round
-from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
+from paceline.errors import (
+    CacheFull,
+    ConstraintError,
+    PacelineError,
+    PromptTooLong,
+    SettingError,
+    TimedOut,
+    short,
+)
 from paceline.logs import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
@@ -71,6 +79,11 @@ class Engine:
     def busy(self) -> bool:
         return len(self._scheduler) > 0
 
+    def _check_tokens(self, setting: str, tokens: Sequence[int]) -> None:
+        size = self.target.vocab_size
+        if strange := [token for token in tokens if not 0 <= token < size]:
+            raise SettingError(f"{setting}={short(strange[0])} is not usable: expected tokens below {size}")
+
     def submit(self, seq: Seq) -> None:
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
@@ -78,10 +91,9 @@ class Engine:
                 f"the prompt has {len(seq.tokens)} tokens and the model's context holds {limit}, "
                 "one of them for the answer: shorten the prompt"
             )
-        strange = [t for t in seq.tokens if not 0 <= t < self.target.vocab_size]
-        strange += [t for t, _ in seq.params.logit_bias if not 0 <= t < self.target.vocab_size]
-        if strange:
-            raise SettingError(f"token {strange[0]} is not one of the model's {self.target.vocab_size}")
+        self._check_tokens("prompt", seq.tokens)
+        self._check_tokens("logit_bias", [token for token, _ in seq.params.logit_bias])
+        self._check_tokens("stop_tokens", seq.params.stop_tokens)
         if seq.cursor is not None and seq.cursor.finished:
             raise ConstraintError("the constraint allows nothing but an empty answer")
         self._guessing.drafter(seq)  # an unknown name is refused here, not in the middle of a pass

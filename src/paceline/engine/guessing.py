@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
-from paceline.errors import SettingError
+from paceline.errors import SettingError, short
 from paceline.logs import log_problem
 from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
 
@@ -37,7 +37,7 @@ class Guessing:
             if unknown:
                 known = ", ".join(sorted(self._drafters))
                 hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise SettingError(f"no drafter is called {unknown[0]!r}{hint}. Known here: {known}")
+                raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
             self._lists[names] = Relay([self._drafters[n] for n in names])
         return self._lists[names]
 

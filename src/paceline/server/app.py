@@ -1,7 +1,7 @@
 """The HTTP application: paths, bodies, streams, errors."""
 
 import asyncio
-import secrets
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -9,17 +9,15 @@ from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from paceline import __version__
-from paceline.errors import ConstraintError, ShuttingDown
-from paceline.server.asked import Asked, from_chat, from_completion, prompts
-from paceline.server.body import parse_json
+from paceline.errors import ConstraintError, ShuttingDown, short
+from paceline.server.asked import Asked, check_variables, from_chat, from_completion, prompts
 from paceline.server.choice import Choice, usage
 from paceline.server.failures import Failure, failure
-from paceline.server.openapi import document
 from paceline.server.places import misread, placed
 from paceline.server.plumbing import (
     Handler,
@@ -30,15 +28,19 @@ from paceline.server.plumbing import (
     guarded,
     not_allowed,
     not_found,
+    read_object,
     shaped,
+    together,
 )
 from paceline.server.reception import Reception, Visit
 from paceline.server.refusals import word_for
 from paceline.server.replies import ChatReply, CompletionReply
+from paceline.server.request_ids import RequestIds, named
 from paceline.server.responses import ResponsesReply, as_chat
 from paceline.server.responses_wire import ResponsesRequest
 from paceline.server.service import Service
-from paceline.server.tokens import detokenized, tokenized
+from paceline.server.token_paths import text_of, tokens_of
+from paceline.server.watched import watched
 from paceline.server.wire import (
     ChatRequest,
     CompletionRequest,
@@ -52,17 +54,22 @@ from paceline.text import Tokenizer
 AnyReply = ChatReply | CompletionReply | ResponsesReply
 
 MAX_BODY: Final = 8 << 20  # bytes
+AT_ONCE: Final = 16  # outputs of one request with many prompts
 CLOSING_S: Final = 5.0  # for the engine's thread, and for what is still to be written
 
 
 class App:
     """Handlers around one service."""
 
-    def __init__(self, service: Service, reception: Reception, max_body: int = MAX_BODY) -> None:
+    def __init__(
+        self, service: Service, reception: Reception, max_body: int = MAX_BODY, at_once: int = AT_ONCE
+    ) -> None:
         self.service = service
         self.reception = reception
         self.ready = False
         self._max_body = max_body
+        self._at_once = at_once
+        self._started = int(time.time())
 
     def asgi(self) -> Starlette:
         closed = [  # where the server has keys, only with one of them
@@ -74,17 +81,14 @@ class App:
             ("/tokenize", self.tokenize, "POST"),
             ("/detokenize", self.detokenize, "POST"),
         ]
-        opened = [  # for those who watch the server
-            ("/health", self.health, "GET"),
-            ("/ready", self.is_ready, "GET"),
-            ("/metrics", self.metrics, "GET"),
-            ("/version", self.version, "GET"),
-            ("/openapi.json", self.openapi, "GET"),
-        ]
+        opened = watched(self.service, self.reception, lambda: self.ready)
         paths = [*((path, self._keyed(handler), method) for path, handler, method in closed), *opened]
         routes = [Path(path, guarded(handler), methods=[method]) for path, handler, method in paths]
         problems = {404: not_found, 405: not_allowed}
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=problems)
+        names = [Middleware(RequestIds)]
+        return Starlette(
+            routes=routes, middleware=names, lifespan=self._lifespan, exception_handlers=problems
+        )
 
     def _keyed(self, handler: Handler) -> Handler:
         """Looks at the key before anything else: who has none learns nothing, and no body is read."""
@@ -117,8 +121,9 @@ class App:
         data = await self._body(request)
         asked = shaped(data, ChatRequest)
         visit = self._admit(request, data, asked)
-        reply = ChatReply(*self._head("chatcmpl", bool(asked.logprobs)))
+        reply = ChatReply(*self._head(request, "chatcmpl-", bool(asked.logprobs)))
         with self._noted(visit, reply.id):
+            check_variables(asked.chat_template_kwargs, self.service.llm.tokenizer.template)
             what = from_chat(asked, visit.route.spec(self.service.llm.spec), self._drafters())
         return await self._reply(request, visit, asked, [what], reply)
 
@@ -126,7 +131,7 @@ class App:
         data = await self._body(request)
         asked = shaped(data, CompletionRequest)
         visit = self._admit(request, data, asked)
-        reply = CompletionReply(*self._head("cmpl", asked.logprobs is not None))
+        reply = CompletionReply(*self._head(request, "cmpl-", asked.logprobs is not None))
         with self._noted(visit, reply.id):
             given, spec = prompts(asked.prompt), visit.route.spec(self.service.llm.spec)
             if asked.stream and len(given) > 1:
@@ -139,7 +144,9 @@ class App:
         asked = shaped(data, ResponsesRequest)
         chat = as_chat(asked)
         visit = self._admit(request, data, chat)
-        reply = ResponsesReply(asked, self.service.llm.name, self.service.llm.tokenizer)
+        reply = ResponsesReply(
+            asked, self.service.llm.name, self.service.llm.tokenizer, named(request.scope, "resp_", 24)
+        )
         with self._noted(visit, reply.id):
             what = from_chat(chat, visit.route.spec(self.service.llm.spec), self._drafters())
         return await self._reply(request, visit, chat, [what], reply)
@@ -158,10 +165,15 @@ class App:
         llm = self.service.llm
         return {**llm.trained, **{name: name for name in llm.drafters}}
 
-    def _head(self, prefix: str, logprobs: bool) -> tuple[str, str, str, Tokenizer, bool]:
+    def _head(self, request: Request, prefix: str, logprobs: bool) -> tuple[str, str, str, Tokenizer, bool]:
         service = self.service
-        name = f"{prefix}-{secrets.token_hex(12)}"
-        return name, service.llm.name, service.fingerprint, service.llm.tokenizer, logprobs
+        return (
+            named(request.scope, prefix),
+            service.llm.name,
+            service.fingerprint,
+            service.llm.tokenizer,
+            logprobs,
+        )
 
     @contextmanager
     def _noted(self, visit: Visit, response: str, choices: Sequence[Choice] = ()) -> Iterator[None]:
@@ -184,43 +196,40 @@ class App:
         what: list[Asked],
         reply: AnyReply,
     ) -> Response:
-        headers = {"x-request-id": reply.id}
         what = [self.reception.bound(visit, one) for one in what]
         if asked.stream:
             pieces = self._stream(what[0], visit, asked, reply)
             async with cancelled_by_disconnect(request):
                 first = await anext(pieces)  # what is wrong with the request shows before any of the stream
-            return StreamingResponse(after(first, pieces), media_type="text/event-stream", headers=headers)
+            return StreamingResponse(after(first, pieces), media_type="text/event-stream")
         choices: list[Choice] = []
         with self._noted(visit, reply.id, choices):
             async with cancelled_by_disconnect(request):
-                for one in what:
-                    await self._run(one, visit, choices)
+                jobs = [self._run(one, visit, choices, i * one.n) for i, one in enumerate(what)]
+                await together(jobs, max(1, self._at_once // what[0].n))
+        choices.sort(key=lambda choice: choice.index)
         self.reception.done(visit, choices, reply.id)
         whole = reply.whole(choices, usage(choices)) | self._metrics_of(visit, asked, choices)
-        return JSONResponse(whole, headers=headers)
+        return JSONResponse(whole)
 
-    async def _run(self, asked: Asked, visit: Visit, choices: list[Choice]) -> None:
-        """Adds the choices of one prompt to those before."""
+    async def _run(self, asked: Asked, visit: Visit, choices: list[Choice], first: int) -> None:
+        """Adds the choices of one prompt; `first` is the index of its first."""
         mine: list[Choice] = []
         opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
-        caller = replace(visit.caller, admitted=bool(choices))
+        caller = replace(visit.caller, admitted=first > 0)
         try:
             async with aclosing(self.service.answer(asked, caller, mine, opened, failed)) as pieces:
                 async for _ in pieces:
                     pass
         finally:
             for choice in mine:
-                choice.index += len(choices)
+                choice.index += first
             choices += mine
 
     def _metrics_of(self, visit: Visit, asked: Sampling, choices: Sequence[Choice]) -> dict[str, Any]:
         if not asked.metrics:
             return {}
         return {"metrics": self.reception.report(visit, choices, asked.metrics == "detailed")}
-
-    def _so_far(self, options: StreamOptions, choices: Sequence[Choice]) -> dict[str, Any]:
-        return {"usage": usage(choices)} if options.continuous_usage_stats else {}
 
     async def _stream(
         self, asked: Asked, visit: Visit, wire: Sampling, reply: AnyReply
@@ -229,6 +238,7 @@ class App:
         choices: list[Choice] = []
         begun: set[int] = set()
         options = wire.stream_options or StreamOptions()
+        unused: dict[str, Any] = {"usage": None} if options.include_usage else {}
         opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
         answer = self.service.answer(asked, visit.caller, choices, opened, failed)
         try:
@@ -237,9 +247,10 @@ class App:
                     async for choice, piece in pieces:
                         if choice.index not in begun:
                             begun.add(choice.index)
-                            yield event(reply.first(choice))
+                            yield event(reply.first(choice) | unused)
                         for chunk in reply.chunks(choice, piece):
-                            yield event(chunk | self._so_far(options, choices))
+                            so_far = {"usage": usage(choices)} if options.continuous_usage_stats else unused
+                            yield event(chunk | so_far)
         except Exception as problem:
             if not begun:
                 raise
@@ -252,21 +263,13 @@ class App:
         yield reply.end
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_body:
-                raise Failure(413, f"the body is too large: at most {self._max_body:,} bytes are read")
-        data = parse_json(bytes(body), self._max_body)
-        if not isinstance(data, dict):
-            raise Failure(400, "the body is not a JSON object")
-        return data
+        return await read_object(request, self._max_body)
 
-    def _check_model(self, name: str) -> None:
-        if name != self.service.llm.name:
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self.service.llm.name:
             raise Failure(
                 404,
-                f"the model {name!r} is not served here; {self.service.llm.name!r} is",
+                f"the model {short(name)} is not served here; {self.service.llm.name!r} is",
                 param="model",
                 code="model_not_found",
             )
@@ -276,7 +279,7 @@ class App:
         return {
             "id": self.service.llm.name,
             "object": "model",
-            "created": 0,
+            "created": self._started,
             "owned_by": "paceline",
             "max_model_len": target.max_context,
         }
@@ -289,26 +292,15 @@ class App:
         return JSONResponse(self._card())
 
     async def tokenize(self, request: Request) -> Response:
-        asked = shaped(await self._body(request), TokenizeRequest)
-        return JSONResponse(tokenized(asked, self.service.llm))
+        data = await self._body(request)
+        asked = shaped(data, TokenizeRequest)
+        self._check_model(asked.model)
+        tokens = await asyncio.to_thread(tokens_of, asked, self.service.llm.tokenizer, data)
+        return JSONResponse(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": self.service.llm.target.max_context}
+        )
 
     async def detokenize(self, request: Request) -> Response:
         asked = shaped(await self._body(request), DetokenizeRequest)
-        return JSONResponse(detokenized(asked, self.service.llm))
-
-    async def health(self, request: Request) -> Response:
-        alive = self.service.worker.alive
-        return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
-
-    async def metrics(self, request: Request) -> Response:
-        body, kind = self.reception.metrics.render(request.headers.get("accept", ""))
-        return Response(body, headers={"content-type": kind})
-
-    async def is_ready(self, request: Request) -> Response:
-        return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
-
-    async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
-    async def openapi(self, request: Request) -> Response:
-        return JSONResponse(document(self.service.llm.name))
+        self._check_model(asked.model)
+        return JSONResponse({"prompt": await asyncio.to_thread(text_of, asked, self.service.llm.tokenizer)})

@@ -4,7 +4,7 @@ import re
 from itertools import takewhile
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from paceline.errors import (
     BadBody,
@@ -20,6 +20,9 @@ from paceline.errors import (
     TimedOut,
     UnknownModel,
 )
+from paceline.server.problems import place, unknown_key
+
+MOST: Final = 2000  # characters of a message
 
 # Error, status, OpenAI's type, code
 _KINDS: Final = (
@@ -61,6 +64,7 @@ class Failure(Exception):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
+        message = message if len(message) <= MOST else f"{message[:MOST]}..."
         self.status = status
         self.body: dict[str, Any] = {
             "error": {"message": message, "type": kind, "param": param, "code": code}
@@ -74,27 +78,32 @@ def failure(error: Exception, param: str | None = None, within: str = "") -> Fai
         if isinstance(error, kind):
             retry = 1.0 if status in (429, 503) else None
             inside = f"{within}." if within else ""
-            named = _param(error)
+            named, message = _named(error)
             param = param or (f"{inside}{named}" if named else within or None)
-            return Failure(status, f"{inside}{error}", type_, param, code, retry)
+            return Failure(status, f"{inside}{message}", type_, param, code, retry)
     return Failure(500, "internal error: the server's log says more", "server_error")
 
 
-def _param(error: Exception) -> str | None:
-    """The parameter that an error is about, where it says so."""
-    named = _SETTING.match(str(error))
-    return _PARAMS.get(named[1], named[1]) if named else None
+def _named(error: Exception) -> tuple[str | None, str]:
+    """The parameter that an error is about, where it says so, and the message in the client's words."""
+    message = str(error)
+    found = _SETTING.match(message)
+    if found is None:
+        return None, message
+    name = _PARAMS.get(found[1], found[1])
+    return name, f"{name}={message[found.end() :]}"
 
 
-def invalid(error: ValidationError, known: list[str], within: str = "") -> Failure:
+def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") -> Failure:
     """The first thing that is wrong with a request, and the parameter it is wrong with.
 
     `within`: where the part that was read lies in the request.
     """
     first = error.errors(include_url=False, include_input=False)[0]
-    place, *inner = ((within,) if within else ()) + first["loc"]
-    named = takewhile(lambda part: not _ONE_OF.fullmatch(str(part)), inner)
-    param = str(place) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
-    if first["type"] == "extra_forbidden":
-        return Failure(400, f"{param} is not a known parameter. Known: {', '.join(known)}", param=param)
-    return Failure(400, f"{param}: {first['msg']}", param=param)
+    begin, *inner = first["loc"]
+    param = place([begin, *takewhile(lambda part: not _ONE_OF.fullmatch(str(part)), inner)])
+    param = ".".join(filter(None, (within, param)))
+    unknown = first["type"] == "extra_forbidden"
+    return Failure(
+        400, f"{param}: {unknown_key(shape, first['loc']) if unknown else first['msg']}", param=param
+    )

@@ -6,16 +6,16 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterator
 from datetime import date
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from paceline.errors import ConfigFileError
+from paceline.errors import ConfigFileError, short
+from paceline.server.problems import place, unknown_key
 
 log = logging.getLogger("paceline.server")
 
@@ -107,7 +107,7 @@ class _PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    _refuse(f"the key {key.value!r} is there twice", key)
+                    _refuse(f"the key {short(key.value)} is there twice", key)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -125,7 +125,7 @@ def _yaml_problem(problem: Exception) -> str:
 
 def checked(model: type[M], data: Any, error: type[ConfigFileError], show_values: bool = True) -> M:
     """Builds `model` from a file's data, or raises `error` with every problem and its place."""
-    if problems := list(_unplain(data, "")):
+    if problems := list(_unplain(data, ())):
         raise error(*problems)
     try:
         return model.model_validate_json(json.dumps(data))
@@ -134,18 +134,18 @@ def checked(model: type[M], data: Any, error: type[ConfigFileError], show_values
         raise error(*(_problem(model, detail, show_values) for detail in details)) from None
 
 
-def _unplain(data: Any, place: str) -> Iterator[str]:
+def _unplain(data: Any, at: tuple[int | str, ...]) -> Iterator[str]:
     """What YAML can say and JSON cannot, and nulls, which are values somebody forgot."""
-    here = place or "the file"
+    here = _place(at)
     if isinstance(data, dict):
         for key, value in data.items():
             if not isinstance(key, str):
-                yield f"{here}: the key {key!r} is not usable: expected a text; put it in quotes"
+                yield f"{here}: the key {short(key)} is not usable: expected a text; put it in quotes"
             else:
-                yield from _unplain(value, f"{place}{_dotted(key)}".removeprefix("."))
+                yield from _unplain(value, (*at, key))
     elif isinstance(data, list):
         for i, value in enumerate(data):
-            yield from _unplain(value, f"{place}[{i}]")
+            yield from _unplain(value, (*at, i))
     elif data is None:
         yield f"{here}: empty: give it a value or leave it out"
     elif isinstance(data, date):
@@ -157,52 +157,21 @@ def _unplain(data: Any, place: str) -> Iterator[str]:
 def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) -> str:
     kind, loc = detail["type"], detail["loc"]
     if kind == "extra_forbidden":
-        return f"{_place(loc[:-1])}: {_unknown(str(loc[-1]), _known(model, loc[:-1]))}"
+        return f"{_place(loc[:-1])}: {unknown_key(model, loc)}"
     if kind == "missing":
         return f"{_place(loc[:-1])}: {loc[-1]} is missing"
     what = _EXPECTED.get(kind) or _from_context(detail)
-    value = f"{_short(detail['input'])} is not usable: " if show_values else ""
+    value = f"{short(detail['input'])} is not usable: " if show_values else ""
     return f"{_place(loc)}: {value}expected {what}"
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return place(loc) or "the file"
 
 
 def _from_context(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     return str(context.get("what") or context.get("expected") or detail["msg"])
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    parts = [f"[{part}]" if isinstance(part, int) else _dotted(part) for part in loc if part != "[key]"]
-    return "".join(parts).removeprefix(".") or "the file"
-
-
-def _dotted(key: str) -> str:
-    """A key as part of a place, whatever characters it has."""
-    return f".{key}" if re.fullmatch(r"[\w-]+", key) else f".{_short(key)}"
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    near = get_close_matches(key, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown key {_short(key)}{hint} Known: {', '.join(known)}"
-
-
-def _known(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """The fields of the part of `model` that `loc` leads to."""
-    for name in loc:
-        if isinstance(name, str):
-            model = _inner_model(model.model_fields[name].annotation) or model
-    return list(model.model_fields)
-
-
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(_inner_model, get_args(annotation))), None)
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
 class Reloaded(Generic[T]):

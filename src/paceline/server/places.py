@@ -27,7 +27,12 @@ def placed(error: PacelineError, body: Body) -> Failure:
     if isinstance(error, ConstraintError):
         return misread(error, body, compiling=True)
     about_prompt = isinstance(error, TextError | PromptTooLong)
-    return failure(error, next((name for name in _PROMPTS if name in body), None) if about_prompt else None)
+    return failure(error, prompt_param(body) if about_prompt else None)
+
+
+def prompt_param(body: Body) -> str | None:
+    """What a request calls its prompt."""
+    return next((name for name in _PROMPTS if body.get(name) is not None), None)
 
 
 def misread(error: ConstraintError, body: Body, compiling: bool = False) -> Failure:

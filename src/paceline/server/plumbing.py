@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.errors import PacelineError
 from paceline.logs import log_problem
+from paceline.server.body import parse_json
 from paceline.server.failures import Failure, failure, invalid
 
 log = logging.getLogger("paceline.server")
@@ -30,7 +31,20 @@ def shaped(data: Mapping[str, Any], shape: type[R]) -> R:
     try:
         return shape.model_validate(data)
     except ValidationError as problem:
-        raise invalid(problem, list(shape.model_fields)) from None
+        raise invalid(problem, shape) from None
+
+
+async def read_object(request: Request, most: int) -> dict[str, Any]:
+    """A body of at most so many bytes; what is beyond is not read."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise Failure(413, f"the body is too large: at most {most:,} bytes are read")
+    data = parse_json(bytes(body), most)
+    if not isinstance(data, dict):
+        raise Failure(400, "the body is not a JSON object")
+    return data
 
 
 def kind_of(problem: BaseException) -> str:
@@ -98,6 +112,23 @@ async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
         raise problem
     if gone:
         raise ClientDisconnect
+
+
+async def together(jobs: Iterable[Coroutine[Any, Any, None]], most: int) -> None:
+    """Runs jobs, at most so many at once; the first that fails ends the others."""
+    room = asyncio.Semaphore(most)
+
+    async def run(job: Coroutine[Any, Any, None]) -> None:
+        async with room:
+            await job
+
+    tasks = [asyncio.ensure_future(run(job)) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def event(data: dict[str, Any]) -> bytes:

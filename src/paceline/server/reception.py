@@ -13,6 +13,7 @@ from paceline.server.finished import Finished
 from paceline.server.keys import Key, KeyFile, tenant
 from paceline.server.limits import Limits, Refused, Ticket
 from paceline.server.metrics import Metrics
+from paceline.server.places import prompt_param
 from paceline.server.refusals import refusal, word_for
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
@@ -155,6 +156,7 @@ class Reception:
             raise Failure(
                 400,
                 f"the prompt has {length} tokens; the route {visit.route.name} takes {most}",
+                param=prompt_param(visit.body),
                 code="context_length_exceeded",
             )
         self.metrics.route_of(choice.made.seq.id, visit.route.name)

@@ -1,11 +1,11 @@
 """/v1/responses: requests become chats; answers become items, whole or as a stream of events."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from paceline.errors import short
 from paceline.server.choice import Choice, Piece, usage
 from paceline.server.failures import Failure
 from paceline.server.responses_items import Event, Items, copied
@@ -46,6 +46,8 @@ _SAME: Final = (
 
 def as_chat(asked: ResponsesRequest) -> ChatRequest:
     """The same request to /v1/chat/completions."""
+    if asked.stream_options is not None and not asked.stream:
+        raise Failure(400, "stream_options needs stream: true", param="stream_options")
     tools = read_tools(asked.tools or ())
     given: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     given |= {
@@ -99,7 +101,7 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
         if item.call_id not in called:
             raise Failure(
                 400,
-                f"{where}: no function_call before it has call_id {item.call_id!r}",
+                f"{where}: no function_call before it has call_id {short(item.call_id)}",
                 param=f"{where}.call_id",
             )
         text = read_text(item.output, f"{where}.output")
@@ -116,7 +118,9 @@ def _tool_choice(choice: str | NamedTool, tools: Sequence[FunctionTool]) -> str 
     if isinstance(choice, NamedTool):
         if choice.name not in known:
             raise Failure(
-                400, f"tool_choice: {choice.name!r} is none of the tools: {known}", param="tool_choice"
+                400,
+                f"tool_choice: {short(choice.name)} is none of the tools: {short(known)}",
+                param="tool_choice",
             )
         return {"type": "function", "function": {"name": choice.name}}
     if choice == "required" and not tools:
@@ -140,7 +144,7 @@ class ResponsesReply:
     asked: ResponsesRequest
     model: str
     tokenizer: Tokenizer
-    id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(24)}")
+    id: str
     created: int = field(default_factory=lambda: int(time.time()))
     _items: Items = field(init=False)
     _sent: int = 0  # events

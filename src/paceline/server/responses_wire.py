@@ -6,15 +6,12 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from paceline.errors import short
 from paceline.server.failures import Failure, invalid
-from paceline.server.wire import Metadata, Never, SpeculativeConfig, exactly
+from paceline.server.wire import Metadata, Never, SpeculativeConfig, Wire, exactly, never
 
 S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _absent(advice: str) -> BeforeValidator:
@@ -27,7 +24,7 @@ def _absent(advice: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class TextPart(_Wire):
+class TextPart(Wire):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None  # these come back with our own answers, and say nothing to a model
@@ -35,7 +32,7 @@ class TextPart(_Wire):
     parsed: Any = None
 
 
-class MessageItem(_Wire):
+class MessageItem(Wire):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
@@ -44,7 +41,7 @@ class MessageItem(_Wire):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallItem(_Wire):
+class CallItem(Wire):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -55,7 +52,7 @@ class CallItem(_Wire):
     caller: dict[Literal["type"], Literal["direct"]] | None = None
 
 
-class ResultItem(_Wire):
+class ResultItem(Wire):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[dict[str, Any]]
@@ -73,7 +70,7 @@ _ITEMS: Final[dict[str, type[Item]]] = {
 }
 
 
-class FunctionTool(_Wire):
+class FunctionTool(Wire):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
@@ -83,20 +80,20 @@ class FunctionTool(_Wire):
     allowed_callers: list[Literal["direct"]] | None = None
 
 
-class NamedTool(_Wire):
+class NamedTool(Wire):
     type: Literal["function"]
     name: str
 
 
-class PlainText(_Wire):
+class PlainText(Wire):
     type: Literal["text"]
 
 
-class JsonObject(_Wire):
+class JsonObject(Wire):
     type: Literal["json_object"]
 
 
-class JsonSchema(_Wire):
+class JsonSchema(Wire):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
     type: Literal["json_schema"]
     name: str
@@ -105,22 +102,22 @@ class JsonSchema(_Wire):
     strict: bool | None = None  # the answer follows the schema in any case
 
 
-class TextSettings(_Wire):
+class TextSettings(Wire):
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(_Wire):
+class Reasoning(Wire):
     effort: Literal["none"] | None = None
     summary: Literal["auto"] | None = None  # of reasoning that there is none of
     generate_summary: Literal["auto"] | None = None
 
 
-class ResponsesStreamOptions(_Wire):
+class ResponsesStreamOptions(Wire):
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
 
 
-class ResponsesRequest(_Wire):
+class ResponsesRequest(Wire):
     model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -136,12 +133,12 @@ class ResponsesRequest(_Wire):
     stream_options: ResponsesStreamOptions | None = None
     user: str | None = None
     metadata: Metadata | None = None
-    store: bool | None = None  # the reply says that nothing was stored
+    store: Annotated[Never, never("nothing is stored here, send false or leave it out")] = None
     truncation: Literal["disabled"] | None = None
     previous_response_id: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
     conversation: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
     prompt: Annotated[None, _absent("no prompts are stored here, send instructions and input")] = None
-    background: Never = None
+    background: Annotated[Never, never("read the answer from this request, whole or as a stream")] = None
     reasoning: Reasoning | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # of reasoning that there is none of
     service_tier: Literal["auto", "default"] | None = None
@@ -188,8 +185,8 @@ def _read(shape: type[S], data: dict[str, Any], where: str) -> S:
     try:
         return shape.model_validate(data)
     except ValidationError as problem:
-        raise invalid(problem, list(shape.model_fields), within=where) from None
+        raise invalid(problem, shape, within=where) from None
 
 
 def _unknown(where: str, found: object, known: Sequence[str] | dict[str, Any]) -> Failure:
-    return Failure(400, f"{where}: {found!r} is not supported. Known: {', '.join(known)}", param=where)
+    return Failure(400, f"{where}: {short(found)} is not supported. Known: {', '.join(known)}", param=where)

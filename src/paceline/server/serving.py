@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import socket
 import threading
 from dataclasses import dataclass, field
 from types import FrameType
@@ -81,7 +82,8 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     reception = Reception(llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn)
-    return App(service, reception, settings.max_body)
+    most = settings.engine.max_batch, settings.engine.max_waiting or settings.engine.max_batch
+    return App(service, reception, settings.max_body, at_once=min(most))
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:
@@ -106,10 +108,17 @@ def asgi(app: App, settings: ServerSettings) -> ASGIApp:
 class _Server(uvicorn.Server):
     """Lets running requests end when asked to stop, and ends them cleanly when that takes too long."""
 
-    def __init__(self, config: uvicorn.Config, app: App, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: App, drain_s: float, greeting: str) -> None:
         super().__init__(config)
+        self._greeting = greeting
         self._app = app
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log.info(self._greeting)
+            print(self._greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
@@ -122,8 +131,31 @@ class _Server(uvicorn.Server):
         late.start()
 
 
+def bound(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host. Nobody can connect until the server listens."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            sockets.append(one := socket.socket(family, kind, proto))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+    except OSError as problem:
+        for one in sockets:
+            one.close()
+        why = problem.strerror or problem
+        raise SettingError(
+            f"cannot listen on {host}:{port} ({why}): choose another --host or --port"
+        ) from None
+    return sockets
+
+
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
+    sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     share_heaps()
     app = build(settings)
     config = uvicorn.Config(
@@ -133,7 +165,6 @@ def run(settings: ServerSettings) -> None:
         log_level="warning",
         timeout_graceful_shutdown=int(settings.drain_s) + 10,
     )
-    log.info("serving %s on http://%s:%s/v1", settings.model, settings.host, settings.port)
-    print(f"serving {settings.model} on http://{settings.host}:{settings.port}/v1", flush=True)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    _Server(config, app, settings.drain_s).run()
+    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
+    _Server(config, app, settings.drain_s, f"serving {settings.model} on {where}").run(sockets)

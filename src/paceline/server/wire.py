@@ -1,5 +1,6 @@
 """What clients send, in OpenAI's words. An unknown or unusable parameter is an error that names it."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -10,15 +11,21 @@ from paceline.config import Accept
 Message = dict[str, Any]
 
 
-def exactly(only: bool | int) -> BeforeValidator:
+def exactly(only: bool | int, advice: str = "") -> BeforeValidator:
     """Nothing but this value or null: in Python 0 is False, and 1 is 1.0 and True."""
+    wanted = f"Input should be {json.dumps(only)}{': ' if advice else ''}{advice}"
 
     def check(value: Any) -> Any:
         if value is not None and (type(value) is not type(only) or value != only):
-            raise PydanticCustomError("only", "Input should be {only}", {"only": repr(only)})
+            raise PydanticCustomError("only", "{wanted}", {"wanted": wanted})
         return value
 
     return BeforeValidator(check)
+
+
+def never(advice: str) -> BeforeValidator:
+    """For a parameter that can only be off: what to do instead."""
+    return exactly(False, advice)
 
 
 Never = Annotated[Literal[False] | None, exactly(False)]
@@ -37,23 +44,23 @@ def _labels(given: dict[str, str]) -> dict[str, str]:
 Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's labels: kept with the trace
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class StreamOptions(_Wire):
+class StreamOptions(Wire):
     include_usage: bool = False
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
     continuous_usage_stats: bool = False
 
 
-class Prediction(_Wire):
+class Prediction(Wire):
     type: Literal["content"] = "content"
     content: str | list[dict[str, Any]]
 
 
-class SpeculativeConfig(_Wire):
-    """How one request speculates. It changes speed, never text."""
+class SpeculativeConfig(Wire):
+    """How one request speculates. It changes speed; text only where `accept` is not `match`."""
 
     drafters: list[str] | None = None
     draft_model: str | None = None  # a drafter that the server has loaded
@@ -65,7 +72,7 @@ class SpeculativeConfig(_Wire):
     disabled: bool = False
 
 
-class StructuredOutputs(_Wire):
+class StructuredOutputs(Wire):
     """vLLM's way to ask for a constraint."""
 
     json_: Any = Field(None, alias="json")
@@ -76,7 +83,7 @@ class StructuredOutputs(_Wire):
     whitespace: Literal["fixed", "compact", "flexible"] | None = None
 
 
-class Sampling(_Wire):
+class Sampling(Wire):
     """What chat and plain completions have in common."""
 
     model: str
@@ -103,7 +110,7 @@ class Sampling(_Wire):
     learn: bool | None = None  # False: nothing of this request is remembered
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
     metadata: Metadata | None = None
-    store: Never = None
+    store: Annotated[Never, never("nothing is stored here, send false or leave it out")] = None
     service_tier: Literal["auto", "default"] | None = None
 
     @property
@@ -143,13 +150,13 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: Never = None
+    echo: Annotated[Never, never("put the prompt before the text yourself")] = None
     suffix: None = None
     best_of: Annotated[Literal[1] | None, exactly(1)] = None
     prediction: Prediction | None = None
 
 
-class TokenizeRequest(_Wire):
+class TokenizeRequest(Wire):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -158,6 +165,6 @@ class TokenizeRequest(_Wire):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(_Wire):
+class DetokenizeRequest(Wire):
     model: str | None = None
     tokens: list[int]

@@ -61,6 +61,10 @@ class ChatTemplate:
         ) as problem:
             raise TextError(f"the chat template refused these messages: {_one_line(problem)}") from problem
 
+    def reads(self, variable: str) -> bool:
+        """Whether any of the templates asks for this variable."""
+        return any(variable in _variables(source) for source in self._templates.values())
+
     def _choose(self, tools: Sequence[Tool] | None) -> str:
         if tools and TOOL_TEMPLATE in self._templates:
             return self._templates[TOOL_TEMPLATE]
@@ -69,12 +73,16 @@ class ChatTemplate:
         return self._templates["default"]
 
 
-@lru_cache(maxsize=32)
 def mentions_tools(source: str) -> bool:
-    """Whether the template reads the variable `tools`."""
+    return "tools" in _variables(source)
+
+
+@lru_cache(maxsize=32)
+def _variables(source: str) -> frozenset[str]:
+    """Those that a template reads and does not set itself."""
     from jinja2 import meta
 
-    return "tools" in meta.find_undeclared_variables(_environment().parse(source))
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
 @lru_cache(maxsize=32)
@@ -180,5 +188,7 @@ def _plain(value: Any) -> Any:
         raise TextError(f"messages and tools must be plain JSON data: {_one_line(problem)}") from None
 
 
-def _one_line(problem: Exception) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__
+def _one_line(problem: Exception, most: int = 160) -> str:
+    """A template may put what it was given into its refusal, however long that is."""
+    line = " ".join(str(problem)[: 4 * most].split()) or type(problem).__name__
+    return line if len(line) <= most else f"{line[:most]}..."

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ from paceline.text.folder_vocab import vocabulary_from_folder
 from paceline.text.gguf_vocab import vocabulary_from_gguf
 from paceline.text.template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
 from paceline.text.tool_formats import ToolFormat, tool_format
-from paceline.text.vocabulary import Vocabulary
+from paceline.text.vocabulary import Vocabulary, literal
 
 
 class Tokenizer:
@@ -22,7 +21,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._backend = vocabulary.backend
-        self._lock = threading.Lock()  # guards the backend's switch for special tokens
+        self._literal = literal(vocabulary.backend)
         self._pieces: dict[int, bytes] = {}
         self.vocab_size = vocabulary.size
         self.bos_id = vocabulary.bos_id
@@ -50,12 +49,11 @@ class Tokenizer:
         continues another: control tokens are plain characters, and there is no begin token. `bos` decides
         about the begin token alone; a model that wants none never gets one.
         """
-        with self._lock:
-            self._backend.encode_special_tokens = not special
-            try:
-                ids = self._backend.encode(text, add_special_tokens=False).ids
-            except TypeError:
-                raise TextError("not valid Unicode text: expected a string without lone surrogates") from None
+        backend = self._backend if special else self._literal
+        try:  # a batch, even of one, lets other threads run meanwhile
+            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except TypeError:
+            raise TextError("not valid Unicode text: expected a string without lone surrogates") from None
         begins = self.adds_bos and (special if bos is None else bos)
         return [self.bos_id, *ids] if begins and self.bos_id is not None else list(ids)
 
@@ -73,6 +71,11 @@ class Tokenizer:
     def shown(self, token: int, skip_special: bool) -> bytes:
         """The token's bytes, or none if it is a control token and those are left out."""
         return b"" if skip_special and token in self._vocabulary.control else self.piece(token)
+
+    @cached_property
+    def longest_piece(self) -> int:
+        """The most bytes that one token stands for."""
+        return max(len(self._vocabulary.piece(token)) for token in range(self.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -53,6 +53,26 @@ class Vocabulary:
         return spelled.encode() if token in self.added else _byte_level_bytes(spelled)
 
 
+def literal(backend: Backend) -> Backend:
+    """A second backend on the same model for which control tokens are plain characters.
+
+    The switch belongs to a backend: turned while another thread encodes, it would change that one's tokens.
+    """
+    made = Backend(backend.model)
+    if backend.normalizer is not None:
+        made.normalizer = backend.normalizer
+    if backend.pre_tokenizer is not None:
+        made.pre_tokenizer = backend.pre_tokenizer
+    added = backend.get_added_tokens_decoder()
+    made.add_tokens([token for _, token in sorted(added.items())])
+    if {i: token.content for i, token in made.get_added_tokens_decoder().items()} != {
+        i: token.content for i, token in added.items()
+    }:
+        made = Backend.from_str(backend.to_str())  # ids with gaps between them, which adding cannot make
+    made.encode_special_tokens = True
+    return made
+
+
 def end_tokens(backend: Backend, control: Iterable[int], stated: Iterable[int | None]) -> frozenset[int]:
     """The tokens the files call the end, and the control tokens known to end a turn."""
     known = {i for i in control if backend.id_to_token(i) in END_NAMES}

@@ -1,0 +1,42 @@
+"""Parameters as other servers' clients send them."""
+
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+from running import Running
+
+pytestmark = pytest.mark.model
+
+ASKED: list[Any] = [{"role": "user", "content": "Name three colours of the rainbow."}]
+
+
+def chat(server: Running, **asked: Any) -> ChatCompletion:
+    given = {"model": server.model, "messages": ASKED, "temperature": 0, "max_completion_tokens": 20, **asked}
+    found: ChatCompletion = server.client().chat.completions.create(**given)
+    return found
+
+
+def text(found: ChatCompletion) -> str:
+    return found.choices[0].message.content or ""
+
+
+def test_no_limit_to_the_likeliest_said_in_vllms_way(server: Running) -> None:
+    sampled: dict[str, Any] = {"temperature": 0.9, "seed": 4}
+    assert text(chat(server, **sampled, extra_body={"top_k": -1})) == text(chat(server, **sampled))
+
+
+def test_a_prediction_is_used_beside_the_drafters_that_are_named(server: Running) -> None:
+    whole = text(chat(server))
+    spec = {"drafters": ["ngram"], "num_speculative_tokens": 16, "adaptive": False}
+    asked: dict[str, Any] = {"extra_body": {"speculative_config": spec, "learn": False}}
+    found = chat(server, prediction={"type": "content", "content": whole}, **asked)
+    assert found.usage is not None
+    assert found.usage.completion_tokens_details is not None
+    assert (found.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 10
+
+
+def test_models_were_made_when_the_server_began(server: Running) -> None:
+    found = server.client().models.retrieve(server.model)
+    assert found.created > 1_700_000_000
+    assert found.created <= chat(server, max_completion_tokens=1).created
