@@ -10,7 +10,6 @@ NEEDS: Final[dict[Need, str]] = {
     "grammar": "tools, a schema or a grammar with the request",
     "draft model": "--draft-model: another model",
     "named": "--drafters with its name when the model is loaded",
-    "named": "to be named with --drafters when the model is loaded",
     "trained": "--trained: made for this model by paceline train",
 }
 
@@ -28,8 +27,6 @@ DRAFTERS: Final = {
     "recycle": About("what the model thought could follow each token"),
     "prediction": About("the text you expect", "prediction"),
     "model": About("what a smaller model says", "draft model"),
-    "self": About("what the model says with some of its layers left out", "named"),
-    "quantized": About("what a copy of the model in 4 bits says", "named"),
     "self": About("what the model says with some of its layers left out", "named"),
     "quantized": About("what a copy of the model in 4 bits says", "named"),
     "medusa": About("each place to come by a head of its own", "trained"),
