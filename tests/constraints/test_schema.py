@@ -98,7 +98,7 @@ def a_tool(**more: Any) -> dict[str, Any]:
         ([a_tool(parameters=[])], "no schema of an object"),
         ([a_tool(parameters=False)], "no schema of an object"),
         ([a_tool(parameters={"type": "string"})], "no schema of an object"),
-        ([a_tool(), a_tool()], "two tools are called f"),
+        ([a_tool(), a_tool()], "two tools are called 'f'"),
     ],
 )
 def test_tools_that_are_none(tools: list[Any], word: str) -> None:
