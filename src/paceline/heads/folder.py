@@ -74,7 +74,7 @@ def load(folder: Path, pieces: Pieces) -> Loaded:
     if len(ids) != card.shape.draft_vocab or not inside.all():
         raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
     net = KINDS[card.kind].net(card.shape, pieces, ids)
-    fill(net, unpacked(stored))
+    _fill(net, unpacked(stored))
     return Loaded(card, net)
 
 
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _damaged(path.name, str(error)[:120]) from None
 
 
-def fill(net: Net, weights: Mapping[str, Tensor]) -> None:
+def _fill(net: Net, weights: Mapping[str, Tensor]) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if wanted != found:

@@ -1,8 +1,8 @@
 """The whole way of a drafter: answers of the target, training, measuring, a folder that is served."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,13 +25,12 @@ from paceline.train.buckets import Bucket, buckets
 from paceline.train.conversations import Source
 from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
-from paceline.train.evaluate import Acceptance, acceptance, by_bucket, recorded, replay
+from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
 from paceline.train.loop import Progress, train
-from paceline.train.publish import publish
+from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, pieces_of, recipe
 
 ANSWERS: Final = "answers.npz"
-MEASURED: Final = 5  # guesses in a draft, in the figures of the card
 _LOOK: Final = 12  # held-out answers that are looked at while training
 
 
@@ -73,16 +72,17 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
         )
     made = _recipe(job, model, answers, weights)
     data = {**told, **_facts(job, answers, made)}
+    texts = recorded(answers, 1 << 20, job.measured)
     if job.start is not None:
-        data["before"] = asdict(_measured(made.net, model, answers, tokenizer, job.measured)[0])
+        data["before"] = asdict(_acceptance(made.net, model, texts))
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
-    texts = recorded(answers, 1 << 20, job.measured)
-    card = publish(job.folder, made, model, Path(job.target).name, texts, data)
-    stored = drafter_folder.load(job.folder, pieces_of(model)).net
-    _, kinds = _measured(stored, model, answers, tokenizer, job.measured)
-    card = replace(card, data={**card.data, "by_kind_of_text": kinds})
-    drafter_folder.save_card(job.folder, card)
+    kinds = [buckets(tokenizer, text.tokens) for text in texts]
+
+    def bucket(text: int, place: int) -> str:
+        return Bucket(int(kinds[text][place])).name.lower()
+
+    card = publish(job.folder, made, model, Path(job.target).name, texts, data, bucket=bucket)
     report(Told("measuring", 1, 1))
     return card
 
@@ -133,8 +133,7 @@ def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, rep
     looked = recorded(answers, job.train.max_len, _LOOK)
 
     def look() -> float:
-        guesses = replay(drafter_of(made.net), model, looked, MEASURED)
-        return acceptance(guesses, looked, MEASURED).tokens_per_pass[-1]
+        return _acceptance(made.net, model, looked).tokens_per_pass[-1]
 
     def tell(p: Progress) -> None:
         held_out = "" if p.held_out is None else f", held out {p.held_out:.2f} tokens per pass"
@@ -145,16 +144,6 @@ def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, rep
     train(made, model, batches, job.train, job.folder, tell, look if looked else None)
 
 
-def _measured(
-    net: Net, model: DenseModel, answers: Answers, tokenizer: Tokenizer, most: int
-) -> tuple[Acceptance, dict[str, Any]]:
-    """On held-out answers, through the drafter that serves; by kind of text, too."""
-    texts = recorded(answers, 1 << 20, most)
-    guesses = replay(drafter_of(net), model, texts, MEASURED, batch=48)
-    kinds = [buckets(tokenizer, text.tokens) for text in texts]
-
-    def bucket(text: int, place: int) -> str:
-        return Bucket(int(kinds[text][place])).name.lower()
-
-    found = by_bucket(guesses, texts, MEASURED, bucket)
-    return acceptance(guesses, texts, MEASURED), {kind: asdict(figures) for kind, figures in found.items()}
+def _acceptance(net: Net, model: DenseModel, texts: Sequence[Recorded]) -> Acceptance:
+    """Through the drafter that serves."""
+    return acceptance(replay(drafter_of(net), model, texts, MEASURED, batch=TOGETHER), texts, MEASURED)

@@ -1,16 +1,19 @@
 """From a trained network to a drafter's folder: stored first, then measured as it is stored."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.folder import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
 from paceline.train.dense import DenseModel
-from paceline.train.evaluate import Recorded, acceptance, replay
+from paceline.train.evaluate import BucketAt, Recorded, acceptance, by_bucket, replay
 from paceline.train.recipe import Recipe, pieces_of
+
+MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
+TOGETHER: Final = 48  # texts that are played back beside one another
 
 
 def publish(
@@ -21,14 +24,22 @@ def publish(
     texts: Sequence[Recorded],
     data: Mapping[str, Any],
     weights: Storage = "int8",
+    bucket: BucketAt | None = None,
 ) -> Card:
-    """texts: held out from training. data: what it was trained on, for the card. target: its name."""
+    """texts: held out from training. data: what it was trained on, for the card. target: its name.
+
+    bucket: by which the card tells kinds of text apart.
+    """
     card = Card(recipe.kind, recipe.net.shape, target, model.fingerprint, weights, data=dict(data))
     save(folder, card, recipe.net)
     net, most = load(folder, pieces_of(model)).net, card.shape.block
-    guesses = replay(drafter_of(net), model, texts, most)
+    guesses = replay(drafter_of(net), model, texts, most, batch=TOGETHER)
     found = acceptance(guesses, texts, most)
     card = replace(card, acceptance=found.by_place, tokens_per_pass=found.tokens_per_pass)
+    if bucket is not None:
+        kinds = by_bucket(guesses, texts, min(MEASURED, most), bucket)
+        told = {kind: asdict(figures) for kind, figures in kinds.items()}
+        card = replace(card, data={**card.data, "by_kind_of_text": told})
     if recipe.kind == "block":  # the one that says how sure it is
         fit = calibrate(guesses, most)
         measured = {"calibration gap": [round(fit.before, 4), round(fit.after, 4)]}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -134,38 +134,30 @@ def _sizes(
 
 def _block_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> BlockShape:
     return BlockShape(
-        width=of.width,
-        heads=of.heads,
-        kv_heads=of.kv_heads,
-        head_dim=of.head_dim,
-        ff_width=config.ff_width or of.ff_width,
-        vocab=of.vocab_size,
-        draft_vocab=draft_vocab,
-        taps=default_taps(of.layers, config.taps),
-        layers=config.layers,
-        block=config.block,
-        markov_rank=config.markov_rank,
-        window=config.window,
-        norm_eps=of.norm_eps,
-        theta=of.rope.theta,
+        **_decoder(config, of, draft_vocab), layers=config.layers, markov_rank=config.markov_rank
     )
 
 
 def _eagle_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> EagleShape:
-    return EagleShape(
-        width=of.width,
-        heads=of.heads,
-        kv_heads=of.kv_heads,
-        head_dim=of.head_dim,
-        ff_width=config.ff_width or of.ff_width,
-        vocab=of.vocab_size,
-        draft_vocab=draft_vocab,
-        taps=default_taps(of.layers, config.taps),
-        block=config.block,
-        window=config.window,
-        norm_eps=of.norm_eps,
-        theta=of.rope.theta,
-    )
+    return EagleShape(**_decoder(config, of, draft_vocab))
+
+
+def _decoder(config: TrainConfig, of: ModelShape, draft_vocab: int) -> dict[str, Any]:
+    """What heads that are decoders of their own have in common."""
+    return {
+        "width": of.width,
+        "heads": of.heads,
+        "kv_heads": of.kv_heads,
+        "head_dim": of.head_dim,
+        "ff_width": config.ff_width or of.ff_width,
+        "vocab": of.vocab_size,
+        "draft_vocab": draft_vocab,
+        "taps": default_taps(of.layers, config.taps),
+        "block": config.block,
+        "window": config.window,
+        "norm_eps": of.norm_eps,
+        "theta": of.rope.theta,
+    }
 
 
 def _medusa_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> MedusaShape:
