@@ -1,5 +1,7 @@
 """Where a block network is taught, and what it is taught there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_heads import own, random_net, said, tiny_model
 
 from paceline.heads.block_loss import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
-from paceline.heads.teach import Lesson, verdicts
+from paceline.heads.teach import Lesson, wishes
 
 MODEL = tiny_model()
 
@@ -44,13 +46,33 @@ def test_places_weigh_what_they_open_the_way_to() -> None:
     assert got.tolist() == pytest.approx(want)
 
 
-def test_verdicts_are_the_targets() -> None:
-    lesson = a_lesson(())
-    best, log_z = verdicts(lesson.final[0], MODEL.head)
-    logits = MODEL.logits(lesson.final[0])
-    assert torch.equal(best, logits.argmax(-1))
-    assert torch.allclose(log_z, logits.logsumexp(-1))
-    assert torch.equal(best[2:-1], lesson.tokens[0, 3:])  # which is how the text was made
+def test_wishes_are_the_targets() -> None:
+    lesson, ids = a_lesson(()), torch.tensor([3, 7, 11])
+    found = wishes(lesson, MODEL.head, ids)
+    logits = MODEL.logits(lesson.final)
+    asked = found.which >= 0
+    assert torch.equal(found.which[asked], torch.arange(len(found.best)))
+    assert torch.equal(asked[:, :-1], lesson.mask[:, 1:])
+    assert torch.equal(found.best, logits.argmax(-1)[asked])
+    assert torch.allclose(found.law, logits.softmax(-1)[asked][:, ids])
+    following = torch.cat((lesson.tokens[:, 1:], lesson.tokens[:, :1]), 1)
+    assert torch.equal(found.best, following[asked])  # which is how the text was made
+
+
+def test_under_a_grammar_what_was_said_is_wanted() -> None:
+    lesson, ids = a_lesson(()), torch.arange(40)
+    other = (lesson.tokens + 1) % 97  # nothing the target would have said
+    bound = replace(lesson, tokens=other, constrained=torch.tensor([False, True, False, True]))
+    found, free = wishes(bound, MODEL.head, ids), wishes(lesson, MODEL.head, ids)
+    for text in range(4):
+        mine = found.which[text][found.which[text] >= 0]
+        if text in (0, 2):
+            assert torch.equal(found.law[mine], free.law[mine])
+            continue
+        said = other[text, 1:][found.which[text, :-1] >= 0]
+        assert torch.equal(found.best[mine], said)
+        assert torch.equal(found.law[mine].argmax(-1)[said < 40], said[said < 40])
+        assert torch.equal(found.law[mine].sum(-1), (said < 40).float())
 
 
 def test_the_targets_own_law_is_the_best_answer() -> None:

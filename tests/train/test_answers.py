@@ -1,5 +1,6 @@
 """From recorded conversations to answers of the real model, as it is served."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,19 +9,23 @@ from talk import called, record, result, said, user, write
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
+from paceline.llm import LLM
 from paceline.target.load import load
 from paceline.text import Tokenizer, parse_tool_calls
-from paceline.train.answers import Made, always_drafted, make_answers
+from paceline.train.answers import Made, always_drafted, make_answers, rolled_out
 from paceline.train.asks import AnswersConfig, asks_of
-from paceline.train.prompts import Prompt
+from paceline.train.prompts import Prompt, collect
 from paceline.train.rollout import Rollout
+from paceline.train.served import serve
 
 NEW = 24
 CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))
 
 
 def prompts(count: int, tools: bool = True) -> list[Prompt]:
-    return [Prompt((i, 1, 2), False, (user(str(i)),), ({},) if tools else ()) for i in range(count)]
+    return [
+        Prompt((i, 1, 2), False, (user(str(i)),), ({},) if tools else (), called=True) for i in range(count)
+    ]
 
 
 def test_what_is_asked_depends_on_the_prompt_alone() -> None:
@@ -31,6 +36,8 @@ def test_what_is_asked_depends_on_the_prompt_alone() -> None:
     assert len({ask.job.seed for ask in whole}) == 400
     assert whole != asks_of(prompts(400), AnswersConfig(required=0.5, greedy=0.5, seed=1))
     assert not any(ask.required for ask in asks_of(prompts(50, tools=False), CONFIG))
+    free = [replace(prompt, called=False) for prompt in prompts(50)]
+    assert not any(ask.required for ask in asks_of(free, CONFIG))
 
 
 def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
@@ -84,6 +91,20 @@ def test_answers_are_what_is_served(made: Made, smollm2_path: Path) -> None:
                 assert parse_tool_calls(text, tokenizer.tool_format)[1][0].name == "weather"
     assert 0 < answers.constrained.sum() < 10
     assert 0 < answers.sampled.sum() < 10
+
+
+@pytest.mark.model
+def test_many_at_once_they_are_the_same_answers(source: Path, smollm2_path: Path) -> None:
+    engine = EngineConfig("cpu", dtype="float32")
+    config = AnswersConfig(required=1.0, rollout=Rollout(max_new=16, slots=2), engine=engine)
+    tokenizer = Tokenizer.load(smollm2_path)
+    asks = [ask for ask in asks_of(collect(tokenizer, [source], 1024).prompts, config) if ask.required][:3]
+    asks += [replace(ask, prompt=replace(ask.prompt, tools=({"type": "function"},))) for ask in asks[:1]]
+    rolled, unanswered = rolled_out(smollm2_path, tokenizer, asks, config, lambda *_: None)
+    assert (len(rolled), unanswered) == (3, 1)
+    assert rolled.constrained.all()
+    served = serve(LLM("smollm2-135m", config=engine), asks[:3], config.rollout)
+    assert [rolled.answer(i).tolist() for i in range(3)] == served
 
 
 @pytest.mark.model

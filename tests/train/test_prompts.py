@@ -118,20 +118,29 @@ def test_sources_without_any_prompt_are_an_error(tokenizer: Tokenizer, tmp_path:
         collect(tokenizer, [tmp_path / "broken.jsonl.gz"], 100)
 
 
-def asked(id: str, *messages: dict[str, Any]) -> RequestRecord:
-    return RequestRecord(id, 1.0, "smollm2-135m", messages=list(messages), tools=[WEATHER], output="Yes.")
+def asked(id: str, *messages: dict[str, Any], choice: str = "auto") -> RequestRecord:
+    return RequestRecord(
+        id,
+        1.0,
+        "smollm2-135m",
+        params={"tool_choice": choice},
+        messages=list(messages),
+        tools=[WEATHER],
+        output="Yes.",
+    )
 
 
 def test_requests_of_a_store_give_one_prompt_each(tokenizer: Tokenizer, tmp_path: Path) -> None:
     url, talk = str(tmp_path / "traces.db"), AGENT["messages"]
     store = Store.open(url)
     for n in (2, 4, 6):
-        store.save(asked(f"r{n}", *talk[:n]), ())
+        store.save(asked(f"r{n}", *talk[:n], choice="auto" if n == 4 else "required"), ())
     store.save(without_text(asked("silent", *talk)), ())
     store.close()
     found = collect(tokenizer, [url], 2048)
     expected = collected(tokenizer, tmp_path / "a.jsonl", AGENT)
     assert found.prompts == expected.prompts
+    assert [prompt.called for prompt in found.prompts] == [True, False, True]
     assert found.refused == {"no text was recorded": 1}
 
 

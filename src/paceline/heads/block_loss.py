@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.block import BlockNet
-from paceline.heads.teach import Lesson, figures, verdicts
+from paceline.heads.teach import Lesson, figures, wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,9 @@ class BlockLoss:
         return loss, figures(right, real)
 
     def _wanted(self, lesson: Lesson, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            rows = _after(lesson.final, anchors.at, self.net.shape.block, 0)[anchors.real]
-            best, log_z = verdicts(rows, self.head)
-            return best, (self.net.base_logits(rows) - log_z[:, None]).exp()
+        wanted = wishes(lesson, self.head, self.net.draft_ids)
+        places = _after(wanted.which, anchors.at, self.net.shape.block, 0)[anchors.real]
+        return wanted.best[places], wanted.law[places]
 
 
 def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.eagle import EagleNet
-from paceline.heads.teach import Lesson, ahead, figures, verdicts
+from paceline.heads.teach import Lesson, ahead, figures, wishes
 
 
 def eagle_loss(
@@ -50,15 +50,14 @@ def unrolled(net: EagleNet, lesson: Lesson, steps: int) -> list[Tensor]:
     return out
 
 
-@torch.no_grad()
 def _wanted(net: EagleNet, lesson: Lesson, head: Tensor) -> tuple[Tensor, Tensor]:
     """Laws [r, draft_vocab] of what follows some tokens, and which of them [b, n] is whose; -1: none.
 
     Only of those whose likeliest token can be guessed; what cannot is left out of the law.
     """
-    asked = ahead(lesson.mask, 1)
-    final = lesson.final[asked]
-    fits = net.number[verdicts(final, head)[0]] < net.shape.draft_vocab
+    wanted = wishes(lesson, head, net.draft_ids)
+    fits = net.number[wanted.best] < net.shape.draft_vocab
     number = torch.full_like(lesson.tokens, -1)
-    number[asked] = torch.where(fits, fits.cumsum(0) - 1, -1)
-    return F.linear(final[fits].to(head.dtype), head[net.draft_ids]).float().softmax(-1), number
+    number[wanted.which >= 0] = torch.where(fits, fits.cumsum(0) - 1, -1)
+    law = wanted.law[fits]
+    return law / law.sum(-1, keepdim=True), number

@@ -19,6 +19,7 @@ class Lesson:
     mask: Tensor  # [b, n] bool: the target's own words
     hidden: Mapping[int, Tensor]  # layer -> [b, n, width]
     final: Tensor  # [b, n, width], normed: what the head of the target reads
+    constrained: Tensor | None = None  # [b] bool: texts in which a grammar chose, too; None: in none
 
 
 class Loss(Protocol):
@@ -29,15 +30,35 @@ class Loss(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the target wants after the tokens that one of its own words follows, w of them."""
+
+    which: Tensor  # [b, n]: a token's number among the w; -1: it is none of them
+    best: Tensor  # [w]: the token wanted most
+    law: Tensor  # [w, draft_vocab]: the chance of each token that can be guessed, among all there are
+
+
 @torch.no_grad()
-def verdicts(final: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [r, width] -> the target's likeliest token [r], and the logarithm of its normaliser [r]."""
-    best, log_z = [], []
-    for rows in torch.split(final, _ROWS):
+def wishes(lesson: Lesson, head: Tensor, draft_ids: Tensor) -> Wishes:
+    """head: the target's whole one, [vocab, width].
+
+    Where a grammar chose, too, what was said is wanted: the law of the target alone does not know of it.
+    """
+    asked = ahead(lesson.mask, 1)
+    which = torch.where(asked, asked.flatten().cumsum(0).view_as(asked) - 1, -1)
+    best, laws = [], []
+    for rows in torch.split(lesson.final[asked], _ROWS):
         logits = F.linear(rows.to(head.dtype), head).float()
         best.append(logits.argmax(-1))
-        log_z.append(logits.logsumexp(-1))
-    return torch.cat(best), torch.cat(log_z)
+        laws.append((logits[:, draft_ids] - logits.logsumexp(-1, keepdim=True)).exp())
+    made = Wishes(which, torch.cat(best), torch.cat(laws))
+    if lesson.constrained is not None:
+        certain = (asked & lesson.constrained[:, None])[asked]
+        said = ahead(lesson.tokens, 1)[asked]
+        made.best[certain] = said[certain]
+        made.law[certain] = (said[certain, None] == draft_ids).float()
+    return made
 
 
 def figures(right: Tensor, real: Tensor) -> dict[str, Tensor]:

@@ -1,12 +1,13 @@
 """From recorded conversations to the target's own answers: the data a drafter is trained on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from paceline import models
+from paceline.constraints import Compiler, Wanted
 from paceline.errors import SettingError
 from paceline.target.load import load, open_checkpoint
 from paceline.target.torch_target import placement
@@ -15,8 +16,9 @@ from paceline.train.asks import AnswersConfig, Asked, asks_of
 from paceline.train.conversations import Source
 from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
-from paceline.train.prompts import Prompts, collect
+from paceline.train.prompts import Prompt, Prompts, collect
 from paceline.train.rollout import roll_out
+from paceline.types import Cursor
 
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
 
@@ -38,24 +40,18 @@ def make_answers(
 ) -> Made:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
-    On a GPU, free answers are written by DenseModel; all others by the engine, as they are served.
+    On a GPU they are written by DenseModel, hundreds at once; on a CPU by the engine.
     """
     config, progress = config or AnswersConfig(), progress or _silent
     path = models.resolve(model)
     tokenizer = Tokenizer.load(path)
     found = collect(tokenizer, sources, _longest(path, config), config.held_out)
     asks = asks_of(found.prompts, config)
-    device, _ = placement(config.engine)
-    by_the_engine = [ask for ask in asks if ask.required or device.type == "cpu"]
-    free = [] if device.type == "cpu" else [ask for ask in asks if not ask.required]
-    parts: list[Answers] = []
-    unanswered = 0
-    if free:
-        parts.append(_free(path, tokenizer, free, config, progress))
-    if by_the_engine:
-        served, unanswered = _served(model, by_the_engine, config, progress)
-        parts.append(served)
-    return Made(parts[0] if len(parts) == 1 else parts[0] + parts[1], found, unanswered)
+    if placement(config.engine)[0].type == "cpu":
+        answers, unanswered = _served(model, asks, config, progress)
+    else:
+        answers, unanswered = rolled_out(path, tokenizer, asks, config, progress)
+    return Made(answers, found, unanswered)
 
 
 def _silent(what: str, done: int, of: int) -> None:
@@ -71,14 +67,28 @@ def _longest(path: Path, config: AnswersConfig) -> int:
     return min(config.max_prompt, room)
 
 
-def _free(
+def rolled_out(
     path: Path, tokenizer: Tokenizer, asks: Sequence[Asked], config: AnswersConfig, progress: Progress
-) -> Answers:
+) -> tuple[Answers, int]:
+    """And how many could not be given. Tools that need not be called are left to the target, unenforced."""
     device, dtype = placement(config.engine)
     model = DenseModel(load(path, dtype), device, dtype)
-    jobs = [ask.job for ask in asks]
-    said = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "free answers"))
-    return _answers(asks, said, tokenizer, model.shape.vocab_size, model.fingerprint)
+    compiler = Compiler(tokenizer, model.shape.vocab_size)
+    jobs = [
+        replace(ask.job, cursor=partial(_call, tokenizer, compiler, ask.prompt)) if ask.required else ask.job
+        for ask in asks
+    ]
+    said = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
+    kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer]
+    return _answers(kept, tokenizer, model.shape.vocab_size, model.fingerprint), len(asks) - len(kept)
+
+
+def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
+    """At the start of an answer that must call one of the prompt's tools."""
+    opening = tokenizer.opening(list(prompt.messages), list(prompt.tools))
+    constraint = Wanted(prompt.tools, "required").constraint(tokenizer.tool_format, opening)
+    assert constraint is not None
+    return compiler.cursor(constraint)
 
 
 def _served(
@@ -88,24 +98,18 @@ def _served(
     from paceline.train.served import serve
 
     llm = LLM(name, config=config.engine)
-    said = serve(llm, asks, config.rollout, partial(progress, "served answers"))
-    kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer is not None]
-    made = _answers(
-        [ask for ask, _ in kept],
-        [answer for _, answer in kept],
-        llm.tokenizer,
-        llm.target.vocab_size,
-        llm.target.fingerprint,
-    )
-    return made, len(asks) - len(kept)
+    said = serve(llm, asks, config.rollout, partial(progress, "answers"))
+    kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer]
+    return _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint), len(asks) - len(kept)
 
 
 def _answers(
-    asks: Sequence[Asked], said: Sequence[Sequence[int]], tokenizer: Tokenizer, vocab_size: int, target: str
+    answered: Sequence[tuple[Asked, Sequence[int]]], tokenizer: Tokenizer, vocab_size: int, target: str
 ) -> Answers:
+    asks = [ask for ask, _ in answered]
     return Answers.of(
         [ask.prompt.tokens for ask in asks],
-        said,
+        [said for _, said in answered],
         sampled=[ask.job.sampled for ask in asks],
         held_out=[ask.prompt.held_out for ask in asks],
         constrained=[ask.required for ask in asks],

@@ -21,7 +21,7 @@ class AnswersConfig:
     max_prompts: int = 0  # 0: all there are
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
-    required: float = 0.5  # share of prompts with tools whose answers must call one, under the grammar
+    required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
     held_out: float = SHARE  # of the conversations
     seed: int = 0
     rollout: Rollout = field(default_factory=Rollout)
@@ -58,7 +58,7 @@ def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[Asked]:
     for nth in range(config.per_prompt):
         sampled = nth > 0 or greedy >= config.greedy
         job = Job(prompt.tokens, sampled, int(_coins(prompt, config.seed, nth + 1)[0] * 2**63))
-        yield Asked(prompt, job, bool(prompt.tools) and required < config.required)
+        yield Asked(prompt, job, prompt.called and bool(prompt.tools) and required < config.required)
 
 
 def _coins(prompt: Prompt, seed: int, nth: int) -> tuple[float, float, float]:

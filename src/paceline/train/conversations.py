@@ -26,20 +26,21 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     group: str = ""  # what is held out together; "": found by the opening
     asked: bool = False  # only the answer to its end is wanted: the turns before were asked for on their own
+    called: bool = False  # that answer had to call a tool
 
     @property
     def opening(self) -> str:
         """The first thing the user says: all turns of a conversation share it."""
         return next((_text(m) for m in self.messages if m.get("role") == "user"), "")
 
-    def histories(self) -> Iterator[tuple[Message, ...]]:
-        """What stood before each answer, and all of it if it waits for one."""
+    def histories(self) -> Iterator[tuple[tuple[Message, ...], bool]]:
+        """What stood before each answer, and all of it if it waits for one; and whether a tool was called."""
         if not self.asked:
             for i, message in enumerate(self.messages):
                 if i and message.get("role") == "assistant":
-                    yield self.messages[:i]
+                    yield self.messages[:i], bool(message.get("tool_calls"))
         if self.messages[-1].get("role") in ANSWERED:
-            yield self.messages
+            yield self.messages, self.called
 
 
 def read(sources: Sequence[Source], refused: Refused) -> Iterator[Conversation]:
@@ -103,7 +104,7 @@ def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> C
     if problem:
         refused[problem] += 1
         return None
-    made = Conversation(tuple(messages or ()), tuple(tools), str(group), asked)
+    made = Conversation(tuple(messages or ()), tuple(tools), str(group), asked, _had_to_call(record))
     try:
         answers = any(True for _ in made.histories())
         if answers and (made.opening or group):
@@ -113,6 +114,13 @@ def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> C
         return None
     refused["no user message" if answers else "nothing to answer"] += 1
     return None
+
+
+def _had_to_call(record: Mapping[str, Any]) -> bool:
+    """Whether the recorded request said so: a model that was free to answer is asked that way again."""
+    params = record.get("params")
+    choice = params.get("tool_choice") if isinstance(params, Mapping) else None
+    return choice not in (None, "auto", "none")
 
 
 def _are_objects(values: object) -> bool:

@@ -25,6 +25,7 @@ class Batch:
     tokens: Tensor  # [b, n] int64, right-padded with 0
     lengths: Tensor  # [b] int64
     loss_mask: Tensor  # [b, n]: the token is the target's own
+    constrained: Tensor  # [b] bool: written under a grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,8 @@ class Answers:
             tokens[row, : lengths[i]] = self.tokens[self.offsets[i] : self.offsets[i] + lengths[i]]
         at = np.arange(tokens.shape[1])
         own = (at >= self.prompt_lens[chosen][:, None]) & (at < counts[:, None])
-        return Batch(torch.from_numpy(tokens), torch.from_numpy(counts), torch.from_numpy(own))
+        parts = (tokens, counts, own, self.constrained[chosen])
+        return Batch(*(torch.from_numpy(part) for part in parts))
 
     def draft_ids(self, size: int) -> DraftVocabulary:
         """The `size` tokens the training answers say most, those that must always be there among them."""

@@ -103,12 +103,14 @@ class _Run:
     def take(self, batch: Batch) -> None:
         net, config, share = self._recipe.net.train(), self._config, self._share()
         device = self._model.device
-        tokens, mask = batch.tokens.to(device), batch.loss_mask.to(device)
+        tokens, mask, constrained = (
+            part.to(device) for part in (batch.tokens, batch.loss_mask, batch.constrained)
+        )
         hidden, final = self._model.features(tokens, net.shape.taps)
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         with _autocast(device):
             self._loss, self._figures = self._recipe.loss(
-                Lesson(tokens, mask, hidden, final), share, generator
+                Lesson(tokens, mask, hidden, final, constrained), share, generator
             )
         self._loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), config.clip)

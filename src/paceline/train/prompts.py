@@ -21,6 +21,7 @@ class Prompt:
     held_out: bool
     messages: tuple[Message, ...] = ()  # what the tokens say
     tools: tuple[Mapping[str, Any], ...] = ()
+    called: bool = False  # the answer that was recorded called a tool, or had to
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def collect(
     found: dict[Tokens, Prompt] = {}
     cut = 0
     for conversation, out in zip(conversations, held_out(conversations, share), strict=True):
-        for history in conversation.histories():
+        for history, called in conversation.histories():
             fitted = _fitted(tokenizer, history, conversation.tools, max_tokens, refused)
             if fitted is None:
                 continue
@@ -48,7 +49,7 @@ def collect(
             if before is not None:
                 refused["the same prompt again"] += 1
             if before is None or (out and not before.held_out):
-                found[tokens] = Prompt(tokens, out, messages, conversation.tools)
+                found[tokens] = Prompt(tokens, out, messages, conversation.tools, called)
                 cut += len(messages) < len(history)
     if not found:
         why = ", ".join(f"{reason}: {count}" for reason, count in refused.items()) or "they are empty"

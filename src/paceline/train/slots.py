@@ -15,6 +15,8 @@ from paceline.train.dense import Attend, DenseModel
 
 KEYS: Final = 256  # a step reads a multiple of this many positions of the cache
 
+WORD: Final = 32  # tokens of one number of a mask
+
 Choose = Callable[
     [Tensor, Tensor, Tensor], Tensor
 ]  # logits [slots, vocab], seeds and places [slots] -> tokens
@@ -26,10 +28,17 @@ def bytes_per_token(model: DenseModel) -> int:
 
 
 class Slots:
-    """length: most positions of a slot, a multiple of KEYS."""
+    """length: most positions of a slot, a multiple of KEYS. masked: not every token may be chosen."""
 
     def __init__(
-        self, model: DenseModel, count: int, length: int, max_new: int, eos: Sequence[int], choose: Choose
+        self,
+        model: DenseModel,
+        count: int,
+        length: int,
+        max_new: int,
+        eos: Sequence[int],
+        choose: Choose,
+        masked: bool = False,
     ) -> None:
         self.count, self.length = count, length
         self._model, self._choose = model, choose
@@ -48,6 +57,9 @@ class Slots:
             count, max_new + 1, dtype=torch.int64, device=device
         )  # the last is for idlers
         self._max_new = max_new
+        words = -(-shape.vocab_size // WORD) if masked else 0
+        self._allowed = torch.full((count, words), -1, dtype=torch.int32, device=device)
+        self._bit = torch.arange(WORD, dtype=torch.int32, device=device)
         # By positions read. None: a step was run once, without a graph.
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -101,7 +113,8 @@ class Slots:
             (cos[self._at][:, None, None], sin[self._at][:, None, None]) for cos, sin in self._rotations
         )
         hidden = self._model.run(self._token[:, None], (everywhere, local), self._cached(keys))
-        new = self._choose(self._model.logits(hidden[-1][:, 0]), self._seeds, self._said)
+        logits = self._model.logits(hidden[-1][:, 0])
+        new = self._choose(self._masked(logits), self._seeds, self._said)
         running = self._left > 0
         place = torch.where(running, self._said, self._max_new)
         self._out[self._rows, place] = new
@@ -110,6 +123,20 @@ class Slots:
         self._left.copy_(torch.where(ended, 0, (self._left - 1).clamp(min=0)))
         self._said.add_(running)
         self._at.add_(running)
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        if not self._allowed.shape[1]:
+            return logits
+        allowed = ((self._allowed[:, :, None] >> self._bit) & 1).flatten(1)[:, : logits.shape[1]]
+        return logits.masked_fill(allowed == 0, float("-inf"))
+
+    def allow(self, bits: Tensor) -> None:
+        """What the next step may choose: [slots, words] int32, token t is bit t % WORD of word t // WORD."""
+        self._allowed.copy_(bits)
+
+    def end(self, slots: Sequence[int]) -> None:
+        """Their answers are complete."""
+        self._left[torch.tensor(slots, dtype=torch.int64, device=self._left.device)] = 0
 
     def _cached(self, keys: int) -> Attend:
         """Rows of one token each, which see what their slot holds."""
@@ -139,6 +166,11 @@ class Slots:
         """Of each slot the position of its token, how many tokens it has said, and how many it may still."""
         at, said, left = torch.stack((self._at, self._said, self._left)).tolist()
         return at, said, left
+
+    def last(self) -> list[int]:
+        """The token each slot said last."""
+        tokens: list[int] = self._token.tolist()
+        return tokens
 
     def answers(self, slots: Sequence[int], said: Sequence[int]) -> list[list[int]]:
         which = torch.tensor(slots, dtype=torch.int64, device=self._out.device)
