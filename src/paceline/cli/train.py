@@ -35,10 +35,13 @@ def train(
     ] = "",
     start: Annotated[str, typer.Option(help="A trained drafter to go on from.")] = "",
     prompts: Annotated[int, typer.Option(help="Most prompts to answer; 0: all.")] = 0,
+    made_up: Annotated[
+        int, typer.Option(help="Further requests that the target makes up for each one recorded.")
+    ] = 0,
     per_prompt: Annotated[int, typer.Option(help="Answers to each; all but the first are sampled.")] = 1,
     required: Annotated[
-        float, typer.Option(help="Share of prompts with tools whose answers must call one.")
-    ] = 0.5,
+        float, typer.Option(help="Share of the recorded tool calls that must be calls again, by grammar.")
+    ] = 0.8,
     max_new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 384,
     max_prompt: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 1536,
     seed: Annotated[int, typer.Option()] = 0,
@@ -62,6 +65,7 @@ def train(
         AnswersConfig(
             max_prompt=max_prompt,
             max_prompts=prompts,
+            made_up=made_up,
             per_prompt=per_prompt,
             required=required,
             seed=seed,

@@ -16,6 +16,7 @@ from paceline.train.asks import AnswersConfig, Asked, asks_of
 from paceline.train.conversations import Source
 from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
+from paceline.train.made_up import make_up
 from paceline.train.prompts import Prompt, Prompts, collect
 from paceline.train.rollout import roll_out
 from paceline.types import Cursor
@@ -46,6 +47,8 @@ def make_answers(
     path = models.resolve(model)
     tokenizer = Tokenizer.load(path)
     found = collect(tokenizer, sources, _longest(path, config), config.held_out)
+    if config.made_up:
+        found = _more(path, tokenizer, found, config, progress)
     asks = asks_of(found.prompts, config)
     if placement(config.engine)[0].type == "cpu":
         answers, unanswered = _served(model, asks, config, progress)
@@ -67,12 +70,26 @@ def _longest(path: Path, config: AnswersConfig) -> int:
     return min(config.max_prompt, room)
 
 
+def _more(
+    path: Path, tokenizer: Tokenizer, found: Prompts, config: AnswersConfig, progress: Progress
+) -> Prompts:
+    told = partial(progress, "made-up requests")
+    made = make_up(
+        _model(path, config), tokenizer, found.prompts, config.made_up, config.rollout, config.seed, told
+    )
+    return replace(found, prompts=(*found.prompts, *made), made_up=len(made))
+
+
+def _model(path: Path, config: AnswersConfig) -> DenseModel:
+    device, dtype = placement(config.engine)
+    return DenseModel(load(path, dtype), device, dtype)
+
+
 def rolled_out(
     path: Path, tokenizer: Tokenizer, asks: Sequence[Asked], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
     """And how many could not be given. Tools that need not be called are left to the target, unenforced."""
-    device, dtype = placement(config.engine)
-    model = DenseModel(load(path, dtype), device, dtype)
+    model = _model(path, config)
     compiler = Compiler(tokenizer, model.shape.vocab_size)
     jobs = [
         replace(ask.job, cursor=partial(_call, tokenizer, compiler, ask.prompt)) if ask.required else ask.job

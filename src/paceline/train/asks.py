@@ -19,6 +19,7 @@ class AnswersConfig:
 
     max_prompt: int = 3072  # tokens; longer prompts lose their oldest messages
     max_prompts: int = 0  # 0: all there are
+    made_up: int = 0  # further requests in the place of each one recorded; the target makes them up
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
     required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
@@ -31,7 +32,7 @@ class AnswersConfig:
         for name in ("greedy", "required", "held_out"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 0 to 1")
-        for name, least in (("max_prompt", 1), ("max_prompts", 0), ("per_prompt", 1)):
+        for name, least in (("max_prompt", 1), ("max_prompts", 0), ("made_up", 0), ("per_prompt", 1)):
             if getattr(self, name) < least:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
 

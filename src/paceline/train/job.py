@@ -109,6 +109,7 @@ def _answers(job: TrainJob, report: Report) -> tuple[Answers, dict[str, Any]]:
         "sources": [Path(str(source)).name for source in job.sources],
         "prompts": len(made.prompts.prompts),
         "prompts_cut": made.prompts.cut,
+        "prompts_made_up": made.prompts.made_up,
         "refused": dict(made.prompts.refused),
         "unanswered": made.unanswered,
     }

@@ -29,6 +29,7 @@ class Prompts:
     prompts: tuple[Prompt, ...]
     refused: Mapping[str, int]  # what was not usable, by reason
     cut: int  # prompts that lost their oldest messages
+    made_up: int = 0  # prompts whose request is the target's own
 
 
 def collect(
