@@ -81,13 +81,13 @@ def test_the_targets_own_law_is_the_best_answer() -> None:
     at = torch.tensor([[5, 20]] * 4)
     anchors = Anchors(at, torch.ones(4, 2, net.shape.block, dtype=torch.bool))
     rows = torch.stack([lesson.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
-    exact = torch.unflatten(net.base_logits(rows), 0, (4, 2))
-    right = torch.full(exact.shape[:-1], 20.0)
-    best, figures = loss.measured(lesson, anchors, exact, right, gentle=False)
+    exact = net.base_logits(rows).flatten(0, 1)
+    right, tie = torch.full(exact.shape[:-1], 20.0), torch.zeros_like(exact)
+    best, figures = loss.measured(lesson, anchors, (exact, tie), right, gentle=False)
     assert float(figures["tokens_per_pass"]) == 1 + net.shape.block
     for gentle in (False, True):
-        blurred, _ = loss.measured(lesson, anchors, exact * 0.8, right, gentle)
-        doubting, _ = loss.measured(lesson, anchors, exact, right - 18, gentle)
+        blurred, _ = loss.measured(lesson, anchors, (exact, exact * -0.2), right, gentle)
+        doubting, _ = loss.measured(lesson, anchors, (exact, tie), right - 18, gentle)
         assert best < blurred
         assert best < doubting
 
@@ -98,10 +98,10 @@ def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
     only_confidence = BlockLossWeights(choice=0, overlap=0, gentle=0)
     loss = BlockLoss(net, MODEL.head, only_confidence)
     anchors = pick_anchors(lesson.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
-    logits = torch.zeros(*anchors.real.shape, 40)
-    sure = torch.full(anchors.real.shape, 6.0)
-    high, _ = loss.measured(lesson, anchors, logits, sure, gentle=False)
-    low, _ = loss.measured(lesson, anchors, logits, -sure, gentle=False)
+    count = int(anchors.real.sum())
+    logits, sure = torch.zeros(count, 40), torch.full((count,), 6.0)
+    high, _ = loss.measured(lesson, anchors, (logits, logits), sure, gentle=False)
+    low, _ = loss.measured(lesson, anchors, (logits, logits), -sure, gentle=False)
     assert low < high / 4  # a head that could say nothing useful must not be sure
     whole = BlockLoss(net, MODEL.head)(lesson, 0.5, torch.Generator().manual_seed(0))[0]
     assert torch.isfinite(whole)

@@ -132,6 +132,10 @@ class BlockNet(Net):
         """[..., width] -> [..., draft_vocab]: before it is known what stands in the place before."""
         return F.linear(hidden.to(self.head.dtype), self.head).float()
 
+    def logit_parts(self, hidden: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+        """What `base_logits` and `markov` say, in the type they are computed in."""
+        return F.linear(hidden.to(self.head.dtype), self.head), self.markov_out(self._pairs(previous))
+
     def markov(self, previous: Tensor) -> Tensor:
         """Tokens [...] -> [..., draft_vocab], to be added to the logits of the place after them."""
         added: Tensor = self.markov_out(self._pairs(previous))
@@ -187,18 +191,16 @@ class _Layer(nn.Module):
 def _attend(q: Tensor, under: KeysValues, own: KeysValues, sees: Tensor) -> Tensor:
     """[b, heads, a * block, head_dim] -> [b, a * block, heads * head_dim].
 
-    A row sees its anchor's context and all of its own block. The two parts are multiplied apart: one mask
-    over both would be all but empty, for no block sees another.
+    A row sees its anchor's context and all of its own block.
     """
-    batch, anchors, length = sees.shape
-    kv_heads, head_dim = own[0].shape[1], own[0].shape[-1]
-    block = q.shape[2] // anchors
-    q = q.to(own[1].dtype).view(batch, kv_heads, -1, anchors, block, head_dim) * head_dim**-0.5
-    k, v = (part.to(q.dtype).view(batch, kv_heads, 1, anchors, block, head_dim) for part in own)
-    before_k, before_v = (part.to(q.dtype)[:, :, None] for part in under)
-    far = torch.unflatten(q.flatten(3, 4) @ before_k.transpose(-1, -2), 3, (anchors, block))
-    far = far.masked_fill(~sees[:, None, None, :, None], -torch.inf)
-    share = torch.cat((far, q @ k.transpose(-1, -2)), -1).softmax(-1, torch.float32).to(q.dtype)
-    seen = torch.unflatten(share[..., :length].flatten(3, 4) @ before_v, 3, (anchors, block))
-    seen = seen + share[..., length:] @ v  # [b, kv_heads, group, a, block, head_dim]
-    return seen.permute(0, 3, 4, 1, 2, 5).reshape(batch, anchors * block, -1)
+    anchors, rows = sees.shape[1], q.shape[2]
+    block = rows // anchors
+    one = torch.eye(anchors, dtype=torch.bool, device=q.device)
+    blocks = one.repeat_interleave(block, 0).repeat_interleave(block, 1).expand(len(q), -1, -1)
+    mask = torch.cat((sees.repeat_interleave(block, 1), blocks), 2)[:, None]
+    k, v = (
+        torch.cat((far.to(near.dtype), near), 2).repeat_interleave(q.shape[1] // near.shape[1], 1)
+        for far, near in zip(under, own, strict=True)
+    )
+    seen = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, mask)
+    return seen.transpose(1, 2).flatten(2)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.block import BlockNet
+from paceline.heads.fused import fused
 from paceline.heads.teach import Lesson, figures, wishes
 
 
@@ -39,30 +40,30 @@ class BlockLoss:
         self, lesson: Lesson, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         anchors = pick_anchors(lesson.mask, self.weights.anchors, self.net.shape.block, generator)
-        logits, sure = guesses(self.net, lesson, anchors.at)
-        return self.measured(lesson, anchors, logits, sure, gentle=progress < self.weights.gentle)
+        hidden, previous = (part[anchors.real] for part in filled(self.net, lesson, anchors.at))
+        parts = self.net.logit_parts(hidden, previous)
+        sure = self.net.confidence(hidden, previous)
+        return self.measured(lesson, anchors, parts, sure, gentle=progress < self.weights.gentle)
 
     def measured(
-        self, lesson: Lesson, anchors: Anchors, logits: Tensor, sure: Tensor, gentle: bool
+        self, lesson: Lesson, anchors: Anchors, parts: tuple[Tensor, Tensor], sure: Tensor, gentle: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of the r places that count: `parts`, whose sum are the logits [r, draft_vocab], and `sure` [r]."""
         net, weights, real = self.net, self.weights, anchors.real
-        best, p = self._wanted(lesson, anchors)  # [r], [r, draft_vocab] for the r places that count
-        logits, sure = logits[real], sure[real]
+        best, p = self._wanted(lesson, anchors)
         wanted = net.number[best]
         known = wanted < net.shape.draft_vocab
-        q = logits.log_softmax(-1)
-        cross = -q.gather(-1, wanted.clamp(max=net.shape.draft_vocab - 1)[:, None]).squeeze(-1)
-        apart = 0.5 * ((p - q.exp()).abs().sum(-1) + 1 - p.sum(-1))  # what cannot be guessed is apart too
+        cross, apart, divergence, right = compared(*parts, p, wanted.clamp(max=net.shape.draft_vocab - 1))
         worth = choice_weights(torch.where(known, (-cross).exp(), 0.0).detach(), real, weights.smoothing)
         places = torch.arange(net.shape.block, device=real.device).expand_as(real)[real]
         early = torch.exp(-places / weights.decay)
-        distance = F.kl_div(q, p, reduction="none").sum(-1) if gentle else apart
         agree = F.binary_cross_entropy_with_logits(sure, 1 - apart.detach().clamp(0, 1), reduction="none")
         loss = weights.choice * _mean(cross, worth * known)
-        loss = loss + weights.overlap * _mean(distance, early) + weights.confidence * _mean(agree, early)
-        right = torch.zeros_like(real)
-        right[real] = logits.argmax(-1) == wanted
-        return loss, figures(right, real)
+        loss = loss + weights.overlap * _mean(divergence if gentle else apart, early)
+        loss = loss + weights.confidence * _mean(agree, early)
+        all_right = torch.zeros_like(real)
+        all_right[real] = right & known
+        return loss, figures(all_right, real)
 
     def _wanted(self, lesson: Lesson, anchors: Anchors) -> tuple[Tensor, Tensor]:
         wanted = wishes(lesson, self.head, self.net.draft_ids)
@@ -70,12 +71,32 @@ class BlockLoss:
         return wanted.best[places], wanted.law[places]
 
 
-def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
+@fused
+def compared(base: Tensor, tie: Tensor, p: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Guesses with logits base + tie [r, v] against laws p [r, v] and the tokens wanted [r].
+
+    Gives, each [r]: the cross-entropy, the distance of the laws (what cannot be guessed is apart too), their
+    KL divergence, and whether the likeliest guess is the one wanted.
+    """
+    logits = base.float() + tie.float()
+    q = logits.log_softmax(-1)
+    cross = -q.gather(-1, wanted[:, None]).squeeze(-1)
+    apart = 0.5 * ((p - q.exp()).abs().sum(-1) + 1 - p.sum(-1))
+    divergence = (torch.xlogy(p, p) - p * q).sum(-1)
+    return cross, apart, divergence, logits.argmax(-1) == wanted
+
+
+def filled(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks from anchors `at` [b, a]: the net's output [b, a, block, width], and the tokens before each."""
     positions = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
     context = net.context(net.features(lesson.hidden), positions)
     hidden = net.block(lesson.tokens.gather(1, at), at, context, net.sees(at, positions))
-    previous = _after(lesson.tokens, at, net.shape.block, 0)
+    return hidden, _after(lesson.tokens, at, net.shape.block, 0)
+
+
+def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
+    hidden, previous = filled(net, lesson, at)
     return net.base_logits(hidden) + net.markov(previous), net.confidence(hidden, previous)
 
 

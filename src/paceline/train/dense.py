@@ -4,16 +4,20 @@ All families of target/decoder.py. The residual stream is float32, as it is ther
 """
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.target.rope import RopeTable, rotate
 from paceline.target.shape import ModelShape, Weights
 
 # Takes a layer's index and its queries [b, heads, n, head_dim], keys and values [b, kv_heads, n, head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# Not cuDNN's, which plans anew for every shape: of batches of texts, no two have the same.
+_BACKENDS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, heads, n, head_dim]
 
 
@@ -81,9 +85,10 @@ class DenseModel:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             mask = window if self.local(layer) else None
-            return F.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
-            )
+            with sdpa_kernel(_BACKENDS):
+                return F.scaled_dot_product_attention(
+                    q, k, v, mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+                )
 
         return attend
 
