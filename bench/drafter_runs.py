@@ -1,7 +1,7 @@
 """Every drafter answers the same turns, taking turns, within a time limit.
 
 A lane is a drafter at one temperature, with a fixed number of guesses or with the controller's. Its memory of
-texts is its own, and new in each repeat, so that it learns from the turns before and never meets a turn again;
+texts is its own, and new in each repeat: it learns from the turns before and never meets a turn again;
 what its controller learned stays. Before a turn its prompt is in all caches; the order of the lanes is drawn
 anew for each turn. Time is the clock's, from the first token on.
 """
