@@ -2,8 +2,8 @@
 
 A lane is a drafter at one temperature, with a fixed number of guesses or with the controller's. Its memory of
 texts is its own, and new in each repeat: it learns from the turns before and never meets a turn again;
-what its controller learned stays. Before a turn its prompt is in all caches; the order of the lanes is drawn
-anew for each turn. Time is the clock's, from the first token on.
+what its controller learned stays. Before a turn its prompt is in all caches, but for its last tokens; the
+order of the lanes is drawn anew for each turn. Time is the clock's, of the whole answer.
 """
 
 import random
@@ -34,7 +34,7 @@ class Lane:
 
 @dataclass
 class Figures:
-    """Of an answer, counted from its first token on."""
+    """Of an answer, from its first pass to its last."""
 
     tokens: int = 0
     passes: int = 0
@@ -46,7 +46,7 @@ class Figures:
 
     def add(self, r: Round) -> None:
         self.tokens += len(r.tokens)
-        self.passes += 1
+        self.passes += bool(r.tokens)
         self.rows += r.rows
         self.asked += r.budget > 0 or r.guessed > 0
         self.draft_us += r.draft_us
@@ -185,26 +185,18 @@ class Runs:
         return Sample(lane, repeat, turn.name, turn.kind, *self._answered(engine, seq))
 
     def _answered(self, engine: Engine, seq: Seq) -> tuple[tuple[int, ...], Figures]:
-        engine.submit(seq)
-        while engine.busy and not seq.output:
-            _stepped(engine)
         figures, started = Figures(), perf_counter()
+        engine.submit(seq)
         while engine.busy:
-            for r in _stepped(engine):
+            for r in engine.step():
+                if r.error is not None:
+                    raise r.error
                 figures.add(r)
         figures.seconds = perf_counter() - started
         return tuple(seq.output), figures
 
     def _id(self) -> str:
         return f"bench {next(self._ids)}"
-
-
-def _stepped(engine: Engine) -> list[Round]:
-    rounds = engine.step()
-    for r in rounds:
-        if r.error is not None:
-            raise r.error
-    return rounds
 
 
 def _enough(done: Sequence[Turn], turns: Sequence[Turn]) -> bool:
