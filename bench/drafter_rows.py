@@ -171,13 +171,13 @@ def page(results: Sequence[Mapping[str, Any]]) -> list[str]:
 NOTES: Final = (
     "Tokens per pass: with a fixed number of guesses in every pass; planned: with the number that the "
     "controller plans, which is what x plain is measured with. Draft cost: the time of a whole draft, as a "
-    "share of a plain pass. x plain: how many times as fast as plain decoding in the same run, from "
-    "prompts that are in the cache to the last token: the median, lowest and highest of the repeats; `none` is plain decoding against itself: the "
-    "noise, beyond which a drafter must be to count as faster. MB: held after a first short answer, caches "
-    "included, learned text not. = plain: the token ids of every answer, fixed and planned, against those of "
-    "plain decoding with the same seed, one sequence at a time, which the [contract](lossless.md) promises "
-    "to be equal on a CPU and on a GPU. Agents: a call is required where one was recorded. Each drafter "
-    "learns from the turns before; in each repeat it begins anew."
+    "share of a plain pass. x plain: how many times as fast as plain decoding in the same run, from prompts "
+    "that are in the cache to the last token: the median, lowest and highest of the repeats; `none` is plain "
+    "decoding against itself: the noise, beyond which a drafter must be to count as faster. MB: held after a "
+    "first short answer, caches included, learned text not. = plain: the token ids of every answer, fixed "
+    "and planned, against those of plain decoding with the same seed, one sequence at a time, which the "
+    "[contract](lossless.md) promises to be equal on a CPU and on a GPU. Agents: a call is required where "
+    "one was recorded. Each drafter learns from the turns before; in each repeat it begins anew."
 )
 
 
