@@ -13,7 +13,7 @@ Row = dict[str, Any]
 Key = tuple[str, float, str]  # prompts, temperature, drafters
 
 KEYS: Final = ("prompts", "T", "drafters")
-FIGURES: Final = ("tokens per pass", "planned", "draft cost", "x plain", "MB", "= plain")
+FIGURES: Final = ("tokens per pass", "planned", "draft cost", "other cost", "x plain", "MB", "= plain")
 
 
 def rows(outcome: Outcome, arms: Sequence[Arm], stock: Stock, temperatures: Sequence[float]) -> list[Row]:
@@ -34,8 +34,8 @@ def _row(arm: Arm, mine: Sequence[Sample], plain: Mapping[tuple[int, str, float]
     fixed = [s for s in mine if not s.lane.planned]
     planned = [s for s in mine if s.lane.planned]
     beside = [plain[s.moment] for s in fixed]
-    asked, passes = _sum(fixed, "asked"), _sum(beside, "passes")
-    pass_us = _sum(beside, "target_us") / passes if passes else 0.0
+    asked, passes = _sum(fixed, "asked"), _sum(fixed, "passes")
+    pass_us = _sum(beside, "target_us") / (_sum(beside, "passes") or 1.0)
     same = [s.text == plain[s.moment].text for s in mine]
     return {
         "prompts": mine[0].kind,
@@ -47,6 +47,9 @@ def _row(arm: Arm, mine: Sequence[Sample], plain: Mapping[tuple[int, str, float]
         "rows_per_pass": _over(fixed, "rows", "passes"),
         "tokens_per_pass_planned": _over(planned, "tokens", "passes"),
         "draft_cost": round(_sum(fixed, "draft_us") / asked / pass_us, 3) if asked and pass_us else None,
+        "other_cost": round((_other_us(fixed) - _other_us(beside)) / pass_us, 3)
+        if passes and pass_us
+        else None,
         "ms_per_token": _scaled(_over(planned, "seconds", "tokens", digits=7)),
         "times_plain": _times(planned, plain),
         "times_plain_fixed": _times(fixed, plain) if arm.name != PLAIN else None,
@@ -64,6 +67,12 @@ def _times(mine: Sequence[Sample], plain: Mapping[tuple[int, str, float], Sample
         if a and b:
             ratios.append(a / b)
     return {k: round(v, 3) for k, v in asdict(Spread.of(ratios)).items()} if ratios else None
+
+
+def _other_us(samples: Sequence[Sample]) -> float:
+    """Of a pass, what is neither drafting nor the target's: choosing tokens, and what drafters learn."""
+    whole = 1e6 * _sum(samples, "seconds") - _sum(samples, "draft_us") - _sum(samples, "target_us")
+    return whole / (_sum(samples, "passes") or 1.0)
 
 
 def _per_token(samples: Iterable[Sample]) -> float:
@@ -94,6 +103,7 @@ def cells(row: Row | None) -> list[str]:
         _number(row["tokens_per_pass"]),
         _number(row["tokens_per_pass_planned"]),
         _number(row["draft_cost"]),
+        _number(row["other_cost"]),
         Spread(**spread).text(2) if spread else "-",
         f"{row['memory_mb']:.0f}",
         "yes" if not differ else f"NO: {differ} of {row['compared']} differ",
@@ -171,11 +181,13 @@ def page(results: Sequence[Mapping[str, Any]]) -> list[str]:
 NOTES: Final = (
     "Tokens per pass: with a fixed number of guesses in every pass; planned: with the number that the "
     "controller plans, which is what x plain is measured with. Draft cost: the time of a whole draft, as a "
-    "share of a plain pass. x plain: how many times as fast as plain decoding in the same run, from prompts "
-    "that are in the cache to the last token: the median, lowest and highest of the repeats; `none` is plain "
-    "decoding against itself: the noise, beyond which a drafter must be to count as faster. MB: held after a "
-    "first short answer, caches included, learned text not. = plain: the token ids of every answer, fixed "
-    "and planned, against those of plain decoding with the same seed, one sequence at a time, which the "
+    "share of a plain pass; other cost: what a pass takes besides the target and the draft, beyond what it "
+    "takes in plain decoding, as the same share: more tokens to choose, and what the drafter learns from "
+    "them. x plain: how many times as fast as plain decoding in the same run, from prompts that are in the "
+    "cache to the last token: the median, lowest and highest of the repeats; `none` is plain decoding "
+    "against itself: the noise, beyond which a drafter must be to count as faster. MB: held after a first "
+    "short answer, caches included, learned text not. = plain: the token ids of every answer, fixed and "
+    "planned, against those of plain decoding with the same seed, one sequence at a time, which the "
     "[contract](lossless.md) promises to be equal on a CPU and on a GPU. Agents: a call is required where "
     "one was recorded. Each drafter learns from the turns before; in each repeat it begins anew."
 )

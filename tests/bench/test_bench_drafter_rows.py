@@ -16,10 +16,11 @@ NONE, BLOCK = Arm(PLAIN, (PLAIN,)), Arm("block", ("block",))
 
 
 def sample(arm: Arm, planned: bool, repeat: int, seconds: float, text: tuple[int, ...] = (1, 2)) -> Sample:
-    """Ten tokens, drafted for in every pass, at a third of what a plain pass takes."""
+    """Ten tokens; a pass of the target takes 50 ms, a draft a third of that."""
     passes = 10 if arm is NONE else 4
-    draft = 0 if arm is NONE else 100
-    figures = Figures(10, passes, 6 * passes, passes if draft else 0, draft * passes, 300 * passes, seconds)
+    draft = 0 if arm is NONE else 16_667
+    asked = passes if draft else 0
+    figures = Figures(10, passes, 6 * passes, asked, draft * passes, 50_000 * passes, seconds)
     return Sample(Lane(arm, 0.0, planned), repeat, "chat a", CHAT, text, figures)
 
 
@@ -42,9 +43,10 @@ def test_figures() -> None:
     assert block["times_plain"] == {"median": 2.5, "low": 2.0, "high": 3.0}
     assert (block["tokens_per_pass"], block["rows_per_pass"]) == (2.5, 6.0)
     assert (block["draft_cost"], block["memory_mb"]) == (0.333, 64.0)
+    assert block["other_cost"] == pytest.approx((500 - 50 - 16.667 - (110 - 50)) / 50, abs=1e-3)
     assert (block["equal"], block["compared"]) == (3, 4)
     shown = drafter_rows.cells(block)
-    assert shown == ["2.50", "2.50", "0.33", "2.50 (2.00 to 3.00)", "64", "NO: 1 of 4 differ"]
+    assert shown == ["2.50", "2.50", "0.33", "7.47", "2.50 (2.00 to 3.00)", "64", "NO: 1 of 4 differ"]
 
 
 def result(device: str, names: dict[str, tuple[float, float]], model: str = "m") -> dict[str, Any]:
@@ -94,4 +96,6 @@ def test_what_another_machine_wrote_is_put_beside(tmp_path: Path, monkeypatch: p
     page = "\n".join(written)
     assert "CPU: `python -m bench drafters --device cpu`, 2026-01-02, commit abc, a cpu" in page
     assert "A GPU: `python -m bench drafters --device cuda`, 2026-01-02, commit abc, a cpu" in page
-    assert "1.00 (1.00 to 2.00) | 0 | yes | 2.50 | 2.50 | 0.33 | 3.00 (3.00 to 4.00) | 0 | yes |" in page
+    assert (
+        "1.00 (1.00 to 2.00) | 0 | yes | 2.50 | 2.50 | 0.33 | 7.47 | 3.00 (3.00 to 4.00) | 0 | yes |" in page
+    )
