@@ -111,7 +111,7 @@ def cells(row: Row | None) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{round(value, 2) + 0.0:.2f}"  # never -0.00
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -187,9 +187,10 @@ NOTES: Final = (
     "cache to the last token: the median, lowest and highest of the repeats; `none` is plain decoding "
     "against itself: the noise, beyond which a drafter must be to count as faster. MB: held after a first "
     "short answer, caches included, learned text not. = plain: the token ids of every answer, fixed and "
-    "planned, against those of plain decoding with the same seed, one sequence at a time, which the "
-    "[contract](lossless.md) promises to be equal on a CPU and on a GPU. Agents: a call is required where "
-    "one was recorded. Each drafter learns from the turns before; in each repeat it begins anew."
+    "planned, against those of plain decoding with the same seed, one sequence at a time after the same "
+    "cached prompt, which the [contract](lossless.md) promises to be equal on a CPU and on a GPU. Agents: a "
+    "call is required where one was recorded. Each drafter learns from the turns before; in each repeat it "
+    "begins anew."
 )
 
 

@@ -9,6 +9,7 @@ on another machine (--out) beside what was measured here.
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,11 +28,12 @@ DRAFT_MODELS: Final = {"qwen2.5-coder-1.5b": "smollm2-135m"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
     if options.merge:
         results = [json.loads(path.read_text()) for path in options.merge]
     else:
-        results = [measure(options, list(arguments or []))]
+        results = [measure(options, given)]
     print(drafter_rows.text(results))
     if options.write:
         _write(results)
@@ -88,7 +90,7 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
             "where": llm.target.where,
             **machine.facts(),
         },
-        "command": shlex.join(["python", "-m", "bench", "drafters", *given]),
+        "command": shlex.join(["python", "-m", "bench", "drafters", *map(_name, given)]),
         "left_out": [*stock.left_out, *free],
     }
 
@@ -151,6 +153,11 @@ def _write(results: Sequence[dict[str, Any]]) -> None:
         facts = result["machine"]
         report.write(result, f"drafters-{facts['model'].replace('/', '_')}-{facts['device']}")
     run.write_pages()
+
+
+def _name(argument: str) -> str:
+    """Of a file or folder, what it is called; where it lies says nothing elsewhere."""
+    return Path(argument).name if argument.startswith(("/", "~", ".")) else argument
 
 
 def _names(text: str) -> list[str]:

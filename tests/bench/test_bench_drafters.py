@@ -1,5 +1,6 @@
 """The table of drafters: which lines it has, who answers what and when, and what is there when time is up."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -196,7 +197,7 @@ def test_it_runs_where_nothing_but_torch_and_a_tokenizer_is_installed(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
     blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY.split()!r}))"
-    code = f"{blocked}; from bench.drafters import main; main(sys.argv[1:])"
+    code = f"{blocked}; from bench.drafters import main; main()"
     out = tmp_path / "found.json"
     asked = f"--model {smollm2_path} --device cpu --limit 1 --max-prompt 600 --max-tokens 6 --repeats 1"
     done = subprocess.run(
@@ -208,6 +209,8 @@ def test_it_runs_where_nothing_but_torch_and_a_tokenizer_is_installed(
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    assert out.is_file()
+    found = out.read_text()
+    assert str(tmp_path) not in found
+    assert json.loads(found)["command"].endswith("--repeats 1 --drafters suffix --out found.json")
     assert "chat" in done.stdout
     assert "answered without a grammar" in done.stdout
