@@ -94,7 +94,10 @@ def heads(names: Sequence[str]) -> dict[str, Trained]:
     """Trained drafters by what the table calls them: their kind, and their name where it has several."""
     found = [one for name in names for one in find_trained([name])]
     kinds = Counter(one.kind for one in found)
-    return {one.kind if kinds[one.kind] == 1 else f"{one.kind} {one.name}": one for one in found}
+    named = {one.kind if kinds[one.kind] == 1 else f"{one.kind} {one.name}": one for one in found}
+    if len(named) < len(found):
+        raise SystemExit("two trained drafters of one kind have the same name: rename the folder of one")
+    return named
 
 
 def makers(

@@ -141,6 +141,8 @@ def _group(key: Key) -> tuple[str, float]:
 
 def worth(result: Mapping[str, Any]) -> list[str]:
     """Which drafters pay: those whose every repeat is faster than plain decoding ever was than itself."""
+    if result["settings"]["repeats"] < 2:
+        return ["One repeat only, which cannot tell a drafter's gain from noise."]
     timed = [row for row in result["rows"] if row["times_plain"]]
     noise = {_key(row)[:2]: row["times_plain"]["high"] for row in timed if row["drafters"] == PLAIN}
     verdicts: dict[str, list[bool]] = {}

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--most", type=int, default=SpecConfig().max_draft, help="where it is planned")
     found.add_argument("--trees", type=_numbers, help="most guesses of trees: 16,31 on a GPU, none on a CPU")
     found.add_argument("--width", type=int, default=4, help="of trees")
-    found.add_argument("--drafters", type=_names, help="only these lines of the table, and none")
+    found.add_argument("--drafters", type=_names, help="only these lists, their trees, and none")
     found.add_argument("--repeats", type=int, default=3)
     found.add_argument("--minutes", type=float, help="in all; turns are left out rather than repeats")
     found.add_argument("--seed", type=int, default=0)
@@ -143,7 +143,7 @@ def _stocked(
 
 
 def _wanted(arm: Arm, names: Sequence[str] | None) -> bool:
-    return names is None or arm.name in (drafter_arms.PLAIN, *names)
+    return names is None or "+".join(arm.drafters) in names or arm.name in (drafter_arms.PLAIN, *names)
 
 
 def _write(results: Sequence[dict[str, Any]]) -> None:

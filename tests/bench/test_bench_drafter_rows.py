@@ -78,6 +78,8 @@ def test_a_drafter_pays_if_it_is_beyond_the_noise() -> None:
         "Faster than plain decoding everywhere: `far`.",
         "Faster nowhere, so not worth using here: `near`, `slow`.",
     ]
+    found["settings"]["repeats"] = 1
+    assert worth(found) == ["One repeat only, which cannot tell a drafter's gain from noise."]
 
 
 def test_what_another_machine_wrote_is_put_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

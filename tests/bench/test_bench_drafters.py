@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import drafter_rows, drafter_turns
-from bench.drafter_arms import PLAIN, Arm, Stock, arms
+from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads
 from bench.drafter_runs import Outcome, Runs, Sample, Settings
 from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather
 from bench.workload import ROOT, Prompt
@@ -19,6 +19,7 @@ from paceline.engine.judge import judge
 from paceline.errors import SettingError
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
+from paceline.trained import Trained
 from paceline.types import Verdict
 
 HEAVY = "pydantic starlette typer rich llguidance gguf platformdirs jsonschema sqlalchemy prometheus_client"
@@ -74,6 +75,20 @@ def test_the_table_has_every_drafter_alone_and_joined() -> None:
     assert [name for name, arm in found.items() if arm.bound] == ["grammar"]
     assert found["default+block"].drafters == (*found["default"].drafters, "block")
     assert stock.memory(found["suffix+block"]) == 102.0
+
+
+def test_trained_drafters_go_by_their_kind_or_by_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(names: Sequence[str]) -> list[Trained]:
+        kind, _, name = names[0].partition(":")
+        return [Trained(name, kind, tmp_path)]
+
+    monkeypatch.setattr("bench.drafter_arms.find_trained", find)
+    assert list(heads(["block:a", "eagle:b"])) == ["block", "eagle"]
+    assert list(heads(["block:a", "block:b", "eagle:b"])) == ["block a", "block b", "eagle"]
+    with pytest.raises(SystemExit, match="same name"):
+        heads(["block:a", "block:a"])
 
 
 def test_what_cannot_be_made_is_left_out_with_its_reason() -> None:
