@@ -11,13 +11,20 @@ from paceline.target.cpu import describe
 
 
 def facts() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": _commit() or "unknown",
         "python": platform.python_version(),
         "torch": torch.__version__,
         **describe(),
     }
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:  # a bare machine
+        return ""
+    return done.stdout.strip()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import call_rows, report, schema_rows, serve_rows
+from bench import call_rows, drafter_rows, report, schema_rows, serve_rows
 
 Lines = list[str]
 
@@ -15,7 +15,16 @@ def every() -> Lines:
     for kind, write in KINDS.items():
         for path in sorted(report.RESULTS.glob(f"{kind}-*.json")):
             lines += write(json.loads(path.read_text()))
-    return lines
+    return lines + drafters()
+
+
+def drafters() -> Lines:
+    """A section for each model, whatever it was called where it was measured: its machines side by side."""
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(report.RESULTS.glob("drafters-*.json")):
+        result = json.loads(path.read_text())
+        by_model.setdefault(result["machine"]["fingerprint"], []).append(result)
+    return [line for results in by_model.values() for line in drafter_rows.page(results)]
 
 
 def measured(result: dict[str, Any], title: str) -> Lines:

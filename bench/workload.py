@@ -9,7 +9,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -41,6 +41,8 @@ class Prompt:
     id: str
     tokens: tuple[int, ...]
     shortened: bool = False  # to fit the cap
+    tools: tuple[dict[str, Any], ...] = field(default=(), compare=False, repr=False)
+    calls: int = 0  # of tools, in the turn as it was recorded
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Chat:
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     called: frozenset[str] = frozenset()  # tools used anywhere in the conversation
+    calls: int = 0  # in the turn that follows, as it was recorded
 
 
 def data_folder() -> Path | None:
@@ -82,7 +85,11 @@ def chats(record: dict[str, Any], number: int) -> list[Chat]:
     asked = spoken or ([len(messages)] if messages and messages[-1]["role"] != "assistant" else [])
     calls = [call for m in messages for call in m.get("tool_calls") or ()]
     called = frozenset(call["function"]["name"] for call in calls)
-    return [Chat(f"{name}#{i}", tuple(messages[:i]), tools, called) for i in asked]
+    return [Chat(f"{name}#{i}", tuple(messages[:i]), tools, called, _calls(messages[i:])) for i in asked]
+
+
+def _calls(rest: Sequence[dict[str, Any]]) -> int:
+    return len(rest[0].get("tool_calls") or ()) if rest else 0
 
 
 def choose(
@@ -117,7 +124,7 @@ def _fit(name: str, chat: Chat, tokenizer: Tokenizes, max_prompt: int) -> Prompt
             continue
         tokens = tokenizer.encode(text, bos=False)
         if len(tokens) <= max_prompt:
-            return Prompt(name, chat.id, tuple(tokens), shortened=number > 0)
+            return Prompt(name, chat.id, tuple(tokens), number > 0, way.tools, chat.calls)
     return None
 
 

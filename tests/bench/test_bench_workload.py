@@ -104,3 +104,11 @@ def test_a_fresh_clone_has_a_workload_of_its_own(monkeypatch: pytest.MonkeyPatch
         every = [chat for n, line in enumerate(workload.lines(path)) for chat in chats(line, n)]
         assert every
         assert all(isinstance(chat, Chat) and chat.messages for chat in every)
+
+
+def test_a_prompt_knows_the_tools_and_whether_the_recorded_turn_calls_them(tmp_path: Path) -> None:
+    chosen = choose("x", write(tmp_path / "t.jsonl"), Words(), 30, 4000)
+    calling = [prompt for prompt in chosen if prompt.calls]
+    assert 0 < len(calling) < len(chosen)
+    assert {prompt.id.partition("#")[2] for prompt in calling} == {"6"}
+    assert all([t["function"]["name"] for t in p.tools] == ["find", "never_called"] for p in chosen)

@@ -1,0 +1,79 @@
+"""Turns that every drafter answers: agents', with the calls that were recorded there required, and chats."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench import workload
+from bench.workload import BUILT_IN, FREE_TEXT, SHARED, Prompt
+from paceline.constraints import Compiler, tool_calls
+from paceline.errors import ConstraintError
+from paceline.text import Tokenizer
+from paceline.types import Cursor
+
+REAL: Final = ("bfcl-multi", "bfcl-single", "tau-bench", "spec-bench")
+AGENTS: Final = "agents"
+CHAT: Final = "chat"
+
+
+def _free() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Turn:
+    prompt: Prompt
+    cursor: Callable[[], Cursor | None] = _free  # at the start of an answer, one for each
+    bound: bool = False  # a tool must be called
+
+    @property
+    def kind(self) -> str:
+        return CHAT if self.prompt.workload in FREE_TEXT else AGENTS
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt.workload} {self.prompt.id}"
+
+
+def files(data: Path | None) -> dict[str, Path]:
+    """The project's own workloads, and the recorded ones that are in the folder."""
+    found = {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))}
+    if data is None:
+        return found
+    real = {name: data / SHARED[name] for name in REAL if (data / SHARED[name]).is_file()}
+    if not real:
+        raise SystemExit(f"{data} has no workload: expected one of {', '.join(SHARED[n] for n in REAL)}")
+    return found | real
+
+
+def gather(
+    chosen: Mapping[str, Path],
+    tokenizer: Tokenizer,
+    compiler: Compiler,
+    limit: int,
+    max_prompt: int,
+    seed: int = 0,
+) -> tuple[list[Turn], list[str]]:
+    """At most `limit` of each file, taking turns, and what could not be enforced there."""
+    prompts = [
+        prompt
+        for name, path in chosen.items()
+        for prompt in workload.choose(name, path, tokenizer, limit, max_prompt, seed)
+    ]
+    turns, reasons = [], []
+    for prompt in workload.alternating(prompts, seed):
+        try:
+            turns.append(_turn(prompt, tokenizer, compiler))
+        except ConstraintError as error:
+            turns.append(Turn(prompt))
+            reasons.append(f"{prompt.workload} {prompt.id} is answered without a grammar: {error}")
+    return turns, reasons
+
+
+def _turn(prompt: Prompt, tokenizer: Tokenizer, compiler: Compiler) -> Turn:
+    if not (prompt.calls and prompt.tools):
+        return Turn(prompt)
+    constraint = tool_calls(prompt.tools, "required", tokenizer.tool_format, prompt.calls > 1)
+    compiler.cursor(constraint).forced()  # what cannot be enforced shows now
+    return Turn(prompt, lambda: compiler.cursor(constraint), bound=True)

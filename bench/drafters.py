@@ -1,0 +1,172 @@
+"""python -m bench drafters: every drafter in one table, against plain decoding in the same run.
+
+Tokens per pass with a fixed number of guesses, the cost of a draft, the speed with the controller's number,
+memory, and whether the text is that of plain decoding; on agents' turns and in chats. `python -m
+bench.drafters` needs no more than torch, numpy, tokenizers and safetensors; --merge then puts what it wrote
+on another machine (--out) beside what was measured here.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+from bench import drafter_arms, drafter_rows, drafter_turns, machine
+from bench.drafter_arms import Arm, Stock
+from bench.drafter_runs import Outcome, Runs, Settings
+from bench.drafter_turns import Turn
+from paceline import LLM, EngineConfig, SpecConfig, models
+from paceline.target.torch_target import placement
+
+TREES: Final = {"cpu": (), "cuda": (16, 31)}  # guesses: with the last token, a half and a whole tile of rows
+DRAFT_MODELS: Final = {"qwen2.5-coder-1.5b": "smollm2-135m"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
+    if options.merge:
+        results = [json.loads(path.read_text()) for path in options.merge]
+    else:
+        results = [measure(options, given)]
+    print(drafter_rows.text(results))
+    if options.write:
+        _write(results)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m bench drafters", description=__doc__)
+    found.add_argument("--model", default=models.DEFAULT_MODEL, help="a name, or a path to a GGUF file")
+    found.add_argument("--trained", action="append", default=[], help="a name or folder; may be repeated")
+    found.add_argument("--draft-model", help="a name or path; smollm2-135m for qwen2.5-coder-1.5b")
+    found.add_argument("--device", default="auto")
+    found.add_argument("--threads", type=int, default=0)
+    found.add_argument("--data", type=Path, help="a folder with recorded traces and Spec-Bench")
+    found.add_argument("--limit", type=int, default=3, help="turns of each workload")
+    found.add_argument("--max-prompt", type=int, default=1000, help="tokens; longer prompts are shortened")
+    found.add_argument("--max-tokens", type=int, default=64)
+    found.add_argument("--temperature", type=_numbers, default=[0.0, 0.7])
+    found.add_argument("--length", type=int, default=5, help="guesses in a pass, where it is fixed")
+    found.add_argument("--most", type=int, default=SpecConfig().max_draft, help="where it is planned")
+    found.add_argument("--trees", type=_numbers, help="most guesses of trees: 16,31 on a GPU, none on a CPU")
+    found.add_argument("--width", type=int, default=4, help="of trees")
+    found.add_argument("--drafters", type=_names, help="only these lists, their trees, and none")
+    found.add_argument("--repeats", type=int, default=3)
+    found.add_argument("--minutes", type=float, help="in all; turns are left out rather than repeats")
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--out", type=Path, help="a JSON file, written after each repeat")
+    found.add_argument("--merge", type=Path, action="append", help="no measuring: a file that --out wrote")
+    found.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
+    return found
+
+
+def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
+    started = perf_counter()
+    config = EngineConfig(device=options.device, threads=options.threads)
+    llm = LLM(options.model, config=config, spec=SpecConfig((), max_draft=0))
+    gpu = placement(config)[0].type == "cuda"
+    turns, free = drafter_turns.gather(
+        drafter_turns.files(options.data),
+        llm.tokenizer,
+        llm.constraints,
+        options.limit,
+        options.max_prompt,
+        options.seed,
+    )
+    settings = _settings(options)
+    stock = Stock(left_out=[NO_PREDICTION])
+    runs = Runs(llm.target, stock, settings, llm.tokenizer.eos_ids, llm.cost or None)
+    arms = _stocked(llm, stock, runs, turns, options, gpu)
+    about = {
+        "machine": {
+            "model": Path(llm.name).stem if llm.name.endswith(".gguf") else llm.name,
+            "fingerprint": llm.target.fingerprint,
+            "device": "cuda" if gpu else "cpu",
+            "where": llm.target.where,
+            **machine.facts(),
+        },
+        "command": shlex.join(["python", "-m", "bench", "drafters", *map(_name, given)]),
+        "left_out": [*stock.left_out, *free],
+    }
+
+    def result(outcome: Outcome) -> dict[str, Any]:
+        counted = {"repeats": outcome.repeats, "turns": len(outcome.turns), "took": round(outcome.seconds)}
+        rows = drafter_rows.rows(outcome, arms, stock, settings.temperatures)
+        return {**about, "settings": {**asdict(settings), **counted}, "rows": rows}
+
+    def keep(outcome: Outcome) -> None:
+        if options.out:
+            options.out.write_text(json.dumps(result(outcome), indent=1) + "\n")
+
+    limit = 60 * options.minutes - (perf_counter() - started) if options.minutes else float("inf")
+    return result(runs.run(arms, turns, keep, limit))
+
+
+NO_PREDICTION: Final = "prediction: what a caller expects is not recorded in these turns"
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        temperatures=options.temperature,
+        length=options.length,
+        most=options.most,
+        width=options.width,
+        max_tokens=options.max_tokens,
+        repeats=options.repeats,
+        seed=options.seed,
+    )
+
+
+def _stocked(
+    llm: LLM, stock: Stock, runs: Runs, turns: Sequence[Turn], options: argparse.Namespace, gpu: bool
+) -> list[Arm]:
+    """Makes the drafters; the lines of the table that were asked for."""
+    trained = drafter_arms.heads(options.trained)
+    config = EngineConfig(device=options.device, threads=options.threads)
+    draft_model = options.draft_model or DRAFT_MODELS.get(options.model)
+    path = models.resolve(options.model)
+    use = runs.try_out(turns[0].prompt.tokens)
+    for name, make in drafter_arms.makers(llm, path, config, trained, draft_model).items():
+        if options.drafters is None or any(name in line.split("+") for line in options.drafters):
+            stock.add(name, make, use, gpu)
+    trees = options.trees if options.trees is not None else TREES["cuda" if gpu else "cpu"]
+    there = [name for name in trained if name in stock.drafters]
+    every = drafter_arms.arms(stock, there, [int(n) for n in trees])
+    if not any(turn.bound for turn in turns):
+        every = [arm for arm in every if not arm.bound]
+    return [arm for arm in every if _wanted(arm, options.drafters)]
+
+
+def _wanted(arm: Arm, names: Sequence[str] | None) -> bool:
+    return names is None or "+".join(arm.drafters) in names or arm.name in (drafter_arms.PLAIN, *names)
+
+
+def _write(results: Sequence[dict[str, Any]]) -> None:
+    from bench import report, run
+
+    for result in results:
+        facts = result["machine"]
+        report.write(result, f"drafters-{facts['model'].replace('/', '_')}-{facts['device']}")
+    run.write_pages()
+
+
+def _name(argument: str) -> str:
+    """Of a file or folder, what it is called; where it lies says nothing elsewhere."""
+    return Path(argument).name if argument.startswith(("/", "~", ".")) else argument
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in _names(text)]
+
+
+if __name__ == "__main__":
+    main()
