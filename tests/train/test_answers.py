@@ -38,6 +38,10 @@ def test_what_is_asked_depends_on_the_prompt_alone() -> None:
     assert not any(ask.required for ask in asks_of(prompts(50, tools=False), CONFIG))
     free = [replace(prompt, called=False) for prompt in prompts(50)]
     assert not any(ask.required for ask in asks_of(free, CONFIG))
+    calls = replace(CONFIG, only_calls=True)
+    assert asks_of([*free, *prompts(400)], calls) == whole
+    with pytest.raises(SettingError, match="none of the recorded answers called a tool"):
+        asks_of(free, calls)
 
 
 def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:

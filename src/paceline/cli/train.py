@@ -42,8 +42,13 @@ def train(
     required: Annotated[
         float, typer.Option(help="Share of the recorded tool calls that must be calls again, by grammar.")
     ] = 0.8,
+    only_calls: Annotated[bool, typer.Option(help="Learn from recorded tool calls alone.")] = False,
     max_new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 384,
     max_prompt: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 1536,
+    batch_tokens: Annotated[
+        int, typer.Option(help="Of one step, prompts included; 0: 65536 on a GPU, 2048 on a CPU.")
+    ] = 0,
+    draft_vocab: Annotated[int, typer.Option(help="Tokens that can be guessed.")] = 8192,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The drafter's card as JSON.")] = False,
@@ -51,7 +56,6 @@ def train(
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.heads.folder import CARD
     from paceline.heads.shelf import drafter_path
-    from paceline.target.torch_target import placement
     from paceline.train.asks import AnswersConfig
     from paceline.train.job import TrainJob, run
     from paceline.train.recipe import TrainConfig
@@ -68,6 +72,7 @@ def train(
             made_up=made_up,
             per_prompt=per_prompt,
             required=required,
+            only_calls=only_calls,
             seed=seed,
             rollout=Rollout(max_new=max_new),
             engine=EngineConfig(device=device),
@@ -78,7 +83,8 @@ def train(
             steps=steps,
             seed=seed,
             max_len=max_prompt + max_new,
-            **(SMALL if placement(EngineConfig(device=device))[0].type == "cpu" else {}),
+            draft_vocab=draft_vocab,
+            **_size(device, batch_tokens),
         ),
     )
     with _bars() as report:
@@ -87,6 +93,13 @@ def train(
         print((job.folder / CARD).read_text())
     else:
         _show(card, job)
+
+
+def _size(device: str, batch_tokens: int) -> dict[str, Any]:
+    from paceline.target.torch_target import placement
+
+    small = SMALL if placement(EngineConfig(device=device))[0].type == "cpu" else {}
+    return {**small, **({"tokens_per_batch": batch_tokens} if batch_tokens else {})}
 
 
 def _known(kind: str) -> "Kind":

@@ -23,6 +23,7 @@ class AnswersConfig:
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
     required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
+    only_calls: bool = False  # no other prompts than those once answered by a tool call
     held_out: float = SHARE  # of the conversations
     seed: int = 0
     rollout: Rollout = field(default_factory=Rollout)
@@ -48,7 +49,9 @@ class Asked:
 
 def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Asked]:
     """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
-    chosen = list(prompts)
+    chosen = [prompt for prompt in prompts if prompt.called or not config.only_calls]
+    if not chosen:
+        raise SettingError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
     if config.max_prompts:
         chosen = sorted(chosen, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
     return [ask for prompt in chosen for ask in _asks(prompt, config)]

@@ -29,7 +29,7 @@ class TrainConfig:
     kind: Kind = "block"
     steps: int = 0  # 0: as many as fit into the time
     minutes: float = 10.0  # taken where no steps are given
-    tokens_per_batch: int = 32768
+    tokens_per_batch: int = 65536
     max_len: int = 2048
     optimizer: Optimizer = "adamw"
     lr: float = 6e-4
@@ -48,7 +48,7 @@ class TrainConfig:
     block: int = 8  # guesses in one draft
     markov_rank: int = 64
     window: int = 1024
-    anchors: int = 256  # places of each text that a block is guessed from in one step
+    anchors: int = 128  # places of each text that a block is guessed from in one step
     from_target: bool = True  # a new block begins with copies of the target's last layers
 
     def __post_init__(self) -> None:
