@@ -13,6 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.heads.block import BlockNet, KeysValues
 
 Floats = NDArray[np.float32]
+# Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
+# mean nothing.
+Said = tuple[list[list[int]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,13 @@ class Place:
     previous: int  # the token before it
 
 
+First = tuple[int, int]  # a slot, and the token before it
+
+
+def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
+    return [Place(block, *first) for block, first in zip(blocks, firsts, strict=True)]
+
+
 class BlockRunner(Protocol):
     like: Tensor  # of the type that rows are
 
@@ -60,13 +70,22 @@ class BlockRunner(Protocol):
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
         """One pass for all of them. slots: how many of each block are wanted."""
 
-    def chains(
-        self, places: Sequence[Place], sizes: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """The likeliest tokens from each place on, one after the other, and the logits of confidence.
+    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
+        """The likeliest tokens from each place on. sizes: how many of each."""
 
-        sizes: how many of each; what is said beyond them means nothing.
-        """
+    def guess(
+        self,
+        parts: Sequence[Read],
+        texts: Sequence[Before],
+        slots: int,
+        firsts: Sequence[First],
+        sizes: Sequence[int],
+    ) -> tuple[list[Filled], Said]:
+        """Reads, fills, and says the likeliest tokens from the first place of each on: most rounds are that."""
+        if parts:
+            self.read(parts)
+        filled = self.fill(texts, slots)
+        return filled, self.chains(places_of(filled, firsts), sizes)
 
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         """Logits [places, draft_vocab], and the logits of confidence."""
@@ -101,9 +120,7 @@ class TorchBlock(BlockRunner):
         return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()
-    def chains(
-        self, places: Sequence[Place], sizes: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
+    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
         """Without leaving the device."""
         net, device = self._net, self._net.draft_ids.device
         base = pad_sequence([place.block.base for place in places], batch_first=True)

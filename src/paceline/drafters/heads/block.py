@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from torch import Tensor
 
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
@@ -30,6 +29,7 @@ class _Block:
 
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
+MOST_UNREAD: Final = 16  # rows of a sequence
 
 
 class BlockDrafter(Drafter):
@@ -48,29 +48,61 @@ class BlockDrafter(Drafter):
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
+        self._unread: dict[str, list[Seen]] = {}
 
     def begin(self, seq: Seq) -> None:
+        self._read_now(list(self._unread))
         self._kept.begin(seq)
 
     def end(self, seq: Seq) -> None:
+        self._read_now([seq.id])
         self._kept.end(seq)
         self._blocks.pop(seq.id, None)
 
     def read(self, seen: Sequence[Seen]) -> None:
-        self.runner.read([Read(s.start, s.hidden, self._room(s)) for s in seen])
+        """A few rows wait for the next draft, in whose pass they cost little."""
+        for s in seen:
+            waiting = self._unread.setdefault(s.seq.id, [])
+            if waiting and s.start != waiting[-1].start + self._rows(waiting[-1]):
+                self._read_now([s.seq.id])
+                waiting = self._unread.setdefault(s.seq.id, [])
+            waiting.append(s)
+        self._read_now([s.seq.id for s in seen if sum(map(self._rows, self._unread[s.seq.id])) > MOST_UNREAD])
 
-    def _room(self, seen: Seen) -> Tensor:
-        return self._kept.room(seen.seq.id, seen.start, len(seen.hidden[self.taps[0]]), self.runner.like)
+    def _rows(self, seen: Seen) -> int:
+        return len(seen.hidden[self.taps[0]])
+
+    def _read_now(self, ids: Sequence[str]) -> None:
+        parts = self._parts(ids)
+        if parts:
+            self.runner.read(parts)
+
+    def _parts(self, ids: Sequence[str]) -> list[Read]:
+        """What waits to be read of these sequences, and the room for what is made of it."""
+        parts = []
+        for waiting in filter(None, (self._unread.pop(seq_id, None) for seq_id in ids)):
+            sizes = list(map(self._rows, waiting))
+            rows = self._kept.room(waiting[0].seq.id, waiting[0].start, sum(sizes), self.runner.like)
+            cut = rows.split(sizes) if len(sizes) > 1 else [rows]
+            parts += [Read(s.start, s.hidden, part) for s, part in zip(waiting, cut, strict=True)]
+        return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        parts = self._parts([ask.seq.id for ask in asks])
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
-        if new:
-            self._fill([ask.seq for ask in new], max(map(self._slots, new)))
         simple = [ask for ask in ready if _is_simple(ask)]
-        others = [ask for ask in ready if not _is_simple(ask)] if len(simple) < len(ready) else []
-        drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
-        of = {ask.seq.id: draft for ask, draft in zip((*simple, *others), drafts, strict=True)}
+        if ready and len(new) == len(simple) == len(ready):
+            drafts = self._guesses(ready, parts)
+        else:
+            if parts:
+                self.runner.read(parts)
+            if new:
+                self._fill([ask.seq for ask in new], max(map(self._slots, new)))
+            others = [ask for ask in ready if not _is_simple(ask)]
+            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
+            ready = [*simple, *others]
+        of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _ready(self, ask: Ask) -> bool:
@@ -97,14 +129,25 @@ class BlockDrafter(Drafter):
         positions, rows = self._kept.rows(seq.id, anchor - self.net.shape.window)
         return Before(seq.tokens[-1], anchor, positions, rows, old.filled if old else None)
 
+    def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
+        """All that there is to do, at once."""
+        sizes, texts = list(map(self._size, asks)), [self._before(ask.seq) for ask in asks]
+        firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
+        filled, said = self.runner.guess(parts, texts, max(map(self._slots, asks)), firsts, sizes)
+        for ask, block in zip(asks, filled, strict=True):
+            self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)
+        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
+
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
         """What `grow` would give, for all of them together."""
         if not asks:
             return []
-        sizes = [min(ask.budget, self.net.shape.block - len(ask.after)) for ask in asks]
-        places = [self._place(ask, ask.after) for ask in asks]
-        said, logits = self.runner.chains(places, sizes)
-        return [self._chain(*given) for given in zip(asks, sizes, said, logits, strict=True)]
+        sizes = list(map(self._size, asks))
+        said = self.runner.chains([self._place(ask, ask.after) for ask in asks], sizes)
+        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
+
+    def _size(self, ask: Ask) -> int:
+        return min(ask.budget, self.net.shape.block - len(ask.after))
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
