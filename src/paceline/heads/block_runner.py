@@ -13,9 +13,22 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.heads.block import BlockNet, KeysValues
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
 # Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
 # mean nothing.
 Said = tuple[list[list[int]], list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a tensor, which is cut only by those who must: it takes long beside what a draft may take."""
+
+    whole: Tensor  # [first + count or more, layers, 2, kv_heads, head_dim], of the type of a runner's `like`
+    first: int
+    count: int
+
+    def cut(self) -> Tensor:
+        return self.whole[self.first : self.first + self.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +37,7 @@ class Read:
 
     start: int  # position of the first
     hidden: Mapping[int, Tensor]  # of each layer tapped: [n, width] float32
-    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], to be filled; of the type of the runner's `like`
+    rows: Rows  # to be filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +55,8 @@ class Before:
 
     token: int
     position: int
-    positions: Tensor  # [n]
-    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], as `read` made them
+    positions: Ids  # of the rows, and of others before and behind them: those of the whole tensor
+    rows: Rows  # as `read` made them
     old: Filled | None = None  # a block that nobody needs any more: its memory may be used
 
 
@@ -107,7 +120,7 @@ class TorchBlock(BlockRunner):
         layers = net.context(net.features(hidden)[None], at)
         rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
         for part, made in zip(parts, torch.split(rows[:, :, 0].permute(3, 0, 1, 2, 4), sizes), strict=True):
-            part.rows[:] = made
+            part.rows.cut()[:] = made
 
     @torch.inference_mode()
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
@@ -147,11 +160,13 @@ class TorchBlock(BlockRunner):
 
     def _context(self, texts: Sequence[Before]) -> tuple[Tensor, list[KeysValues]]:
         """Positions [b, n], -1 for padding, and each layer's keys and values."""
-        longest = max(len(text.positions) for text in texts)
+        longest = max(text.rows.count for text in texts)
         positions = torch.full((len(texts), longest), -1)
-        rows = texts[0].rows.new_zeros(len(texts), longest, *texts[0].rows.shape[1:])
-        for i, text in enumerate(texts):
-            positions[i, : len(text.positions)] = text.positions
-            rows[i, : len(text.positions)] = text.rows
+        cut = [text.rows.cut() for text in texts]
+        rows = cut[0].new_zeros(len(texts), longest, *cut[0].shape[1:])
+        for i, (text, own) in enumerate(zip(texts, cut, strict=True)):
+            at = text.positions[text.rows.first : text.rows.first + text.rows.count]
+            positions[i, : len(own)] = torch.from_numpy(at)
+            rows[i, : len(own)] = own
         layers = rows.permute(2, 3, 0, 4, 1, 5)  # [layers, 2, b, kv_heads, n, head_dim]
         return positions.to(self._net.draft_ids.device), [(layer[0], layer[1]) for layer in layers]

@@ -4,18 +4,19 @@ It reads the target's hidden states as they come and keeps what its layers make 
 for all sequences, then a table look-up for each guess, so that a guess knows the one before it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from torch import Tensor
 
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
 from paceline.drafters.legal import unsure
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, TorchBlock
+from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, Rows, TorchBlock
 from paceline.heads.calibration import Calibration, as_it_is
 from paceline.sampling import Floats
 from paceline.sampling.law import penalises
@@ -26,6 +27,15 @@ from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
 class _Block:
     length: int  # of the text it follows
     filled: Filled
+
+
+@dataclass(slots=True)
+class _Unread:
+    """What was seen of a sequence and not read yet."""
+
+    start: int  # positions
+    stop: int
+    parts: list[tuple[int, int, Mapping[int, Tensor]]] = field(default_factory=list)  # start, rows, states
 
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
@@ -45,10 +55,11 @@ class BlockDrafter(Drafter):
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
         self.runner = runner or TorchBlock(net)
+        self._window, self._size = shape.window, shape.block
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
-        self._unread: dict[str, list[Seen]] = {}
+        self._unread: dict[str, _Unread] = {}
 
     def begin(self, seq: Seq) -> None:
         self._read_now(list(self._unread))
@@ -61,16 +72,18 @@ class BlockDrafter(Drafter):
 
     def read(self, seen: Sequence[Seen]) -> None:
         """A few rows wait for the next draft, in whose pass they cost little."""
+        many = []
         for s in seen:
-            waiting = self._unread.setdefault(s.seq.id, [])
-            if waiting and s.start != waiting[-1].start + self._rows(waiting[-1]):
-                self._read_now([s.seq.id])
-                waiting = self._unread.setdefault(s.seq.id, [])
-            waiting.append(s)
-        self._read_now([s.seq.id for s in seen if sum(map(self._rows, self._unread[s.seq.id])) > MOST_UNREAD])
-
-    def _rows(self, seen: Seen) -> int:
-        return len(seen.hidden[self.taps[0]])
+            of, count = s.seq.id, len(s.hidden[self.taps[0]])
+            waiting = self._unread.get(of)
+            if waiting is None or waiting.stop != s.start:
+                self._read_now([of])
+                waiting = self._unread[of] = _Unread(s.start, s.start)
+            waiting.stop += count
+            waiting.parts.append((s.start, count, s.hidden))
+            if waiting.stop - waiting.start > MOST_UNREAD:
+                many.append(of)
+        self._read_now(many)
 
     def _read_now(self, ids: Sequence[str]) -> None:
         parts = self._parts(ids)
@@ -80,11 +93,13 @@ class BlockDrafter(Drafter):
     def _parts(self, ids: Sequence[str]) -> list[Read]:
         """What waits to be read of these sequences, and the room for what is made of it."""
         parts = []
-        for waiting in filter(None, (self._unread.pop(seq_id, None) for seq_id in ids)):
-            sizes = list(map(self._rows, waiting))
-            rows = self._kept.room(waiting[0].seq.id, waiting[0].start, sum(sizes), self.runner.like)
-            cut = rows.split(sizes) if len(sizes) > 1 else [rows]
-            parts += [Read(s.start, s.hidden, part) for s, part in zip(waiting, cut, strict=True)]
+        for seq_id in ids:
+            waiting = self._unread.pop(seq_id, None)
+            if waiting is not None:
+                count = waiting.stop - waiting.start
+                whole, first = self._kept.room(seq_id, waiting.start, count, self.runner.like)
+                first -= waiting.start
+                parts += [Read(at, hidden, Rows(whole, first + at, n)) for at, n, hidden in waiting.parts]
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -108,11 +123,11 @@ class BlockDrafter(Drafter):
     def _ready(self, ask: Ask) -> bool:
         """Whether all that stands before the last token has been seen, as far as it ever will be."""
         seen = self._kept.last(ask.seq.id) == len(ask.seq.tokens) - 2
-        return seen and len(ask.after) < self.net.shape.block
+        return seen and len(ask.after) < self._size
 
     def _slots(self, ask: Ask) -> int:
         """How many of the block it may come to."""
-        return min(self.net.shape.block, max(1, len(ask.after) + ask.budget))
+        return min(self._size, max(1, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
@@ -126,12 +141,12 @@ class BlockDrafter(Drafter):
 
     def _before(self, seq: Seq) -> Before:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
-        positions, rows = self._kept.rows(seq.id, anchor - self.net.shape.window)
-        return Before(seq.tokens[-1], anchor, positions, rows, old.filled if old else None)
+        positions, *rows = self._kept.since(seq.id, anchor - self._window)
+        return Before(seq.tokens[-1], anchor, positions, Rows(*rows), old.filled if old else None)
 
     def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
         """All that there is to do, at once."""
-        sizes, texts = list(map(self._size, asks)), [self._before(ask.seq) for ask in asks]
+        sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
         filled, said = self.runner.guess(parts, texts, max(map(self._slots, asks)), firsts, sizes)
         for ask, block in zip(asks, filled, strict=True):
@@ -142,12 +157,12 @@ class BlockDrafter(Drafter):
         """What `grow` would give, for all of them together."""
         if not asks:
             return []
-        sizes = list(map(self._size, asks))
+        sizes = list(map(self._wanted, asks))
         said = self.runner.chains([self._place(ask, ask.after) for ask in asks], sizes)
         return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
 
-    def _size(self, ask: Ask) -> int:
-        return min(ask.budget, self.net.shape.block - len(ask.after))
+    def _wanted(self, ask: Ask) -> int:
+        return min(ask.budget, self._size - len(ask.after))
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
@@ -157,7 +172,7 @@ class BlockDrafter(Drafter):
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""
         found = [_NOTHING] * len(spots)
-        inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < self.net.shape.block]
+        inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < self._size]
         if not inside:
             return found
         logits, sure = self.runner.look([self._place(spot.ask, spot.written) for _, spot in inside])

@@ -12,7 +12,18 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, BlockRunner, Filled, First, Floats, Place, Read, Said, places_of
+from paceline.heads.block_runner import (
+    Before,
+    BlockRunner,
+    Filled,
+    First,
+    Floats,
+    Place,
+    Read,
+    Rows,
+    Said,
+    places_of,
+)
 from paceline.target.native import library
 from paceline.target.native.dense import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
@@ -41,6 +52,7 @@ class NativeBlock(BlockRunner):
         self._shape, self._team = net.shape, team
         self._embed, self._number = net.embed.contiguous(), net.number.tolist()
         self._embed_at = _at(self._embed)
+        self._row_bytes = 2 * net.shape.layers * 2 * net.shape.kv_heads * net.shape.head_dim
         self._ids = net.draft_ids.tolist()
         self._turn = _Rotations(net.shape)
         weights = DenseWeights(lib, room_for([*net.parameters(), net.head]))
@@ -111,10 +123,10 @@ class NativeBlock(BlockRunner):
         held = [_rows(part.hidden[tap]) for part in parts for tap in self._shape.taps]
         call.hidden[: len(held)] = list(map(_at, held))
         for to, part in zip(call.parts, parts, strict=False):
-            to.context, to.start, to.rows = self._context(part.rows), part.start, len(part.rows)
+            to.context, to.start, to.rows = self._context(part.rows), part.start, part.rows.count
         call.held = held
         call.reading.parts = len(parts)
-        last = max(part.start + len(part.rows) for part in parts)
+        last = max(part.start + part.rows.count for part in parts)
         call.reading.cosines, call.reading.sines = self._turn.up_to(last)
 
     def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
@@ -123,7 +135,7 @@ class NativeBlock(BlockRunner):
             if not 0 <= text.token < len(self._number):
                 raise ValueError(f"token {text.token} is not one of the model's {len(self._number)}")
             to.anchor = self._embed_at + 4 * text.token * self._shape.width
-            to.context, to.count, to.position = self._context(text.rows), len(text.rows), text.position
+            to.context, to.count, to.position = self._context(text.rows), text.rows.count, text.position
             to.hidden, to.base = _at(block.hidden), _at(block.base)
         call.filling.texts, call.filling.slots = len(texts), slots
         last = max(text.position for text in texts) + self._shape.block
@@ -156,10 +168,11 @@ class NativeBlock(BlockRunner):
         tokens = [[ids[n] for n in call.numbers[at : at + steps]] for at in starts]
         return tokens, [call.sure[at : at + steps] for at in starts]
 
-    def _context(self, rows: Tensor) -> int:
-        if rows.dtype != torch.float16 or not rows.is_contiguous():
+    def _context(self, rows: Rows) -> int:
+        whole = rows.whole
+        if whole.dtype != torch.float16 or not whole.is_contiguous():
             raise ValueError("these rows are not of this runner's type")
-        return _at(rows)
+        return _at(whole) + rows.first * self._row_bytes
 
     def _run(self) -> None:
         if self._native(self._filler, self._call.given):
