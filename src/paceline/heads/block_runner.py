@@ -21,7 +21,7 @@ Said = tuple[list[list[int]], list[list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows of a tensor, which is cut only by those who must: it takes long beside what a draft may take."""
+    """Some rows of a tensor, which only those cut who must: that takes long, for a draft."""
 
     whole: Tensor  # [first + count or more, layers, 2, kv_heads, head_dim], of the type of a runner's `like`
     first: int
@@ -77,6 +77,10 @@ def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
 class BlockRunner(Protocol):
     like: Tensor  # of the type that rows are
 
+    def rouse(self) -> None:
+        """There will be something to do soon."""
+        return
+
     def read(self, parts: Sequence[Read]) -> None:
         """Fills the rows of each part."""
 
@@ -94,7 +98,7 @@ class BlockRunner(Protocol):
         firsts: Sequence[First],
         sizes: Sequence[int],
     ) -> tuple[list[Filled], Said]:
-        """Reads, fills, and says the likeliest tokens from the first place of each on: most rounds are that."""
+        """Reads, fills, and says the likeliest tokens from the first place of each on."""
         if parts:
             self.read(parts)
         filled = self.fill(texts, slots)

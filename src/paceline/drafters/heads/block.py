@@ -40,6 +40,9 @@ class _Unread:
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
 MOST_UNREAD: Final = 16  # rows of a sequence
+MOST_SEEN: Final = (
+    256  # tokens before the anchor: of those further back, what they cost is more than they tell
+)
 
 
 class BlockDrafter(Drafter):
@@ -55,7 +58,7 @@ class BlockDrafter(Drafter):
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
         self.runner = runner or TorchBlock(net)
-        self._window, self._size = shape.window, shape.block
+        self._window, self._size = min(shape.window, MOST_SEEN), shape.block
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
@@ -103,6 +106,7 @@ class BlockDrafter(Drafter):
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.runner.rouse()
         parts = self._parts([ask.seq.id for ask in asks])
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]

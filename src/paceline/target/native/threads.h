@@ -21,17 +21,24 @@ public:
     uint32_t now() const { return count_.load(std::memory_order_acquire); }
 
     void wait_beyond(uint32_t seen) {
-        for (int i = 0; i < kSpins; ++i) {
-            if (now() != seen) return;
-            relax();
+        for (;;) {
+            for (int i = 0; i < kSpins; ++i) {
+                if (now() != seen) return;
+                relax();
+            }
+            sleepers_.fetch_add(1);
+            if (now() == seen) sleep(seen);
+            sleepers_.fetch_sub(1);
         }
-        sleepers_.fetch_add(1);
-        while (now() == seen) sleep(seen);
-        sleepers_.fetch_sub(1);
     }
 
     void advance() {
         count_.fetch_add(1);
+        rouse();
+    }
+
+    // Lets those who sleep spin again for a while.
+    void rouse() {
         if (sleepers_.load()) wake();
     }
 
@@ -82,6 +89,9 @@ public:
         job(context, *this, 0);
         barrier();
     }
+
+    // Work is about to come: to wake up takes as long as to get it ready.
+    void rouse() { start_.rouse(); }
 
     // Waits for all; what was written before is seen by all after. Shared work starts anew.
     void barrier() {
