@@ -40,9 +40,8 @@ class _Unread:
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
 MOST_UNREAD: Final = 16  # rows of a sequence
-MOST_SEEN: Final = (
-    256  # tokens before the anchor: of those further back, what they cost is more than they tell
-)
+# Tokens before the anchor: what lies further back tells less than it costs.
+MOST_SEEN: Final = 128
 
 
 class BlockDrafter(Drafter):
