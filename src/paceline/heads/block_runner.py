@@ -77,10 +77,6 @@ def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
 class BlockRunner(Protocol):
     like: Tensor  # of the type that rows are
 
-    def rouse(self) -> None:
-        """There will be something to do soon."""
-        return
-
     def read(self, parts: Sequence[Read]) -> None:
         """Fills the rows of each part."""
 

@@ -105,7 +105,6 @@ class BlockDrafter(Drafter):
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        self.runner.rouse()
         parts = self._parts([ask.seq.id for ask in asks])
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]

@@ -198,8 +198,6 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     _check_layout(library)
     library.paceline_team.restype = c.c_void_p
     library.paceline_team.argtypes = (c.c_int,)
-    library.paceline_rouse.restype = None
-    library.paceline_rouse.argtypes = (c.c_void_p,)
     library.paceline_disband.restype = None
     library.paceline_disband.argtypes = (c.c_void_p,)
     library.paceline_block_open.restype = c.c_void_p

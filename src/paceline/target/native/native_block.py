@@ -67,9 +67,6 @@ class NativeBlock(BlockRunner):
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
         self._call = _Call(net.shape)
 
-    def rouse(self) -> None:
-        self._team.rouse()
-
     def read(self, parts: Sequence[Read]) -> None:
         with self._calling(len(parts)):
             self._reading(parts)

@@ -68,7 +68,6 @@ class NativeTarget(PagedTarget[_Fed]):
         weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
-        self.team.rouse()
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
             depth = max(map(len, feed.draft.paths()), default=0)
             self._cache.extend(feed.seq_id, len(feed.tokens) + depth)

@@ -357,8 +357,6 @@ void* paceline_team(int threads) {
     }
 }
 
-void paceline_rouse(void* team) { static_cast<Team*>(team)->rouse(); }
-
 void paceline_disband(void* team) { delete static_cast<Team*>(team); }
 
 // The team must outlive it.

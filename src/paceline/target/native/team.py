@@ -16,17 +16,12 @@ class NativeTeam:
     def __init__(self, path: str, threads: int) -> None:
         self.path = path
         self.lib = library.load(path)
-        self._rouse = self.lib.paceline_rouse
         self.handle = self.lib.paceline_team(threads)
         if not self.handle:
             raise ModelError("the native engine could not start its threads: give fewer of them")
         weakref.finalize(self, self.lib.paceline_disband, self.handle).atexit = False
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
-
-    def rouse(self) -> None:
-        """Wakes the threads while a pass is being prepared."""
-        self._rouse(self.handle)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
