@@ -355,19 +355,19 @@ void BlockFiller::finish(int me) {
     }
 }
 
+// Every member has the share of the vocabulary that it looks at afterwards: it is in its cache then.
 void BlockFiller::score(int me) {
     const int outputs = model_.head.outputs, slots = filling_->slots;
+    const Share share(outputs / kTile, me, team_.size());
     float* logits = scratch_[me].get();
-    int begin, end;
-    while (team_.take(outputs / kTile, begin, end))
-        for (int tile = begin; tile < end; ++tile) {
-            product(model_.head, tile, scored_, logits, kTile);
-            const int inside = model_.draft_vocab - tile * kTile;
-            for (int i = 0; i < filling_->texts * slots; ++i) {
-                float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
-                store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
-            }
+    for (int tile = share.begin; tile < share.end; ++tile) {
+        product(model_.head, tile, scored_, logits, kTile);
+        const int inside = model_.draft_vocab - tile * kTile;
+        for (int i = 0; i < filling_->texts * slots; ++i) {
+            float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
+            store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
         }
+    }
 }
 
 // --------------------------------------------------------------------------------------------------- the chain

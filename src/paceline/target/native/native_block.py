@@ -120,7 +120,7 @@ class NativeBlock(BlockRunner):
 
     def _reading(self, parts: Sequence[Read]) -> None:
         call = self._call
-        held = [_rows(part.hidden[tap]) for part in parts for tap in self._shape.taps]
+        held = [states for part in parts for states in self._states(part)]
         call.hidden[: len(held)] = list(map(_at, held))
         for to, part in zip(call.parts, parts, strict=False):
             to.context, to.start, to.rows = self._context(part.rows), part.start, part.rows.count
@@ -128,6 +128,12 @@ class NativeBlock(BlockRunner):
         call.reading.parts = len(parts)
         last = max(part.start + part.rows.count for part in parts)
         call.reading.cosines, call.reading.sines = self._turn.up_to(last)
+
+    def _states(self, part: Read) -> list[Tensor]:
+        found = [part.hidden[tap] for tap in self._shape.taps]
+        if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
+            return found
+        return [states.float().contiguous() for states in found]
 
     def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
         call, filled = self._call, [self._room(text.old, slots) for text in texts]
@@ -214,10 +220,6 @@ class _Call:
 
 def _at(tensor: Tensor) -> int:
     return tensor.data_ptr()
-
-
-def _rows(hidden: Tensor) -> Tensor:
-    return hidden if hidden.dtype == torch.float32 and hidden.is_contiguous() else hidden.float().contiguous()
 
 
 class _Rotations:
