@@ -167,7 +167,7 @@ def test_drafters_that_take_turns_cost_their_mean() -> None:
         mixed.learn([timed_round(1, 1100 if i % 4 == 0 else 1)])
     assert dear.plan([seq()], 1) == [0]
     assert mixed.plan([seq()], 1)[0] > 0
-    assert mixed._draft_us[("d",)] == pytest.approx(1100 / 4, rel=0.4)
+    assert mixed._draft_us[("d",)](1) == pytest.approx(1100 / 4, rel=0.4)
 
 
 def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> None:
