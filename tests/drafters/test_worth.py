@@ -112,4 +112,15 @@ def test_there_is_room_for_no_more_than_was_asked_for(clock: Clock) -> None:
 
 def test_what_a_chain_is_expected_to_bring() -> None:
     known = worth.Worth()
-    assert known.expects(Draft((1, 2), None, ("a", "a"), (0.5, 0.5))) == pytest.approx((0.75, 0.25))
+    draft = Draft((1, 2, 3), None, ("a",) * 3, (0.5, 0.5, 0.01))
+    assert known.expects(draft) == pytest.approx((0.75 - 2 * worth.ROW, 0.0025))
+
+
+@pytest.mark.parametrize(("costs", "asked"), [(100, 64), (5000, 2)])
+def test_a_head_that_does_not_pay_is_passed_over_but_for_a_try(clock: Clock, costs: int, asked: int) -> None:
+    first, head = Says(clock, "a", ()), Says(clock, "b", (0.6,) * 4, costs, head=True)
+    relay = Relay([first, head])
+    rounds(relay, clock, 30, right=0.5)
+    head.asked.clear()
+    rounds(relay, clock, 64, right=0.5)
+    assert asked <= len(head.asked) <= 2 * asked

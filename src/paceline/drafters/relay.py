@@ -71,6 +71,9 @@ class Relay(Drafter):
         """One more leg for each run that someone has a guess for; they have `before` legs so far."""
         for drafter in self.drafters:
             asked = [run for run in runs if len(run.legs) == before and run.may_ask(drafter)]
+            free = [run for run in asked if run.ask.cursor is None] if drafter in self._heads else []
+            if free and not self._worth.pays(drafter):
+                asked = [run for run in asked if run not in free]
             if asked:
                 drafts = self._ask(drafter, [run.ask for run in asked])
                 for run, draft in zip(asked, drafts, strict=True):

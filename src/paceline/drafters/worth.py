@@ -8,7 +8,9 @@ from typing import Final
 
 from paceline.types import Ask, Draft, Drafter, Verdict
 
-FORGET: Final = 0.95
+FORGET: Final = 0.93
+ROW: Final = 0.05  # of a pass: what it costs to check a guess
+TRY_EVERY: Final = 16  # times that a drafter is passed over, before it is asked to see whether it pays again
 SOON: Final = 0.2  # of a pass: what a drafter costs that was not asked yet
 MOST_TRUST: Final = 1.2
 
@@ -19,8 +21,9 @@ class _Known:
 
     true: float = 2.0  # guesses that were right
     claimed: float = 2.0  # and how many it thought would be
-    brings: float = 1.0  # guesses of a draft that are expected to be right
+    brings: float = 1.0  # tokens that a draft is expected to add
     costs: float = 0.0  # nanoseconds of a draft; 0: unknown
+    passed_over: int = 0  # times
 
     @property
     def trust(self) -> float:
@@ -36,20 +39,33 @@ class Worth:
         self._drafted = 0  # when
 
     def expects(self, draft: Draft) -> tuple[float, float]:
-        """How many guesses of a chain will be right, and the chance that all are."""
-        right, reach = 0.0, 1.0
+        """Tokens that a chain will add, less what it costs to check it, and the chance that all is right."""
+        adds, reach = 0.0, 1.0
         for source, score in zip(draft.sources, draft.scores, strict=True):
             reach *= min(1.0, self._known[source].trust * score)
-            right += reach
-        return right, reach
+            adds += max(0.0, reach - ROW)
+        return adds, reach
+
+    def pays(self, drafter: Drafter) -> bool:
+        """Whether to ask it where nobody has a guess."""
+        known = self._known[drafter.name]
+        if known.brings > self._share(known):
+            return True
+        known.passed_over += 1
+        return known.passed_over % TRY_EVERY == 0
+
+    def _share(self, known: _Known) -> float:
+        """Of a pass: what a draft costs."""
+        return known.costs / self._pass if known.costs and self._pass else SOON
 
     def further(self, drafter: Drafter, ask: Ask, draft: Draft) -> Ask | None:
         """What to ask a drafter where there is this draft: to do better, to go on, or nothing."""
-        right, reach = self.expects(draft)
+        adds, reach = self.expects(draft)
         known = self._known[drafter.name]
-        share = known.costs / self._pass if known.costs and self._pass else SOON
-        better, more = known.brings - right, reach * known.brings if ask.budget > len(draft) else 0.0
-        if max(better, more) <= share * (1 + right):  # tokens of a round, which would take so much longer
+        better, more = known.brings - adds, reach * known.brings if ask.budget > len(draft) else 0.0
+        if max(better, more) <= self._share(known) * (
+            1 + adds
+        ):  # tokens of a round that takes so much longer
             return None
         if better >= more:
             return ask

@@ -143,8 +143,10 @@ class BlockDrafter(Drafter):
 
     def _before(self, seq: Seq) -> Before:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
-        positions, *rows = self._kept.since(seq.id, anchor - self._window)
-        return Before(seq.tokens[-1], anchor, positions, Rows(*rows), old.filled if old else None)
+        positions, rows, first, count = self._kept.since(seq.id, anchor - self._window)
+        return Before(
+            seq.tokens[-1], anchor, positions, Rows(rows, first, count), old.filled if old else None
+        )
 
     def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
         """All that there is to do, at once."""
