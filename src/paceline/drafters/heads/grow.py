@@ -10,7 +10,7 @@ import torch
 from paceline.drafters.drawn import Drawn, draw, needs_q
 from paceline.drafters.legal import unsure
 from paceline.errors import ConstraintError
-from paceline.sampling import CHOICE, Doubles, Floats, History, choose, law, noise_key
+from paceline.sampling import CHOICE, Doubles, Floats, History, chooser, noise_key
 from paceline.types import ROOT, Ask, Bits, Cursor, Draft
 
 
@@ -161,9 +161,9 @@ def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, weighed: bool
 def _chosen(row: Floats, spot: Spot, mask: Bits | None) -> int:
     """The one token that `draw` would give, without an order of all the others."""
     seq = spot.ask.seq
-    of = law(row, seq.params, History(seq.tokens, seq.prompt_len, spot.written), mask)
     place = len(seq.tokens) - seq.prompt_len + len(spot.written)
-    return choose(of, noise_key(seq.params.seed, seq.params.choice, CHOICE, place, 0))
+    key = noise_key(seq.params.seed, seq.params.choice, CHOICE, place, 0)
+    return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, spot.written), mask)
 
 
 def _scores(found: Drawn, sure: float | None) -> list[float]:
