@@ -167,7 +167,7 @@ def test_drafters_that_take_turns_cost_their_mean() -> None:
         mixed.learn([timed_round(1, 1100 if i % 4 == 0 else 1)])
     assert dear.plan([seq()], 1) == [0]
     assert mixed.plan([seq()], 1)[0] > 0
-    assert mixed._draft_us[("d",)] == pytest.approx(1100 / 4, rel=0.4)
+    assert mixed._draft_us[("d",)](1) == pytest.approx(1100 / 4, rel=0.4)
 
 
 def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> None:
@@ -190,3 +190,43 @@ def test_a_slow_spell_of_the_machine_is_forgotten(spell: int) -> None:
         rate.learn([replace(scored_round((0.97,) * kept, kept), target_us=int(us))])
     speeds = [(1 + k) / table(1 + k, 256) for k in range(9)]
     assert speeds[kept] > 0.98 * max(speeds)
+
+
+def block_rounds(rate: Rate, lengths: tuple[int, ...], us: int, accepted: int, rounds: int = 40) -> None:
+    """Drafts that cost the same whatever their length, of which so many guesses come true."""
+    for i in range(rounds):
+        nodes = lengths[i % len(lengths)]
+        right = min(accepted, nodes)
+        r = replace(timed_round(nodes, us), path=tuple(range(right)), tokens=tuple(range(right + 1)))
+        rate.learn([r])
+
+
+def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:
+    fixed, each = priced(0.0), priced(0.0)
+    block_rounds(fixed, (2, 4, 8), 600, 2)
+    for i in range(40):
+        each.learn([timed_round((2, 4, 8)[i % 3], 100 * (2, 4, 8)[i % 3])])
+    assert fixed._draft_us[("d",)](1) == pytest.approx(600, rel=0.1)
+    assert fixed._draft_us[("d",)](8) == pytest.approx(600, rel=0.1)
+    assert each._draft_us[("d",)](2) == pytest.approx(200, rel=0.1)
+    assert each._draft_us[("d",)](8) == pytest.approx(800, rel=0.1)
+
+
+def test_guesses_that_come_true_too_seldom_for_what_they_cost_are_not_made() -> None:
+    """The same drafts, at a tenth of a pass and at two passes; one guess of them comes true."""
+    cheap, dear = priced(0.02), priced(0.02)
+    block_rounds(cheap, (2, 4, 8), 100, 1)
+    block_rounds(dear, (2, 4, 8), 2000, 1)
+    assert cheap.plan([seq()], 1)[0] > 0
+    assert [dear.plan([seq()], 1)[0] for _ in range(31)] == [0] * 31
+    assert dear.plan([seq()], 1)[0] > 0  # a probe
+
+
+def test_drafts_of_which_nothing_is_checked_cost_all_the_same() -> None:
+    rate = priced(0.02)
+    block_rounds(rate, (4,), 500, 4, rounds=10)
+    assert rate.plan([seq()], 1)[0] > 0
+    idle = replace(timed_round(0, 500, rows=1), guessed=4)
+    for _ in range(40):
+        rate.learn([idle])
+    assert rate.plan([seq()], 1) == [0]

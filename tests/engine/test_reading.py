@@ -1,6 +1,6 @@
 """Drafters with taps see every row that stays in the target's cache, once, in order, and no other row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -19,6 +19,13 @@ from paceline.types import ROOT, Ask, Draft, Drafter, Feed, Scores, Seen, Seq
 
 VOCAB = 5  # so that random guesses are often right
 TAPS = (0, 3)
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The engine goes on without a drafter that fails, so what a reader asserts would be lost."""
+    yield
+    assert not [r.message for r in caplog.records if r.levelname == "ERROR"]
 
 
 class Reader(Drafter):
@@ -137,7 +144,7 @@ def test_only_the_sequences_of_those_who_want_to_read_cost_anything() -> None:
     assert reader.rows == 15
 
 
-def test_a_row_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_too_early_is_caught(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The check above can fail: a target that gives each row the state of the row before."""
 
     def late(self: ToyTarget, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
@@ -147,8 +154,29 @@ def test_a_row_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = ToyTarget.forward
     monkeypatch.setattr(ToyTarget, "forward", late)
-    with pytest.raises(AssertionError):
-        run(
-            Engine(ToyTarget(VOCAB), {"reader": Reader()}, Fixed()),
-            [a_seq("s", 5, SpecConfig(("reader",)), 1)],
-        )
+    run(
+        Engine(ToyTarget(VOCAB), {"reader": Reader()}, Fixed()),
+        [a_seq("s", 5, SpecConfig(("reader",)), 1)],
+    )
+    assert "AssertionError in read" in caplog.text
+    caplog.clear()
+
+
+@pytest.mark.parametrize("what", ["begin", "draft", "read", "observe", "end"])
+def test_a_drafter_that_fails_fails_no_request(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    said = []
+    for name in ("none", "reader"):
+        reader = Reader()
+        if name == "reader":
+            monkeypatch.setattr(reader, what, broken)
+        seq = a_seq("s", 5, SpecConfig((name,)), 12)
+        run(Engine(ToyTarget(VOCAB), {"reader": reader, "none": NoDrafter()}, Fixed()), [seq])
+        said.append(seq.tokens)
+    assert said[0] == said[1]
+    assert f"RuntimeError in {broken.__name__}" in caplog.text
+    caplog.clear()

@@ -1,5 +1,8 @@
 """A list of drafters is a drafter: the first that has a guess answers.
 
+Where that guess is unsure or short, a trained head of the list is asked too, if that is likely to be worth
+its time: to do better, or to go on where the guess ends.
+
 Where the output has a grammar and its drafter is among them, they take turns: the tokens that must come, then
 whoever fills the free part, then the next tokens that must come.
 """
@@ -11,6 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from paceline.drafters.legal import CERTAIN, legal, unsure, walk
+from paceline.drafters.worth import Worth
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seen, Seq, Verdict
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ class Relay(Drafter):
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.took_ns: Counter[str] = Counter()  # of the last draft, by drafter
         self._turns = any(drafter.takes_turns for drafter in self.drafters)
+        self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
+        self._worth = Worth()
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.took_ns.clear()
@@ -36,16 +42,40 @@ class Relay(Drafter):
             self._leg(running, legs)
             legs += 1
             running = [run for run in running if len(run.legs) == legs and not run.over]
+        for head in self._heads:
+            self._weigh(head, [run for run in runs if run.may_weigh(head)])
+        self._worth.pass_begins()
         return [run.draft() for run in runs]
+
+    def _weigh(self, head: Drafter, runs: Sequence["_Run"]) -> None:
+        """Lets a head do better than what there is, or go on after it."""
+        asked = [(run, ask) for run in runs if (ask := self._worth.further(head, run.ask, run.legs[0]))]
+        drafts = self._ask(head, [ask for _, ask in asked]) if asked else []
+        for (run, ask), draft in zip(asked, drafts, strict=True):
+            if ask is not run.ask:
+                run.legs += [draft] if draft else []
+            elif self._worth.expects(draft)[0] > self._worth.expects(run.legs[0])[0]:
+                run.legs = [draft]
+
+    def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
+        started = perf_counter_ns()
+        drafts = drafter.draft(asks)
+        took = perf_counter_ns() - started
+        self.took_ns[drafter.name] += took
+        if drafter in self._heads:
+            whole = [draft for ask, draft in zip(asks, drafts, strict=True) if not ask.after]
+            self._worth.drafted(drafter, whole, took)
+        return drafts
 
     def _leg(self, runs: Sequence["_Run"], before: int) -> None:
         """One more leg for each run that someone has a guess for; they have `before` legs so far."""
         for drafter in self.drafters:
             asked = [run for run in runs if len(run.legs) == before and run.may_ask(drafter)]
+            free = [run for run in asked if run.ask.cursor is None] if drafter in self._heads else []
+            if free and not self._worth.pays(drafter):
+                asked = [run for run in asked if run not in free]
             if asked:
-                started = perf_counter_ns()
-                drafts = drafter.draft([run.ask for run in asked])
-                self.took_ns[drafter.name] += perf_counter_ns() - started
+                drafts = self._ask(drafter, [run.ask for run in asked])
                 for run, draft in zip(asked, drafts, strict=True):
                     run.take(drafter, draft)
 
@@ -54,6 +84,7 @@ class Relay(Drafter):
             drafter.begin(seq)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        self._worth.judged(verdicts)
         for drafter in self.drafters:
             drafter.observe(seqs, verdicts, scores)
 
@@ -87,6 +118,14 @@ class _Run:
             if not turn or drafter is self.last:
                 return False
         return self.ask.budget > 0 or (drafter.takes_turns and self.ask.certain > 0)
+
+    def may_weigh(self, head: Drafter) -> bool:
+        """Whether what there is may be dropped for what it says: not where it was drawn, or has a grammar."""
+        if self.ask.cursor is not None or len(self.legs) != 1 or self.last is head or self.ask.budget < 1:
+            return False
+        spec, leg = self.ask.seq.spec, self.legs[0]
+        signed = len(leg.scores) == len(leg.sources) == len(leg)
+        return spec.accept == "match" and spec.tree_width == 1 and leg.parents is None and signed
 
     def take(self, drafter: Drafter, draft: Draft) -> None:
         """Adds a leg, if anything of the draft is wanted and can be taken."""

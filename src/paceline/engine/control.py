@@ -14,6 +14,9 @@ MARGIN: Final = 1.03  # a draft must promise this much over plain decoding
 PROBE_EVERY: Final = 32  # plain rounds before one is spent on finding out whether drafting pays again
 PROBE: Final = 2
 CHEAP: Final = 0.05  # share of a pass that drafting may cost to be done without a plan
+SAME: Final = 0.25  # spread of the drafts' lengths, in nodes squared, below which they count as of one length
+TRIED: Final = 8  # rounds after which it is known what drafts bring
+FORGET_YIELD: Final = 0.9
 MOST_TRUST: Final = 1.2  # drafters that are too modest are believed this much more
 SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
 STALE: Final = 128  # passes after which what was learned of a row count is forgotten
@@ -147,11 +150,58 @@ class Trust:
         return reach
 
 
+class DraftTime:
+    """Microseconds of a draft by its nodes: some for any draft at all, and some for each node.
+
+    Which is which shows only in drafts of different lengths; until then each node has its share.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._nodes = self._us = self._squares = self._products = 0.0
+
+    def learn(self, nodes: int, us: float, target_us: int) -> None:
+        us = min(us, 3 * max(self(nodes), target_us))  # hiccups weigh little
+        self._weight = FORGET * self._weight + 1
+        self._nodes = FORGET * self._nodes + nodes
+        self._us = FORGET * self._us + us
+        self._squares = FORGET * self._squares + nodes * nodes
+        self._products = FORGET * self._products + nodes * us
+
+    def __call__(self, nodes: int) -> float:
+        if not self._weight or not nodes:
+            return 0.0
+        mean, us = self._nodes / self._weight, self._us / self._weight
+        spread = self._squares / self._weight - mean**2
+        together = self._products / self._weight - mean * us
+        share = us / mean
+        slope = min(max((together + SAME * share) / (spread + SAME), 0.0), share)
+        return us + slope * (nodes - mean)
+
+
+class Yield:
+    """What drafts brought and cost of late, those included of which nothing was checked."""
+
+    def __init__(self) -> None:
+        self.rounds, self._tokens, self._nodes, self._us = 0, 0.0, 0.0, 0.0
+
+    def learn(self, r: Round, draft_us: float) -> None:
+        self.rounds += 1
+        weight = max(1 - FORGET_YIELD, 1 / self.rounds)
+        self._tokens += weight * (len(r.tokens) - self._tokens)
+        self._nodes += weight * (len(r.draft) - self._nodes)
+        self._us += weight * (min(draft_us, 3 * max(self._us, r.target_us)) - self._us)
+
+    def rate(self, cost: CostCurve, rows: int, context: int) -> float:
+        """Tokens for a microsecond."""
+        return self._tokens / (cost(rows + round(self._nodes), context) + self._us)
+
+
 class Rate(Controller):
     """Picks the draft length with the most expected tokens per measured time, 0 included.
 
-    Where drafting costs next to nothing and drafters say how sure they are, drafts are made as long as the
-    request allows and cut afterwards; else their length is planned by what was accepted before.
+    Drafters that say how sure they are have their drafts cut afterwards. Where a further guess costs next to
+    nothing, these are made as long as the request allows; else their length is planned by what was accepted
+    before. Whether they are made at all follows from what they brought of late, if it costs anything.
     What is learned is kept by list of drafters: a new request starts with what earlier ones taught.
     """
 
@@ -160,8 +210,8 @@ class Rate(Controller):
         self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
         self._trust: defaultdict[tuple[str, ...], Trust] = defaultdict(Trust)
         self._sure: set[tuple[str, ...]] = set()  # those who said how sure they were, the last time
-        self._draft_us: dict[tuple[str, ...], float] = {}  # per node made
-        self._drafts_timed: Counter[tuple[str, ...]] = Counter()
+        self._draft_us: defaultdict[tuple[str, ...], DraftTime] = defaultdict(DraftTime)
+        self._yields: defaultdict[tuple[str, ...], Yield] = defaultdict(Yield)
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -169,16 +219,21 @@ class Rate(Controller):
 
     def _budget(self, seq: Seq, rows: int) -> int:
         spec, context = seq.spec, len(seq.tokens)
-        per_node = self._draft_us.get(spec.drafters, 0.0)
+        draft_us, most, plain = self._draft_us[spec.drafters], spec.max_draft, self.cost(rows, context)
         trimmed = spec.accept == "match" and spec.drafters in self._sure
-        if trimmed and per_node * spec.max_draft < CHEAP * self.cost(rows, context):
-            return spec.max_draft
-        tokens = self._acceptance[spec.drafters].expected(spec.max_draft)
-        rates = [t / (self.cost(rows + k, context) + per_node * k) for k, t in enumerate(tokens)]
+        if trimmed and draft_us(most) < CHEAP * plain:
+            return most
+        tokens = self._acceptance[spec.drafters].expected(most)
+        rates = [t / (self.cost(rows + k, context) + draft_us(k)) for k, t in enumerate(tokens)]
         best = max(range(len(rates)), key=rates.__getitem__)
+        past = self._yields[spec.drafters]
+        if trimmed and past.rounds >= TRIED:
+            best = most if draft_us(most) - draft_us(1) < CHEAP * plain else max(best, PROBE)
+            pays = past.rate(self.cost, rows, context) * plain >= MARGIN
+            return best if pays else self._probe(spec.drafters, best, most)
         if best and rates[best] >= MARGIN * rates[0]:
             return best
-        return self._probe(spec.drafters, spec.max_draft)
+        return self._probe(spec.drafters, PROBE, most)
 
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
         """Nodes go in by their chance of being kept, whose ever they are, while the rate grows."""
@@ -202,15 +257,15 @@ class Rate(Controller):
         if best >= MARGIN * plain:
             return chosen
         for i in reach:
-            keep[i] = self._probe(seqs[i].spec.drafters, len(drafts[i]))
+            keep[i] = self._probe(seqs[i].spec.drafters, PROBE, len(drafts[i]))
         return keep
 
     def _reach(self, seq: Seq, draft: Draft) -> list[float]:
         return self._trust[seq.spec.drafters].reach(draft)
 
-    def _probe(self, drafters: tuple[str, ...], most: int) -> int:
+    def _probe(self, drafters: tuple[str, ...], length: int, most: int) -> int:
         self._plain_rounds[drafters] += 1
-        return min(PROBE, most) if self._plain_rounds[drafters] % PROBE_EVERY == 0 else 0
+        return min(length, most) if self._plain_rounds[drafters] % PROBE_EVERY == 0 else 0
 
     def learn(self, rounds: Sequence[Round]) -> None:
         nodes, guessed = sum(len(r.draft) for r in rounds), sum(r.guessed for r in rounds)
@@ -222,7 +277,10 @@ class Rate(Controller):
         self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
         for r in rounds:
             if r.guessed:
-                self._learn_draft_time(r.drafters, r.draft_us / guessed, r.target_us)
+                draft_us = r.draft_us * r.guessed / guessed
+                self._draft_us[r.drafters].learn(r.guessed, draft_us, r.target_us)
+                if not r.finish:
+                    self._yields[r.drafters].learn(r, draft_us)
 
     def _learn_acceptance(self, r: Round) -> None:
         accepted = _risky(r.draft, r.path)
@@ -234,13 +292,6 @@ class Rate(Controller):
             self._trust[r.drafters].learn(r)
         else:
             self._sure.discard(r.drafters)
-
-    def _learn_draft_time(self, drafters: tuple[str, ...], per_node: float, target_us: int) -> None:
-        """A mean, since cheap and dear drafters of a list may take turns, on which hiccups weigh little."""
-        self._drafts_timed[drafters] += 1
-        weight = max(0.1, 1 / self._drafts_timed[drafters])
-        old = self._draft_us.get(drafters, 0.0)
-        self._draft_us[drafters] = old + weight * (min(per_node, 3 * max(old, target_us)) - old)
 
 
 def _risky(draft: Draft, path: Sequence[int]) -> int:

@@ -179,7 +179,7 @@ class Engine:
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
-                self._guessing.drafter(seq).begin(seq)
+                self._guessing.begin(seq)
         return failed
 
     def _turns(self) -> list[Turn]:
@@ -209,7 +209,7 @@ class Engine:
         return [], _NOTHING, []
 
     def _preempt(self, seq: Seq) -> None:
-        self._guessing.drafter(seq).end(seq)
+        self._guessing.end(seq)
         self.target.close(seq.id)
         seq.computed = 0
         self._scheduler.put_back(seq)
@@ -291,7 +291,7 @@ class Engine:
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
         if running:
-            self._guessing.drafter(seq).end(seq)
+            self._guessing.end(seq)
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)

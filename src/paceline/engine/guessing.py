@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +41,16 @@ class Guessing:
                 raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
             self._lists[names] = Relay([self._drafters[n] for n in names])
         return self._lists[names]
+
+    def begin(self, seq: Seq) -> None:
+        drafter = self.drafter(seq)
+        with _forgiven(drafter, "begins without it"):
+            drafter.begin(seq)
+
+    def end(self, seq: Seq) -> None:
+        drafter = self.drafter(seq)
+        with _forgiven(drafter, "ends all the same"):
+            drafter.end(seq)
 
     def taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         return tuple(sorted({tap for t in turns for tap in self.drafter(t.seq).taps}))
@@ -80,7 +91,9 @@ class Guessing:
             starts = tuple(scores.starts[i] for i in places)
             rows = tuple(scores.rows[i] for i in places) if scores.rows else ()
             of_group = replace(scores, starts=starts, rows=rows)
-            self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
+            drafter = self.drafter(group[0].seq)
+            with _forgiven(drafter, "goes on"):
+                drafter.observe([t.seq for t in group], verdicts, of_group)
 
     def _show(self, turns: Sequence[Turn], scores: Scores) -> None:
         """Lets those who have taps read what the target made of the tokens that stay."""
@@ -88,7 +101,9 @@ class Guessing:
         for group in by_drafters([t for t in turns if t.kept is not None and self.drafter(t.seq).taps]):
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
-            drafter.read([_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None])
+            seen = [_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None]
+            with _forgiven(drafter, "goes on"):
+                drafter.read(seen)
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token the target does not have, each node with a source."""
@@ -113,6 +128,15 @@ def _sure(draft: Draft, threshold: float) -> Draft:
         return draft
     unsure = (i for i, score in enumerate(draft.scores) if score < threshold)
     return draft.first(next(unsure, len(draft)))
+
+
+@contextmanager
+def _forgiven(drafter: Drafter, request: str) -> Iterator[None]:
+    """A drafter that fails costs what it would have guessed and nothing else."""
+    try:
+        yield
+    except Exception as problem:
+        log_problem(log, f"drafter {drafter.name} failed; the request {request}", problem)
 
 
 def _drafts(drafter: Drafter, group: Sequence[Turn]) -> list[Draft]:

@@ -13,6 +13,22 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.heads.block import BlockNet, KeysValues
 
 Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+# Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
+# mean nothing.
+Said = tuple[list[list[int]], list[list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a tensor, which only those cut who must: that takes long, for a draft."""
+
+    whole: Tensor  # [first + count or more, layers, 2, kv_heads, head_dim], of the type of a runner's `like`
+    first: int
+    count: int
+
+    def cut(self) -> Tensor:
+        return self.whole[self.first : self.first + self.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +37,7 @@ class Read:
 
     start: int  # position of the first
     hidden: Mapping[int, Tensor]  # of each layer tapped: [n, width] float32
-    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], to be filled; of the type of the runner's `like`
+    rows: Rows  # to be filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +55,8 @@ class Before:
 
     token: int
     position: int
-    positions: Tensor  # [n]
-    rows: Tensor  # [n, layers, 2, kv_heads, head_dim], as `read` made them
+    positions: Ids  # of the rows, and of others before and behind them: those of the whole tensor
+    rows: Rows  # as `read` made them
     old: Filled | None = None  # a block that nobody needs any more: its memory may be used
 
 
@@ -49,6 +65,13 @@ class Place:
     block: Filled
     slot: int
     previous: int  # the token before it
+
+
+First = tuple[int, int]  # a slot, and the token before it
+
+
+def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
+    return [Place(block, *first) for block, first in zip(blocks, firsts, strict=True)]
 
 
 class BlockRunner(Protocol):
@@ -60,13 +83,22 @@ class BlockRunner(Protocol):
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
         """One pass for all of them. slots: how many of each block are wanted."""
 
-    def chains(
-        self, places: Sequence[Place], sizes: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """The likeliest tokens from each place on, one after the other, and the logits of confidence.
+    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
+        """The likeliest tokens from each place on. sizes: how many of each."""
 
-        sizes: how many of each; what is said beyond them means nothing.
-        """
+    def guess(
+        self,
+        parts: Sequence[Read],
+        texts: Sequence[Before],
+        slots: int,
+        firsts: Sequence[First],
+        sizes: Sequence[int],
+    ) -> tuple[list[Filled], Said]:
+        """Reads, fills, and says the likeliest tokens from the first place of each on."""
+        if parts:
+            self.read(parts)
+        filled = self.fill(texts, slots)
+        return filled, self.chains(places_of(filled, firsts), sizes)
 
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         """Logits [places, draft_vocab], and the logits of confidence."""
@@ -88,7 +120,7 @@ class TorchBlock(BlockRunner):
         layers = net.context(net.features(hidden)[None], at)
         rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
         for part, made in zip(parts, torch.split(rows[:, :, 0].permute(3, 0, 1, 2, 4), sizes), strict=True):
-            part.rows[:] = made
+            part.rows.cut()[:] = made
 
     @torch.inference_mode()
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
@@ -101,9 +133,7 @@ class TorchBlock(BlockRunner):
         return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()
-    def chains(
-        self, places: Sequence[Place], sizes: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
+    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
         """Without leaving the device."""
         net, device = self._net, self._net.draft_ids.device
         base = pad_sequence([place.block.base for place in places], batch_first=True)
@@ -130,11 +160,13 @@ class TorchBlock(BlockRunner):
 
     def _context(self, texts: Sequence[Before]) -> tuple[Tensor, list[KeysValues]]:
         """Positions [b, n], -1 for padding, and each layer's keys and values."""
-        longest = max(len(text.positions) for text in texts)
+        longest = max(text.rows.count for text in texts)
         positions = torch.full((len(texts), longest), -1)
-        rows = texts[0].rows.new_zeros(len(texts), longest, *texts[0].rows.shape[1:])
-        for i, text in enumerate(texts):
-            positions[i, : len(text.positions)] = text.positions
-            rows[i, : len(text.positions)] = text.rows
+        cut = [text.rows.cut() for text in texts]
+        rows = cut[0].new_zeros(len(texts), longest, *cut[0].shape[1:])
+        for i, (text, own) in enumerate(zip(texts, cut, strict=True)):
+            at = text.positions[text.rows.first : text.rows.first + text.rows.count]
+            positions[i, : len(own)] = torch.from_numpy(at)
+            rows[i, : len(own)] = own
         layers = rows.permute(2, 3, 0, 4, 1, 5)  # [layers, 2, b, kv_heads, n, head_dim]
         return positions.to(self._net.draft_ids.device), [(layer[0], layer[1]) for layer in layers]

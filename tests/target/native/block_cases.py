@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import torch
 from native_cases import wanted_path
 from packed_cases import built
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch_cases import VOCAB, random_weights
 
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, BlockRunner, Filled, Read
+from paceline.heads.block_runner import Before, BlockRunner, Filled, Read, Rows
 from paceline.heads.net import Pieces
 from paceline.target.native.native_block import NativeBlock
 from paceline.target.native.team import NativeTeam
@@ -60,13 +61,17 @@ def some_hidden(shape: BlockShape, count: int, seed: int = 0) -> dict[int, Tenso
 def rows_of(runner: BlockRunner, shape: BlockShape, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
     count = len(next(iter(hidden.values())))
     rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
-    runner.read([Read(start, hidden, rows)])
+    runner.read([Read(start, hidden, all_of(rows))])
     return rows
+
+
+def all_of(rows: Tensor) -> Rows:
+    return Rows(rows, 0, len(rows))
 
 
 def a_text(runner: BlockRunner, shape: BlockShape, count: int, seed: int = 0) -> Before:
     rows = rows_of(runner, shape, some_hidden(shape, count, seed))
-    return Before(7 + seed, count, torch.arange(count), rows)
+    return Before(7 + seed, count, np.arange(count), all_of(rows))
 
 
 def as_float32(block: Filled) -> Filled:

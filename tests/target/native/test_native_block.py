@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import SHAPES, a_net, a_text, as_float32, native, rows_of, some_hidden
+from block_cases import SHAPES, a_net, a_text, all_of, as_float32, native, rows_of, some_hidden
 from packed_cases import every_path, runnable
 from torch import Tensor
 
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, Place, Read, TorchBlock
+from paceline.heads.block_runner import Before, Place, Read, Rows, TorchBlock, places_of
 from paceline.target.native.native_block import NativeBlock, reason_against
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
@@ -30,7 +30,7 @@ def test_it_says_what_torch_says(shape: BlockShape, path: str) -> None:
     ours, theirs = native(net, path), TorchBlock(net)
     for count in (1, 30, 300):
         text, same = (a_text(runner, shape, count) for runner in (ours, theirs))
-        assert off(text.rows, same.rows) < CLOSE
+        assert off(text.rows.cut(), same.rows.cut()) < CLOSE
         (block,), (expected,) = (r.fill([t], shape.block) for r, t in ((ours, text), (theirs, same)))
         assert off(block.hidden, expected.hidden) < 2 * CLOSE  # a few steps of 1/127, layer upon layer
         assert off(block.base, expected.base) < 2 * CLOSE
@@ -68,7 +68,7 @@ def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
     net = a_net(shape)
     alone, pair = native(net, threads=1), native(net, threads=3)
     texts = [a_text(alone, shape, count, seed) for seed, count in enumerate((200, 3, 129, 31))]
-    together = pair.fill([a_text(pair, shape, len(t.rows), i) for i, t in enumerate(texts)], shape.block)
+    together = pair.fill([a_text(pair, shape, t.rows.count, i) for i, t in enumerate(texts)], shape.block)
     for text, block in zip(texts, together, strict=True):
         (whole,) = alone.fill([text], shape.block)
         assert torch.equal(whole.base, block.base)
@@ -83,6 +83,27 @@ def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
     for place, size, tokens, chances in zip(places, sizes, said, sure, strict=True):
         (one,), (one_sure,) = alone.chains([place], [size])
         assert (one, one_sure) == (tokens[:size], chances[:size])
+
+
+@shapes
+def test_one_call_gives_what_three_give(shape: BlockShape) -> None:
+    net = a_net(shape)
+    runner, other = native(net), native(net, threads=3)
+    counts, size = (150, 2, 40), shape.block
+    hidden = [some_hidden(shape, count, seed) for seed, count in enumerate(counts)]
+    texts = [a_text(runner, shape, count, seed) for seed, count in enumerate(counts)]
+    rows = [torch.full_like(text.rows.cut(), torch.nan) for text in texts]
+    parts = [Read(0, *given) for given in zip(hidden, map(all_of, rows), strict=True)]
+    unread = [replace(text, rows=part.rows) for text, part in zip(texts, parts, strict=True)]
+    firsts, sizes = [(0, texts[0].token), (1, 5), (size - 1, 2)], [size, size - 2, 1]
+    filled, (said, sure) = other.guess(parts, unread, size, firsts, sizes)
+    expected = runner.fill(texts, size)
+    chains = runner.chains(places_of(expected, firsts), sizes)
+    for i, (block, same) in enumerate(zip(filled, expected, strict=True)):
+        assert torch.equal(rows[i], texts[i].rows.cut())
+        assert torch.equal(block.base, same.base)
+        assert said[i][: sizes[i]] == chains[0][i][: sizes[i]]
+        assert sure[i][: sizes[i]] == chains[1][i][: sizes[i]]
 
 
 def test_all_paths_give_the_same_bits() -> None:
@@ -108,7 +129,7 @@ def test_rows_do_not_depend_on_how_they_are_read() -> None:
     cut = torch.empty_like(whole)
     pieces = ((0, 1), (1, 14), (14, 40))
     runner.read(
-        [Read(5 + a, {tap: h[a:b] for tap, h in hidden.items()}, cut[a:b]) for a, b in pieces],
+        [Read(5 + a, {tap: h[a:b] for tap, h in hidden.items()}, Rows(cut, a, b - a)) for a, b in pieces],
     )
     assert torch.equal(cut, whole)
 
@@ -133,7 +154,7 @@ def test_what_it_cannot_run_is_refused() -> None:
     runner = native(net)
     text = a_text(runner, shape, 4)
     with pytest.raises(ValueError, match="not of this runner's type"):
-        runner.fill([replace(text, rows=text.rows.float())], 2)
+        runner.fill([replace(text, rows=all_of(text.rows.cut().float()))], 2)
     with pytest.raises(ValueError, match="not one of the model's"):
         runner.fill([replace(text, token=shape.vocab)], 2)
     (block,) = runner.fill([text], 2)
@@ -149,7 +170,7 @@ def test_odd_numbers_harm_no_other_text() -> None:
     (alone,) = runner.fill([text], shape.block)
     kept = as_float32(alone)
     lost = rows_of(runner, shape, {tap: h * np.nan for tap, h in some_hidden(shape, 12).items()})
-    broken = Before(3, 12, torch.arange(12), lost)
+    broken = Before(3, 12, np.arange(12), all_of(lost))
     bad, good = runner.fill([broken, text], shape.block)
     assert torch.equal(good.base, kept.base)
     said, _ = runner.chains([Place(bad, 0, 1)], [shape.block])

@@ -4,8 +4,8 @@ It reads the target's hidden states as they come and keeps what its layers make 
 for all sequences, then a table look-up for each guess, so that a guess knows the one before it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
 from paceline.drafters.legal import unsure
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, TorchBlock
+from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, Rows, TorchBlock
 from paceline.heads.calibration import Calibration, as_it_is
 from paceline.sampling import Floats
 from paceline.sampling.law import penalises
@@ -29,7 +29,19 @@ class _Block:
     filled: Filled
 
 
+@dataclass(slots=True)
+class _Unread:
+    """What was seen of a sequence and not read yet."""
+
+    start: int  # positions
+    stop: int
+    parts: list[tuple[int, int, Mapping[int, Tensor]]] = field(default_factory=list)  # start, rows, states
+
+
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
+MOST_UNREAD: Final = 16  # rows of a sequence
+# Tokens before the anchor: what lies further back tells less than it costs.
+MOST_SEEN: Final = 128
 
 
 class BlockDrafter(Drafter):
@@ -45,42 +57,79 @@ class BlockDrafter(Drafter):
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
         self.runner = runner or TorchBlock(net)
+        self._window, self._size = min(shape.window, MOST_SEEN), shape.block
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
+        self._unread: dict[str, _Unread] = {}
 
     def begin(self, seq: Seq) -> None:
+        self._read_now(list(self._unread))
         self._kept.begin(seq)
 
     def end(self, seq: Seq) -> None:
+        self._read_now([seq.id])
         self._kept.end(seq)
         self._blocks.pop(seq.id, None)
 
     def read(self, seen: Sequence[Seen]) -> None:
-        self.runner.read([Read(s.start, s.hidden, self._room(s)) for s in seen])
+        """A few rows wait for the next draft, in whose pass they cost little."""
+        many = []
+        for s in seen:
+            of, count = s.seq.id, len(s.hidden[self.taps[0]])
+            waiting = self._unread.get(of)
+            if waiting is None or waiting.stop != s.start:
+                self._read_now([of])
+                waiting = self._unread[of] = _Unread(s.start, s.start)
+            waiting.stop += count
+            waiting.parts.append((s.start, count, s.hidden))
+            if waiting.stop - waiting.start > MOST_UNREAD:
+                many.append(of)
+        self._read_now(many)
 
-    def _room(self, seen: Seen) -> Tensor:
-        return self._kept.room(seen.seq.id, seen.start, len(seen.hidden[self.taps[0]]), self.runner.like)
+    def _read_now(self, ids: Sequence[str]) -> None:
+        parts = self._parts(ids)
+        if parts:
+            self.runner.read(parts)
+
+    def _parts(self, ids: Sequence[str]) -> list[Read]:
+        """What waits to be read of these sequences, and the room for what is made of it."""
+        parts = []
+        for seq_id in ids:
+            waiting = self._unread.pop(seq_id, None)
+            if waiting is not None:
+                count = waiting.stop - waiting.start
+                whole, first = self._kept.room(seq_id, waiting.start, count, self.runner.like)
+                first -= waiting.start
+                parts += [Read(at, hidden, Rows(whole, first + at, n)) for at, n, hidden in waiting.parts]
+        return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        parts = self._parts([ask.seq.id for ask in asks])
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
-        if new:
-            self._fill([ask.seq for ask in new], max(map(self._slots, new)))
         simple = [ask for ask in ready if _is_simple(ask)]
-        others = [ask for ask in ready if not _is_simple(ask)] if len(simple) < len(ready) else []
-        drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
-        of = {ask.seq.id: draft for ask, draft in zip((*simple, *others), drafts, strict=True)}
+        if ready and len(new) == len(simple) == len(ready):
+            drafts = self._guesses(ready, parts)
+        else:
+            if parts:
+                self.runner.read(parts)
+            if new:
+                self._fill([ask.seq for ask in new], max(map(self._slots, new)))
+            others = [ask for ask in ready if not _is_simple(ask)]
+            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
+            ready = [*simple, *others]
+        of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _ready(self, ask: Ask) -> bool:
         """Whether all that stands before the last token has been seen, as far as it ever will be."""
         seen = self._kept.last(ask.seq.id) == len(ask.seq.tokens) - 2
-        return seen and len(ask.after) < self.net.shape.block
+        return seen and len(ask.after) < self._size
 
     def _slots(self, ask: Ask) -> int:
         """How many of the block it may come to."""
-        return min(self.net.shape.block, max(1, len(ask.after) + ask.budget))
+        return min(self._size, max(1, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
@@ -94,17 +143,30 @@ class BlockDrafter(Drafter):
 
     def _before(self, seq: Seq) -> Before:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
-        positions, rows = self._kept.rows(seq.id, anchor - self.net.shape.window)
-        return Before(seq.tokens[-1], anchor, positions, rows, old.filled if old else None)
+        positions, rows, first, count = self._kept.since(seq.id, anchor - self._window)
+        return Before(
+            seq.tokens[-1], anchor, positions, Rows(rows, first, count), old.filled if old else None
+        )
+
+    def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
+        """All that there is to do, at once."""
+        sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
+        firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
+        filled, said = self.runner.guess(parts, texts, max(map(self._slots, asks)), firsts, sizes)
+        for ask, block in zip(asks, filled, strict=True):
+            self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)
+        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
 
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
         """What `grow` would give, for all of them together."""
         if not asks:
             return []
-        sizes = [min(ask.budget, self.net.shape.block - len(ask.after)) for ask in asks]
-        places = [self._place(ask, ask.after) for ask in asks]
-        said, logits = self.runner.chains(places, sizes)
-        return [self._chain(*given) for given in zip(asks, sizes, said, logits, strict=True)]
+        sizes = list(map(self._wanted, asks))
+        said = self.runner.chains([self._place(ask, ask.after) for ask in asks], sizes)
+        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
+
+    def _wanted(self, ask: Ask) -> int:
+        return min(ask.budget, self._size - len(ask.after))
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
@@ -114,7 +176,7 @@ class BlockDrafter(Drafter):
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""
         found = [_NOTHING] * len(spots)
-        inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < self.net.shape.block]
+        inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < self._size]
         if not inside:
             return found
         logits, sure = self.runner.look([self._place(spot.ask, spot.written) for _, spot in inside])

@@ -10,7 +10,7 @@ import torch
 from paceline.drafters.drawn import Drawn, draw, needs_q
 from paceline.drafters.legal import unsure
 from paceline.errors import ConstraintError
-from paceline.sampling import Doubles, Floats
+from paceline.sampling import CHOICE, Doubles, Floats, History, chooser, noise_key
 from paceline.types import ROOT, Ask, Bits, Cursor, Draft
 
 
@@ -149,9 +149,21 @@ def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, weighed: bool
         mask = _mask(spot.at, vocab)
     except ConstraintError:  # which ends the output only if it comes by here
         return nothing
-    found = draw(row, spot.ask.seq, spot.written, width, mask, weighed)
+    seq = spot.ask.seq
+    if width == 1 and not weighed and seq.params.temperature > 0 and not needs_q(seq):
+        found = Drawn([_chosen(row, spot, mask)], [], [])
+    else:
+        found = draw(row, seq, spot.written, width, mask, weighed)
     meant = sum(1 for token in found.tokens if row[token] > -np.inf)  # the others come last
     return Drawn(found.tokens[:meant], found.chances[:meant], found.laws[:meant])
+
+
+def _chosen(row: Floats, spot: Spot, mask: Bits | None) -> int:
+    """The one token that `draw` would give, without an order of all the others."""
+    seq = spot.ask.seq
+    place = len(seq.tokens) - seq.prompt_len + len(spot.written)
+    key = noise_key(seq.params.seed, seq.params.choice, CHOICE, place, 0)
+    return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, spot.written), mask)
 
 
 def _scores(found: Drawn, sure: float | None) -> list[float]:

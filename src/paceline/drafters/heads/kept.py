@@ -36,8 +36,8 @@ class _Track:
     def rows(self) -> Tensor:
         return self._rows[: self._count]
 
-    def room(self, start: int, count: int, like: Tensor) -> Tensor:
-        """Rows for the positions from `start` on, yet to be filled."""
+    def room(self, start: int, count: int, like: Tensor) -> tuple[Tensor, int]:
+        """The rows, and the first of those for the positions from `start` on, which are yet to be filled."""
         if start <= self.last:
             raise ValueError(f"rows from position {start} on do not follow those that are held")
         first, end = self._count, self._count + count
@@ -45,17 +45,20 @@ class _Track:
             more = max(end, 2 * len(self._rows), 64) - first
             self._rows = torch.cat([self.rows.to(like), like.new_empty(more, *self._rows.shape[1:])])
             self._positions = np.concatenate([self.positions, np.empty(more, np.int64)])
-        self._positions[first:end] = np.arange(start, start + count)
+        self._positions[first:end] = range(start, start + count)
         self._count, self.last = end, max(self.last, start + count - 1)
-        return self._rows[first:end]
+        return self._rows, first
 
     def before(self, position: int) -> "_Track":
         count = int(np.searchsorted(self.positions, position))
         return _Track(self.positions[:count], self.rows[:count])
 
-    def since(self, position: int) -> tuple[Tensor, Tensor]:
-        first = int(np.searchsorted(self.positions, position))
-        return torch.from_numpy(self.positions[first:]), self._rows[first : self._count]
+    def since(self, position: int) -> tuple[Ids, Tensor, int, int]:
+        """Positions and rows, of both the first that is meant, and their number."""
+        first = max(0, self._count - (self.last - position + 1))  # if none between is missing
+        if first < self._count and self._positions[first] < position:
+            first = int(np.searchsorted(self.positions, position))
+        return self._positions, self._rows, first, self._count - first
 
     def copied(self, most: int) -> "_Track":
         """The last `most` rows, in memory of their own."""
@@ -94,18 +97,24 @@ class Kept:
 
     def append(self, seq_id: str, start: int, rows: Tensor) -> None:
         """rows [count, *shape] of the positions from `start` on, which come after all that are held."""
-        self.room(seq_id, start, len(rows), rows)[:] = rows
+        whole, first = self.room(seq_id, start, len(rows), rows)
+        whole[first : first + len(rows)] = rows
 
-    def room(self, seq_id: str, start: int, count: int, like: Tensor) -> Tensor:
-        """Rows as `append` would add them, to be filled by the caller; of the type of `like`."""
+    def room(self, seq_id: str, start: int, count: int, like: Tensor) -> tuple[Tensor, int]:
+        """Rows as `append` would add them, to be filled by the caller, and which is the first of them.
+
+        They are of the type of `like`.
+        """
         return self._live[seq_id].track.room(start, count, like)
 
-    def rows(self, seq_id: str, since: int = 0) -> tuple[Tensor, Tensor]:
-        """Positions [count], ascending, and rows [count, *shape]; good until more are appended.
+    def rows(self, seq_id: str) -> tuple[Tensor, Tensor]:
+        """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
+        positions, rows, first, count = self.since(seq_id, 0)
+        return torch.from_numpy(positions[first : first + count]), rows[first : first + count]
 
-        since: the first position that is wanted.
-        """
-        return self._live[seq_id].track.since(since)
+    def since(self, seq_id: str, position: int) -> tuple[Ids, Tensor, int, int]:
+        """Positions and rows, the first of them that is not before `position`, and how many there are."""
+        return self._live[seq_id].track.since(position)
 
     def last(self, seq_id: str) -> int:
         """The last position held; -1: none is."""

@@ -12,6 +12,7 @@ namespace PACELINE_PATH {
 namespace {
 
 constexpr Format kFormat = O8;  // of all its weights
+constexpr int kLook = 16;       // tiles of the vocabulary
 
 PL_INLINE void product(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
     linear_tile_of<kFormat>(w, tile, x, out, stride);
@@ -29,30 +30,51 @@ BlockFiller::BlockFiller(const BlockModel& model, Team& team)
       padded_(up(queries_, kLanes)),
       pairs_(team.size()),
       previous_(team.size()),
-      scratch_(team.size()) {}
+      scratch_(team.size()) {
+    project_mask();
+}
+
+void BlockFiller::run(const Drafting& drafting) {
+    reading_ = &drafting.reading;
+    filling_ = &drafting.filling;
+    chaining_ = &drafting.chaining;
+    if (reading_->parts) prepare_reading();
+    if (filling_->texts) prepare_filling();
+    if (chaining_->chains) prepare_chaining();
+    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
+}
+
+void BlockFiller::work(int me) {
+    const unsigned mode = flush_denormals();
+    if (reading_->parts) read_rows(me);
+    if (filling_->texts) {
+        place_rows(me);
+        team_.barrier();
+        fill_blocks(me);
+    }
+    team_.barrier();
+    if (chaining_->chains) follow(me);
+    restore_denormals(mode);
+}
 
 // ------------------------------------------------------------------------------------------------ the context
-void BlockFiller::read(const Reading& reading) {
-    reading_ = &reading;
-    positions_.clear();
+void BlockFiller::prepare_reading() {
+    read_at_.clear();
     contexts_.clear();
-    for (int p = 0; p < reading.parts; ++p)
-        for (int r = 0; r < reading.part[p].rows; ++r) {
-            positions_.push_back(reading.part[p].start + r);
-            contexts_.push_back(reading.part[p].context + r * row_size());
+    for (int p = 0; p < reading_->parts; ++p)
+        for (int r = 0; r < reading_->part[p].rows; ++r) {
+            read_at_.push_back(reading_->part[p].start + r);
+            contexts_.push_back(reading_->part[p].context + r * row_size());
         }
-    rows_ = (int)positions_.size();
-    x_.need((size_t)rows_ * model_.width);
-    features_.shape(rows_, model_.fc.groups());
-    normed_.shape(rows_, model_.width / kGroup);
-    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)rows_ * model_.head_dim);
-    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->read_rows(me); }, this);
-    reading_ = nullptr;
+    const size_t rows = read_at_.size();
+    read_.need(rows * model_.width);
+    features_.shape((int)rows, model_.fc.groups());
+    read_normed_.shape((int)rows, model_.width / kGroup);
+    for (Buffer<float>& scratch : scratch_) scratch.need(rows * model_.head_dim);
 }
 
 void BlockFiller::read_rows(int me) {
-    const unsigned mode = flush_denormals();
-    const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup;
+    const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup, rows = (int)read_at_.size();
     for (int p = 0, row = 0; p < reading_->parts; row += reading_->part[p++].rows) {
         const Part& part = reading_->part[p];
         const Share share(part.rows * reading_->taps, me, team_.size());
@@ -67,9 +89,9 @@ void BlockFiller::read_rows(int me) {
     int begin, end;
     while (team_.take(model_.fc.outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile)
-            product(model_.fc, tile, features_, x_.get() + tile * kTile, model_.width);
+            product(model_.fc, tile, features_, read_.get() + tile * kTile, model_.width);
     team_.barrier();
-    normalise(model_.context_norm, rows_, model_.block, normed_, me);
+    normalise(read_, model_.context_norm, rows, model_.block, read_normed_, me);
     team_.barrier();
     float* heads = scratch_[me].get();
     while (team_.take(model_.layers * 2 * kv, begin, end))
@@ -77,14 +99,13 @@ void BlockFiller::read_rows(int me) {
             const int layer = piece / (2 * kv), kind = piece / kv % 2, head = piece % kv;
             const Layer& part = model_.layer[layer];
             for (int t = 0; t < size / kTile; ++t)
-                product(kind ? part.v : part.k, head * (size / kTile) + t, normed_, heads + t * kTile, size);
-            for (int r = 0; r < rows_; ++r) {
+                product(kind ? part.v : part.k, head * (size / kTile) + t, read_normed_, heads + t * kTile, size);
+            for (int r = 0; r < rows; ++r) {
                 uint16_t* out = contexts_[r] + head_at(layer, kind, head);
                 if (kind) value_head(heads + r * size, out);
-                else key_head(part, heads + r * size, positions_[r], reading_->turn, out);
+                else key_head(part, heads + r * size, read_at_[r], reading_->turn, out);
             }
         }
-    restore_denormals(mode);
 }
 
 void BlockFiller::key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const {
@@ -100,32 +121,31 @@ void BlockFiller::value_head(const float* head, uint16_t* out) const {
 }
 
 // ---------------------------------------------------------------------------------------------------- the pass
-void BlockFiller::fill(const Filling& filling) {
-    filling_ = &filling;
-    rows_ = filling.texts * model_.block;
+void BlockFiller::prepare_filling() {
+    const int texts = filling_->texts, groups = model_.width / kGroup;
+    rows_ = texts * model_.block;
     positions_.resize(rows_);
-    for (int r = 0; r < rows_; ++r) positions_[r] = filling.text[r / model_.block].position + r % model_.block;
+    for (int r = 0; r < rows_; ++r) positions_[r] = filling_->text[r / model_.block].position + r % model_.block;
     plan_attention();
-    const size_t size = model_.head_dim, kv = model_.kv_heads, pieces = (size_t)filling.texts * kv * chunks_;
+    const size_t size = model_.head_dim, kv = model_.kv_heads, pieces = (size_t)texts * kv * chunks_;
     x_.need((size_t)rows_ * model_.width);
-    turned_.need(filling.texts * kv * size * padded_);
-    std::fill_n(turned_.get(), filling.texts * kv * size * padded_, 0.0f);
+    turned_.need(texts * kv * size * padded_);
+    std::fill_n(turned_.get(), texts * kv * size * padded_, 0.0f);
     own_.need(rows_ * 2 * kv * size);
     stats_.need(pieces * 2 * padded_);
     sums_.need(pieces * queries_ * size);
     all_.slots = model_.block;
-    wanted_.slots = filling.slots;
+    wanted_.slots = filling_->slots;
     for (Rows* rows : {&all_, &wanted_}) {
-        rows->attended.shape(filling.texts * rows->slots, model_.heads * model_.head_dim / kGroup);
-        rows->normed.shape(filling.texts * rows->slots, model_.width / kGroup);
-        rows->gated.shape(filling.texts * rows->slots, model_.layer[0].down.groups());
+        rows->attended.shape(texts * rows->slots, model_.heads * model_.head_dim / kGroup);
+        rows->normed.shape(texts * rows->slots, groups);
+        rows->gated.shape(texts * rows->slots, model_.layer[0].down.groups());
     }
-    normed_.shape(rows_, model_.width / kGroup);
-    scored_.shape(filling.texts * filling.slots, model_.width / kGroup);
+    anchors_.shape(texts, groups);
+    normed_.shape(rows_, groups);
+    scored_.shape(texts * filling_->slots, groups);
     const size_t wide = std::max<size_t>({(size_t)rows_ * size, (size_t)rows_ * 2 * kUnit, (size_t)kBlockChunk * padded_});
     for (Buffer<float>& scratch : scratch_) scratch.need(wide);
-    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->fill_blocks(me); }, this);
-    filling_ = nullptr;
 }
 
 // The keys of a text are cut into chunks of almost equal length.
@@ -145,16 +165,14 @@ void BlockFiller::plan_attention() {
 
 // In the last layer all rows have keys and values, and only those wanted go on.
 void BlockFiller::fill_blocks(int me) {
-    const unsigned mode = flush_denormals();
-    place_rows(me);
     for (int l = 0; l < model_.layers; ++l) {
         const Layer& layer = model_.layer[l];
         Rows& rows = l + 1 < model_.layers ? all_ : wanted_;
         const int count = filling_->texts * rows.slots;
+        if (l == 0) normalise(x_, layer.attn_norm, filling_->texts, 1, anchors_, me);
+        else normalise(x_, layer.attn_norm, rows_, model_.block, normed_, me);
         team_.barrier();
-        normalise(layer.attn_norm, rows_, model_.block, normed_, me);
-        team_.barrier();
-        project(layer, me);
+        project(l, me);
         team_.barrier();
         attend(l, rows.slots, me);
         team_.barrier();
@@ -162,17 +180,16 @@ void BlockFiller::fill_blocks(int me) {
         team_.barrier();
         add_product(layer.o, rows.attended, rows.slots, me);
         team_.barrier();
-        normalise(layer.ffn_norm, count, rows.slots, rows.normed, me);
+        normalise(x_, layer.ffn_norm, count, rows.slots, rows.normed, me);
         team_.barrier();
         feed_forward(layer, rows, me);
         team_.barrier();
         add_product(layer.down, rows.gated, rows.slots, me);
+        team_.barrier();
     }
-    team_.barrier();
     finish(me);
     team_.barrier();
     score(me);
-    restore_denormals(mode);
 }
 
 void BlockFiller::place_rows(int me) {
@@ -187,50 +204,70 @@ void BlockFiller::place_rows(int me) {
 }
 
 // The first `slots` rows of each block, `count` in all.
-void BlockFiller::normalise(const float* weight, int count, int slots, Activations& out, int me) {
+void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int slots, Activations& out, int me) {
     const Share share(count, me, team_.size());
-    for (int i = share.begin; i < share.end; ++i) {
-        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
-        const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
-        for (int g = 0; g < model_.width / kGroup; ++g) {
-            const float *from = x + g * kGroup, *w = weight + g * kGroup;
-            out.quantise(i, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
-        }
+    for (int i = share.begin; i < share.end; ++i)
+        normalise_row(x.get() + (size_t)row_of(i, slots) * model_.width, weight, i, out);
+}
+
+void BlockFiller::normalise_row(const float* x, const float* weight, int to, Activations& out) const {
+    const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
+    for (int g = 0; g < model_.width / kGroup; ++g) {
+        const float *from = x + g * kGroup, *w = weight + g * kGroup;
+        out.quantise(to, g, load(from) * by * load(w), load(from + kLanes) * by * load(w + kLanes));
     }
 }
 
+// What the first layer makes of the vector that stands in all slots but the anchors' is known beforehand.
+void BlockFiller::project_mask() {
+    const unsigned mode = flush_denormals();
+    const Layer& layer = model_.layer[0];
+    const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
+    mask_heads_.need((size_t)(2 * kv + model_.heads) * size);
+    anchors_.shape(1, model_.width / kGroup);
+    normalise_row(model_.mask, layer.attn_norm, 0, anchors_);
+    float* out = mask_heads_.get();
+    for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.k, t, anchors_, out, 0);
+    for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.v, t, anchors_, out, 0);
+    for (int t = 0; t < model_.heads * tiles; ++t, out += kTile) product(layer.q, t, anchors_, out, 0);
+    restore_denormals(mode);
+}
+
 // A piece is one head of the keys, values or queries.
-void BlockFiller::project(const Layer& layer, int me) {
+void BlockFiller::project(int l, int me) {
+    const Layer& layer = model_.layer[l];
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     const int64_t stride = (int64_t)2 * kv * size;
+    const Activations& in = l ? normed_ : anchors_;
+    alignas(64) float one[kMostHeadDim];
     float* heads = scratch_[me].get();
     int begin, end;
     while (team_.take(model_.heads + 2 * kv, begin, end))
         for (int piece = begin; piece < end; ++piece) {
             const int kind = piece / kv, head = kind < 2 ? piece % kv : piece - 2 * kv;
             const Linear& weight = kind == 0 ? layer.k : kind == 1 ? layer.v : layer.q;
-            for (int t = 0; t < tiles; ++t) product(weight, head * tiles + t, normed_, heads + t * kTile, size);
-            if (kind > 1) spread_queries(layer, head, heads);
-            for (int r = 0; kind < 2 && r < rows_; ++r) {
+            for (int t = 0; t < tiles; ++t) product(weight, head * tiles + t, in, heads + t * kTile, size);
+            for (int r = 0; r < rows_; ++r) {
+                const float* made = l ? heads + r * size : r % model_.block ? mask_heads_.get() + piece * size : heads + r / model_.block * size;
+                std::copy_n(made, size, one);
                 uint16_t* out = own_.get() + r * stride + piece * size;
-                if (kind) value_head(heads + r * size, out);
-                else key_head(layer, heads + r * size, positions_[r], filling_->turn, out);
+                if (kind > 1) spread_query(layer, head, r, one);
+                else if (kind) value_head(one, out);
+                else key_head(layer, one, positions_[r], filling_->turn, out);
             }
         }
 }
 
-void BlockFiller::spread_queries(const Layer& layer, int head, float* heads) {
-    const int size = model_.head_dim, half = size / 2;
+void BlockFiller::spread_query(const Layer& layer, int head, int row, float* query) {
+    const int size = model_.head_dim;
+    const int64_t at = (int64_t)positions_[row] * (size / 2);
     const Floats scale = all(model_.attn_scale);
-    for (int r = 0; r < rows_; ++r, heads += size) {
-        const int64_t at = (int64_t)positions_[r] * half;
-        normalise_head(heads, layer.q_norm, size, model_.norm_eps);
-        rotate_head(heads, size, filling_->turn.cosines + at, filling_->turn.sines + at);
-        for (int d = 0; d < size; d += kLanes) store(heads + d, load(heads + d) * scale);
-        const int text = r / model_.block, query = r % model_.block * group_ + head % group_;
-        float* to = turned_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + query;
-        for (int d = 0; d < size; ++d) to[(int64_t)d * padded_] = heads[d];
-    }
+    normalise_head(query, layer.q_norm, size, model_.norm_eps);
+    rotate_head(query, size, filling_->turn.cosines + at, filling_->turn.sines + at);
+    for (int d = 0; d < size; d += kLanes) store(query + d, load(query + d) * scale);
+    const int text = row / model_.block, column = row % model_.block * group_ + head % group_;
+    float* to = turned_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + column;
+    for (int d = 0; d < size; ++d) to[(int64_t)d * padded_] = query[d];
 }
 
 void BlockFiller::attend(int layer, int slots, int me) {
@@ -245,6 +282,10 @@ void BlockFiller::attend(int layer, int slots, int me) {
             const uint16_t* at = own ? own_.get() + row * 2 * kv * size : text.context + row * row_size();
             keys[k - piece.begin] = at + (own ? head_at(0, 0, piece.kv_head) : head_at(layer, 0, piece.kv_head));
             values[k - piece.begin] = keys[k - piece.begin] + kv * size;
+            for (int d = 0; d < size; d += 32) {  // halves of one cache line: rows lie too far apart to be foreseen
+                prefetch(keys[k - piece.begin] + d);
+                prefetch(values[k - piece.begin] + d);
+            }
         }
         const int slot = piece_of(piece.text, piece.kv_head, piece.chunk);
         const float* queries = turned_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
@@ -314,35 +355,32 @@ void BlockFiller::finish(int me) {
     }
 }
 
+// Every member has the share of the vocabulary that it looks at afterwards: it is in its cache then.
 void BlockFiller::score(int me) {
     const int outputs = model_.head.outputs, slots = filling_->slots;
+    const Share share(outputs / kTile, me, team_.size());
     float* logits = scratch_[me].get();
-    int begin, end;
-    while (team_.take(outputs / kTile, begin, end))
-        for (int tile = begin; tile < end; ++tile) {
-            product(model_.head, tile, scored_, logits, kTile);
-            const int inside = model_.draft_vocab - tile * kTile;
-            for (int i = 0; i < filling_->texts * slots; ++i) {
-                float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
-                store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
-            }
+    for (int tile = share.begin; tile < share.end; ++tile) {
+        product(model_.head, tile, scored_, logits, kTile);
+        const int inside = model_.draft_vocab - tile * kTile;
+        for (int i = 0; i < filling_->texts * slots; ++i) {
+            float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
+            store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
         }
+    }
 }
 
 // --------------------------------------------------------------------------------------------------- the chain
-void BlockFiller::chain(const Chaining& chaining) {
-    chaining_ = &chaining;
-    best_.resize((size_t)2 * team_.size() * chaining.chains);
-    for (std::vector<int32_t>& previous : previous_) previous.resize(chaining.chains);
-    for (Activations& pairs : pairs_) pairs.shape(chaining.chains, model_.rank / kGroup);
-    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)chaining.chains * kTile);
-    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->follow(me); }, this);
-    chaining_ = nullptr;
+void BlockFiller::prepare_chaining() {
+    const int chains = chaining_->chains;
+    best_.resize((size_t)2 * team_.size() * chains);
+    for (std::vector<int32_t>& previous : previous_) previous.resize(chains);
+    for (Activations& pairs : pairs_) pairs.shape(chains, model_.rank / kGroup);
+    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)chains * kLook * kTile);
 }
 
 // Every member looks at its share of the vocabulary, and then finds the best of all members' by itself.
 void BlockFiller::follow(int me) {
-    const unsigned mode = flush_denormals();
     const int chains = chaining_->chains, steps = chaining_->steps;
     std::vector<int32_t>& previous = previous_[me];
     for (int c = 0; c < chains; ++c) previous[c] = chaining_->chain[c].previous;
@@ -365,27 +403,32 @@ void BlockFiller::follow(int me) {
             if (me == 0) chaining_->numbers[c * steps + step] = most.number;
         }
     }
-    restore_denormals(mode);
 }
 
+// Some tiles at a time: the highest of them is searched for only where it is higher than all before.
 void BlockFiller::look(int step, int me, Best* best) {
     const int chains = chaining_->chains, outputs = model_.markov_out.outputs;
     const Share share(outputs / kTile, me, team_.size());
-    float* added = scratch_[me].get();
     std::fill_n(best, chains, Best{kHidden, 0});
-    for (int tile = share.begin; tile < share.end; ++tile) {
-        product(model_.markov_out, tile, pairs_[me], added, kTile);
+    float* added = scratch_[me].get();  // [chains][kLook][kTile]
+    for (int first = share.begin; first < share.end; first += kLook) {
+        const int tiles = std::min(kLook, share.end - first);
+        for (int t = 0; t < tiles; ++t) product(model_.markov_out, first + t, pairs_[me], added + t * kTile, kLook * kTile);
         for (int c = 0; c < chains; ++c) {
             const Chain& chain = chaining_->chain[c];
             if (step >= chain.steps) continue;
-            const float* base = chain.base + (int64_t)(chain.place + step) * outputs + tile * kTile;
-            const Floats logits = load(base) + load(added + c * kTile);
-            if (chaining_->logits) store(chaining_->logits + (int64_t)c * outputs + tile * kTile, logits);
-            const float most = highest(logits);
+            const float* base = chain.base + (int64_t)(chain.place + step) * outputs + first * kTile;
+            float* logits = added + c * kLook * kTile;
+            Floats top = all(kHidden);
+            for (int i = 0; i < tiles * kTile; i += kLanes) {
+                const Floats sum = load(base + i) + load(logits + i);
+                store(logits + i, sum);
+                top = max(top, sum);
+            }
+            if (chaining_->logits) std::copy_n(logits, tiles * kTile, chaining_->logits + (int64_t)c * outputs + first * kTile);
+            const float most = highest(top);
             if (!(most > best[c].most)) continue;
-            alignas(64) float lanes[kLanes];
-            store(lanes, logits);
-            best[c] = {most, (int32_t)(tile * kTile + (std::find(lanes, lanes + kLanes - 1, most) - lanes))};
+            best[c] = {most, (int32_t)(first * kTile + (std::find(logits, logits + tiles * kTile - 1, most) - logits))};
         }
     }
 }
@@ -403,20 +446,6 @@ float BlockFiller::confidence(const Chain& chain, int step, const float* pair) c
 // ---------------------------------------------------------------------------------------------- for Python
 using namespace PACELINE_PATH;
 
-namespace {
-
-template <class Work>
-int done(Work work) {  // 0, or 1 where there was no memory for it
-    try {
-        work();
-        return 0;
-    } catch (...) {
-        return 1;
-    }
-}
-
-}  // namespace
-
 extern "C" {
 
 // The team must outlive it.
@@ -430,21 +459,19 @@ void* paceline_block_open(const BlockModel* model, void* team) {
 
 void paceline_block_close(void* filler) { delete static_cast<BlockFiller*>(filler); }
 
-int paceline_block_read(void* filler, const Reading* reading) {
-    return done([&] { static_cast<BlockFiller*>(filler)->read(*reading); });
-}
-
-int paceline_block_fill(void* filler, const Filling* filling) {
-    return done([&] { static_cast<BlockFiller*>(filler)->fill(*filling); });
-}
-
-int paceline_block_chain(void* filler, const Chaining* chaining) {
-    return done([&] { static_cast<BlockFiller*>(filler)->chain(*chaining); });
+// 0, or 1 where there was no memory for it.
+int paceline_block_run(void* filler, const Drafting* drafting) {
+    try {
+        static_cast<BlockFiller*>(filler)->run(*drafting);
+        return 0;
+    } catch (...) {
+        return 1;
+    }
 }
 
 // What library.py repeats of block_model.h, in its order.
 void paceline_block_layout(int32_t* out) {
-    for (size_t size : {sizeof(BlockModel), sizeof(Part), sizeof(Reading), sizeof(Text), sizeof(Filling), sizeof(Chain), sizeof(Chaining)})
+    for (size_t size : {sizeof(BlockModel), sizeof(Part), sizeof(Reading), sizeof(Text), sizeof(Filling), sizeof(Chain), sizeof(Drafting)})
         *out++ = (int32_t)size;
 }
 

@@ -15,9 +15,7 @@ namespace PACELINE_PATH {
 class BlockFiller {
 public:
     BlockFiller(const BlockModel& model, Team& team);
-    void read(const Reading& reading);
-    void fill(const Filling& filling);
-    void chain(const Chaining& chaining);
+    void run(const Drafting& drafting);
 
 private:
     struct Attending {
@@ -33,15 +31,22 @@ private:
         int32_t number;
     };
 
+    void prepare_reading();
+    void prepare_filling();
+    void prepare_chaining();
+    void plan_attention();
+
+    void work(int me);
     void read_rows(int me);
     void fill_blocks(int me);
     void follow(int me);
 
-    void plan_attention();
     void place_rows(int me);
-    void normalise(const float* weight, int count, int slots, Activations& out, int me);
-    void project(const Layer& layer, int me);
-    void spread_queries(const Layer& layer, int head, float* heads);
+    void normalise(const Buffer<float>& x, const float* weight, int count, int slots, Activations& out, int me);
+    void normalise_row(const float* x, const float* weight, int to, Activations& out) const;
+    void project_mask();
+    void project(int layer, int me);
+    void spread_query(const Layer& layer, int head, int row, float* query);
     void key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const;
     void value_head(const float* head, uint16_t* out) const;
     void attend(int layer, int slots, int me);
@@ -70,17 +75,21 @@ private:
     const Reading* reading_ = nullptr;
     const Filling* filling_ = nullptr;
     const Chaining* chaining_ = nullptr;
-    int rows_ = 0;                        // of all blocks, or of what is read
+    std::vector<int32_t> read_at_;        // the position of each row that is read
+    std::vector<uint16_t*> contexts_;     // and where it goes
+    Buffer<float> read_;                  // [rows read][width]
+    Activations features_, read_normed_;
+    int rows_ = 0;                        // of all blocks
     int chunks_ = 1;                      // of the longest text
     std::vector<Attending> attending_;
     std::vector<int32_t> positions_;      // of each row
-    std::vector<uint16_t*> contexts_;     // of each row that is read: where it goes
+    Buffer<float> mask_heads_;            // [2 * kv_heads + heads][head_dim]: of the first layer, not rotated
     Buffer<float> x_;                     // [rows][width]: the residual stream
     Buffer<float> turned_;                // [texts][kv_heads][head_dim][padded_]: queries
     Buffer<uint16_t> own_;                // [rows][2][kv_heads][head_dim]: keys and values of one layer
     Buffer<float> stats_;                 // [pieces][2][padded_]: highest scores, sums
     Buffer<float> sums_;                  // [pieces][queries_][head_dim]
-    Activations features_, normed_, scored_;
+    Activations anchors_, normed_, scored_;
     Rows all_, wanted_;
     std::vector<Activations> pairs_;      // of each member
     std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number

@@ -60,3 +60,10 @@ struct Chaining {
     float* sure;            // [chains][steps], out: logits of confidence
     float* logits;          // [chains][head.outputs], out, of the last step; may be null
 };
+
+// One after the other, each of which may be of nothing: a text may see what is read, a chain what is filled.
+struct Drafting {
+    Reading reading;
+    Filling filling;
+    Chaining chaining;
+};

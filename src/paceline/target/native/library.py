@@ -152,6 +152,10 @@ class Chaining(c.Structure):
     )
 
 
+class Drafting(c.Structure):
+    _fields_ = (("reading", Reading), ("filling", Filling), ("chaining", Chaining))
+
+
 def _check_layout(library: c.CDLL) -> None:
     """Both sides must mean the same by a structure: a slip would be silent."""
     tables = (CODE_BYTES, SCALE_BYTES, SCALE_GROUPS)
@@ -160,7 +164,7 @@ def _check_layout(library: c.CDLL) -> None:
     theirs = (c.c_int32 * len(ours))()
     library.paceline_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe formats.h and model.h"
-    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, Chaining)]
+    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, Drafting)]
     theirs = (c.c_int32 * len(ours))()
     library.paceline_block_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe block_model.h"
@@ -200,9 +204,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_block_open.argtypes = (c.POINTER(BlockModel), c.c_void_p)
     library.paceline_block_close.restype = None
     library.paceline_block_close.argtypes = (c.c_void_p,)
-    library.paceline_block_read.argtypes = (c.c_void_p, c.POINTER(Reading))
-    library.paceline_block_fill.argtypes = (c.c_void_p, c.POINTER(Filling))
-    library.paceline_block_chain.argtypes = (c.c_void_p, c.POINTER(Chaining))
+    library.paceline_block_run.argtypes = (c.c_void_p, c.POINTER(Drafting))
     library.paceline_open.restype = c.c_void_p
     library.paceline_open.argtypes = (c.POINTER(Model), c.c_void_p)
     library.paceline_close.restype = None

@@ -1,0 +1,32 @@
+"""A head's one guess is what a ranking of all tokens would put first."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config import SamplingParams
+from paceline.drafters.drawn import draw
+from paceline.drafters.heads.grow import Spot, grow
+from paceline.sampling import Floats
+from paceline.types import Ask, Seq
+
+VOCAB = 60
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 2.0), st.sampled_from([0, 5]), st.sampled_from([1.0, 0.8]))
+def test_one_guess_is_the_first_of_many(seed: int, temperature: float, top_k: int, top_p: float) -> None:
+    random = np.random.default_rng(seed)
+    rows: list[Floats] = [random.normal(0, 3, VOCAB).astype(np.float32) for _ in range(4)]
+    for row in rows:
+        row[random.permutation(VOCAB)[:20]] = -np.inf  # tokens that the head does not know
+    params = SamplingParams(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p)
+    seq = Seq("s", [1, 2, 3, 4], 3, params)
+
+    def look(spots: list[Spot]) -> list[tuple[Floats, float]]:
+        return [(rows[len(spot.written)], 0.5) for spot in spots]
+
+    (draft,) = grow([Ask(seq, 4)], look, "head", VOCAB)  # type: ignore[arg-type]
+    expected: tuple[int, ...] = ()
+    for row in rows:
+        expected += tuple(draw(row, seq, expected, width=2).tokens[:1])
+    assert draft.tokens == expected
