@@ -19,6 +19,7 @@ class Lesson:
     mask: Tensor  # [b, n] bool: the target's own words
     hidden: Mapping[int, Tensor]  # layer -> [b, n, width]
     final: Tensor  # [b, n, width], normed: what the head of the target reads
+    places: Tensor | None = None  # [b, n] bool: where guesses may begin; None: anywhere
 
 
 class Loss(Protocol):
@@ -52,3 +53,8 @@ def ahead(x: Tensor, by: int) -> Tensor:
     shifted = torch.zeros_like(x)
     shifted[:, : max(0, x.shape[1] - by)] = x[:, by:]
     return shifted
+
+
+def begins(lesson: Lesson) -> Tensor:
+    """[b, n]: whether guesses made of this row, and of the last token there is, may count."""
+    return torch.ones_like(lesson.mask) if lesson.places is None else ahead(lesson.places, 1)
