@@ -89,7 +89,7 @@ def test_damage_is_told_with_the_way_back(root: Path) -> None:
     learned(root)
     versions.use(root, 1)
     shutil.rmtree(root / "versions" / "0001")
-    with pytest.raises(CorruptModel, match="lost its version 1: .*`paceline drafters rollback mine 0`"):
+    with pytest.raises(CorruptModel, match=r"lost its version 1: .*`paceline drafters rollback mine 0`"):
         versions.current(root)
     (root / versions.POINTER).write_text("{")
     with pytest.raises(CorruptModel, match="damaged"):
@@ -101,10 +101,9 @@ def test_damage_is_told_with_the_way_back(root: Path) -> None:
 def test_what_was_never_finished_goes(root: Path) -> None:
     gone = root / "versions" / ".making-999999999"
     gone.mkdir(parents=True)
-    with pytest.raises(ZeroDivisionError), versions.making(root) as folder:
+    with versions.making(root) as folder:
         assert not gone.exists()
         assert folder.name == f".making-{os.getpid()}"
         save_card(folder, read_card(root))
-        raise ZeroDivisionError
     assert list((root / "versions").iterdir()) == []
     assert json.loads((root / "drafter.json").read_text())["kind"] == "block"

@@ -81,7 +81,7 @@ class Reception:
         self._recorder = recorder
         self._spans = spans
         self._learn = learn
-        self._learning = learning
+        self.learning = learning
         self._limits = Limits()
         self._know(Routes() if routes is None else routes.current())
 
@@ -112,8 +112,8 @@ class Reception:
         whose = tenant(key, asked.whose, asked.cache_key)
         caller = Caller(whose, (asked.priority or 0) + route.priority, deadline, wish)
         ticket = self._enter(key, body)
-        if self._learning is not None:
-            self._learning.arrived()
+        if self.learning is not None:
+            self.learning.arrived()
         span = self._spans.start(path, self._llm.name, headers)
         return Visit(path, route, caller, key, body, asked, span, ticket)
 
@@ -192,7 +192,7 @@ class Reception:
 
     def _keep(self, visit: Visit, choice: Choice) -> None:
         """For drafters to learn from, unless anybody asked that nothing be kept of it."""
-        if self._learning is None or choice.finish not in ("stop", "length"):
+        if self.learning is None or choice.finish not in ("stop", "length"):
             return
         allowed = (
             visit.caller.learn and visit.route.trace_text is not False and visit.body.get("store") is None
@@ -200,7 +200,7 @@ class Reception:
         if allowed and isinstance(visit.asked, ChatRequest) and (opening := opening_of(visit.asked.messages)):
             seq = choice.made.seq
             wrong = wrong_places(choice.rounds)
-            self._learning.keep(ServedText(tuple(seq.tokens), seq.prompt_len, wrong, opening))
+            self.learning.keep(ServedText(tuple(seq.tokens), seq.prompt_len, wrong, opening))
 
     def _tell_content(self, visit: Visit, choices: Sequence[Choice]) -> None:
         if choices and visit.span.keeps_content and visit.route.trace_text is not False:
@@ -275,12 +275,12 @@ class Reception:
         return {**timings, "passes": choice.tally.passes, "speculative_decoding": spec}
 
     def start(self) -> None:
-        if self._learning is not None:
-            self._learning.start()
+        if self.learning is not None:
+            self.learning.start()
 
     def close(self, timeout: float) -> None:
-        if self._learning is not None:
-            self._learning.close(timeout)
+        if self.learning is not None:
+            self.learning.close(timeout)
         self._spans.close()
         if self._recorder is not None:
             self._recorder.close(timeout)
