@@ -16,7 +16,7 @@ from paceline.heads.traffic import LearnJob, ServedText
 from paceline.train import refresh as the_refresh
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.from_traffic import split
-from paceline.train.publish import MEASURED
+from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
 from paceline.train.refresh import refresh, run
 
@@ -89,11 +89,10 @@ def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
     with versions.making(root) as folder:
         save(folder, read_card(root), load(root, pieces_of(MODEL)).net)
         versions.use(root, versions.add(root, folder))
-    published = the_refresh.publish
 
     def gone_back(*given: Any) -> Card:
         versions.use(root, 0)  # while the new one is measured
-        return published(*given)
+        return publish(*given)
 
     monkeypatch.setattr(the_refresh, "publish", gone_back)
     told = refresh(root, MODEL, PARTS, CONFIG)
