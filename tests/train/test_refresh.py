@@ -18,7 +18,7 @@ from paceline.train.evaluate import acceptance, replay
 from paceline.train.from_traffic import split
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
-from paceline.train.refresh import refresh, run
+from paceline.train.refresh import refresh, run, saves
 
 MODEL = tiny_model()
 CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)
@@ -77,7 +77,7 @@ def test_a_worse_one_is_refused(root: Path) -> None:
     broken = LearnConfig(steps=5, lr=10.0, held_out=0.3)
     told = refresh(root, MODEL, PARTS, broken)
     assert told["after"] < told["before"]
-    assert "no better" in told["refused"]
+    assert "not clearly better" in told["refused"]
     assert versions.current(root) == serving
     assert (serving.folder / WEIGHTS).read_bytes() == weights
     assert sorted(path.name for path in (root / "versions").iterdir()) == ["0001"]
@@ -90,9 +90,9 @@ def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
         save(folder, read_card(root), load(root, pieces_of(MODEL)).net)
         versions.use(root, versions.add(root, folder))
 
-    def gone_back(*given: Any) -> Card:
+    def gone_back(*given: Any, **more: Any) -> Card:
         versions.use(root, 0)  # while the new one is measured
-        return publish(*given)
+        return publish(*given, **more)
 
     monkeypatch.setattr(the_refresh, "publish", gone_back)
     told = refresh(root, MODEL, PARTS, CONFIG)
@@ -111,6 +111,20 @@ def test_a_crash_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert versions.current(root).number == 0
     assert list((root / "versions").iterdir()) == []
     assert rate(root) >= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "better"),
+    [
+        ((9, 9, 9), (8, 8, 8), True),
+        ((9, 9, 9), (9, 9, 8), False),  # as well chance
+        ((9, 9, 9), (5, 12, 9), False),
+        ((9, 9, 9), (9, 9, 9), False),
+        ((9,), (8,), True),
+    ],
+)
+def test_better_is_more_than_chance(old: tuple[int, ...], new: tuple[int, ...], better: bool) -> None:
+    assert saves(old, new) == better
 
 
 def test_with_too_little_to_measure_on_nothing_is_tried() -> None:

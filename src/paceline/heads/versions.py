@@ -30,7 +30,7 @@ class Version:
 
 def current(root: Path) -> Version:
     """The one that serves. A drafter that was trained anew begins with its first again."""
-    if not (root / POINTER).exists():
+    if not (root / POINTER).exists() or not (root / CARD).exists():
         return Version(0, root)
     try:
         table = json.loads((root / POINTER).read_bytes())

@@ -15,7 +15,7 @@ from typing import Any, Final
 from paceline.config import EngineConfig, LearnConfig
 from paceline.errors import PacelineError
 from paceline.heads.traffic import LearnJob, ServedText
-from paceline.heads.versions import current
+from paceline.heads.versions import POINTER, current
 from paceline.llm import LLM
 from paceline.logs import log_problem
 from paceline.server.metrics import Metrics
@@ -76,6 +76,7 @@ class Learning:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
         self._found = {one.kind: one for one in found}
+        self._moved: dict[str, int] = {}  # when what names the version of each was last written
         self._kept = Kept(config.kept_tokens)
         self._pupil: Pupil | None = None
         self._busy_at = clock()
@@ -144,11 +145,11 @@ class Learning:
         texts = self._kept.take()
         job = LearnJob(str(self._model), folders, self._engine, texts, self._config)
         log.info("%d texts are there to learn from", len(texts))
-        encoded = job.encode()
+        pupil = self._begin(job.encode())
         with self._lock:
-            self._pupil = self._begin(encoded)
+            self._pupil = pupil
             if self._clock() - self._busy_at < self._config.idle_s:
-                self._pupil.pause()
+                pupil.pause()
 
     def _hear(self, pupil: Pupil) -> None:
         code = pupil.exit_code
@@ -186,12 +187,16 @@ class Learning:
         """Takes up the versions that are to serve, whether they were learned or gone back to."""
         for kind, one in self._found.items():
             try:
+                moved = _moved(one.root)
+                if moved == self._moved.get(kind):
+                    continue
+                self._moved[kind] = moved
                 version = current(one.root)
                 if version == one.version:
                     continue
                 new = Trained(one.name, kind, one.root, version)
-                self._found[kind] = new  # one that cannot be used is tried once
                 self._serve(new)
+                self._found[kind] = new
             except PacelineError as error:
                 log.error("%s goes on with the version it has: %s", one.name, error)
 
@@ -205,3 +210,10 @@ class Learning:
             log.info("%s guesses with version %d now", one.name, one.version.number)
 
         self._worker.between_passes(exchange)
+
+
+def _moved(root: Path) -> int:
+    try:
+        return (root / POINTER).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
