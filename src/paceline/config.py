@@ -168,6 +168,7 @@ class LearnConfig:
     """How a server's trained drafters go on learning from what it serves, while it is idle."""
 
     idle_s: float = 5.0  # without a request before anything is done
+    patience_s: float = 60.0  # after which another version is taken up while requests run, too
     new_texts: int = 32  # since the last time
     kept_tokens: int = 262_144  # of texts in memory; the oldest go
     train_tokens: int = 16_384  # of the latest texts that are learned from at once
@@ -190,7 +191,8 @@ class LearnConfig:
         _whole(self, *counts)
         for name in counts:
             _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
-        _require(lambda x: x >= 0, "idle_s", self.idle_s, "0 or more seconds")
+        for name in ("idle_s", "patience_s"):
+            _require(lambda x: x >= 0, name, getattr(self, name), "0 or more seconds")
         _require(lambda x: x > 0, "lr", self.lr, "more than 0")
         _require(lambda x: 0 <= x <= 1, "others", self.others, "0 to 1")
         _require(lambda x: 0 < x < 1, "held_out", self.held_out, "more than 0 and less than 1")

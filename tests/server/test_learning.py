@@ -46,7 +46,14 @@ PLACES = {
     "China": "Beijing",
 }
 LEARN = LearnConfig(
-    idle_s=1.0, new_texts=len(PLACES), steps=24, lr=2e-3, held_out=0.3, least_places=10, batch_tokens=512
+    idle_s=1.0,
+    patience_s=0.5,
+    new_texts=len(PLACES),
+    steps=24,
+    lr=2e-3,
+    held_out=0.3,
+    least_places=10,
+    batch_tokens=512,
 )
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}
@@ -85,6 +92,7 @@ class Life:
     crashed: int = 0  # processes
     states: list[str] = field(default_factory=list)  # of the one that learned, while a request was answered
     nice: int = 0
+    in_flight: int = 0  # requests, when a version was taken up though the server was busy
 
 
 class Client:
@@ -112,14 +120,17 @@ class Client:
 
     def watched(self, pid: int) -> None:
         """A streamed answer, and what became of the process meanwhile."""
-        with self._server.client().chat.completions.create(
+        with self.story(max_tokens=8) as stream:
+            self._life.states += [state(pid) for _ in stream]
+
+    def story(self, max_tokens: int) -> Any:
+        return self._server.client().chat.completions.create(
             model=self._server.model,
             messages=[{"role": "user", "content": "Tell me a story."}],
-            max_tokens=8,
+            max_tokens=max_tokens,
             stream=True,
-            extra_body={"store": False},
-        ) as stream:
-            self._life.states += [state(pid) for _ in stream]
+            extra_body={"store": False, "ignore_eos": True, "speculative_config": BLOCK},
+        )
 
     def until(self, holds: Callable[[], bool]) -> None:
         assert until(holds, WAIT_S), "\n".join(self._life.log)
@@ -180,8 +191,11 @@ def _live(client: Client, server: Running, drafter: Path, seen: Life) -> None:
     main_ends("drafters", "rollback", str(drafter))
     client.until(lambda: client.counted("drafter_version") == 0)
     client.measure("gone back")
-    main_ends("drafters", "rollback", str(drafter), "1")
-    client.until(lambda: client.counted("drafter_version") == 1)
+    with client.story(max_tokens=2000) as stream:
+        next(iter(stream))
+        main_ends("drafters", "rollback", str(drafter), "1")
+        client.until(lambda: client.counted("drafter_version") == 1)
+        seen.in_flight = server.in_flight
 
 
 def main_ends(*command: str) -> None:
@@ -205,6 +219,7 @@ def test_what_was_never_learned_from_is_guessed_better(life: Life, drafter: Path
 
 def test_going_back_is_going_back(life: Life) -> None:
     assert life.passes["gone back"] == life.passes["before"]
+    assert life.in_flight == 1  # a busy server follows, too
 
 
 def test_a_request_stops_whoever_learns(life: Life) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from paceline.config import EngineConfig, LearnConfig
@@ -76,7 +76,7 @@ class Learning:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
         self._found = {one.kind: one for one in found}
-        self._moved: dict[str, int] = {}  # when what names the version of each was last written
+        self._moved: dict[str, float] = {}  # when it was last said which version of each serves
         self._kept = Kept(config.kept_tokens)
         self._pupil: Pupil | None = None
         self._busy_at = clock()
@@ -122,13 +122,13 @@ class Learning:
         """Pauses or goes on, begins, and sees what came of it."""
         if self._worker.running or self._worker.waiting:
             self.arrived()
-        if not self._go_on():
+        idle = self._go_on()
+        self._follow(idle)
+        if not idle:
             return
         if self._pupil is not None:
             self._hear(self._pupil)
-            return
-        self._follow()
-        if self._kept.new >= self._config.new_texts:
+        elif self._kept.new >= self._config.new_texts:
             self._learn()
 
     def _go_on(self) -> bool:
@@ -183,12 +183,13 @@ class Learning:
                     told["after"],
                 )
 
-    def _follow(self) -> None:
+    def _follow(self, idle: bool) -> None:
         """Takes up the versions that are to serve, whether they were learned or gone back to."""
+        latest = time() - (0 if idle else self._config.patience_s)
         for kind, one in self._found.items():
             try:
                 moved = _moved(one.root)
-                if moved == self._moved.get(kind):
+                if moved == self._moved.get(kind, 0) or moved > latest:
                     continue
                 self._moved[kind] = moved
                 version = current(one.root)
@@ -212,8 +213,9 @@ class Learning:
         self._worker.between_passes(exchange)
 
 
-def _moved(root: Path) -> int:
+def _moved(root: Path) -> float:
+    """When it was last said which version serves; 0: never."""
     try:
-        return (root / POINTER).stat().st_mtime_ns
+        return (root / POINTER).stat().st_mtime
     except FileNotFoundError:
-        return 0
+        return 0.0
