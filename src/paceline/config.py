@@ -174,7 +174,8 @@ class LearnConfig:
     train_tokens: int = 16_384  # of the latest texts that are learned from at once
     measure_tokens: int = 8_192  # of the latest held-out texts that old and new are measured on
     max_len: int = 4_096  # tokens of a text that are looked at
-    batch_tokens: int = 2_048
+    batch_tokens: int = 512
+    anchors: int = 32  # places of each text that a block is guessed from in one step
     steps: int = 64
     lr: float = 1e-4
     others: float = (
@@ -187,7 +188,7 @@ class LearnConfig:
 
     def __post_init__(self) -> None:
         tokens = ("kept_tokens", "train_tokens", "measure_tokens", "max_len", "batch_tokens")
-        counts = (*tokens, "new_texts", "steps", "least_places", "versions")
+        counts = (*tokens, "new_texts", "anchors", "steps", "least_places", "versions")
         _whole(self, *counts)
         for name in counts:
             _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")

@@ -53,7 +53,6 @@ LEARN = LearnConfig(
     lr=2e-3,
     held_out=0.3,
     least_places=10,
-    batch_tokens=512,
 )
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}

@@ -94,7 +94,14 @@ def test_learning_is_the_same_every_time() -> None:
         config = LearnConfig(steps=3, lr=1e-3)
         lessons = batches("block", net.shape.taps, MODEL, [text(i, wrong=(9,)) for i in range(3)], config)
         told: list[dict[str, int]] = []
-        learn(net, loss_of(net, MODEL), lessons, config, torch.Generator().manual_seed(1), told.append)
+        learn(
+            net,
+            loss_of(net, MODEL, config.anchors),
+            lessons,
+            config,
+            torch.Generator().manual_seed(1),
+            told.append,
+        )
         assert sum(one["steps"] for one in told) == 3
         return [weight.detach().clone() for weight in net.parameters()]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.config import LearnConfig
 from paceline.heads.block import BlockNet
-from paceline.heads.block_loss import BlockLoss
+from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.eagle import EagleNet
 from paceline.heads.eagle_loss import eagle_loss
 from paceline.heads.medusa import MedusaNet, medusa_loss
@@ -141,9 +141,10 @@ def _batch(texts: Sequence[ServedText], kind: str, taps: Sequence[int], model: D
     return Batch(tokens, mask.to(model.device), wrong.to(model.device), hidden, final)
 
 
-def loss_of(net: Net, model: DenseModel) -> Loss:
+def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
+    """anchors: places of each text in one step, for a network that fills blocks."""
     if isinstance(net, BlockNet):
-        return BlockLoss(net, model.head)
+        return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
     if isinstance(net, EagleNet):
         return lambda lesson, progress, generator: eagle_loss(net, lesson, model.head, net.shape.block)
     assert isinstance(net, MedusaNet)
