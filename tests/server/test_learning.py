@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pupils import state
 from running import Running, running, until
 
@@ -18,7 +20,9 @@ from paceline.cli import main
 from paceline.config import EngineConfig, LearnConfig
 from paceline.errors import SettingError
 from paceline.heads.folder import Card, read_card, save
+from paceline.heads.traffic import ServedText
 from paceline.heads.versions import current
+from paceline.server.learning import Kept
 from paceline.server.serving import ServerSettings
 from paceline.target.load import load
 from paceline.text import Tokenizer
@@ -260,3 +264,17 @@ def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delattr(signal, "SIGSTOP")
     with pytest.raises(SettingError, match="needs SIGSTOP, which this system does not have"):
         ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN)
+
+
+@given(st.lists(st.integers(1, 40), max_size=20))
+def test_the_oldest_texts_go(lengths: list[int]) -> None:
+    kept = Kept(100)
+    for number, length in enumerate(lengths):
+        kept.add(ServedText((0,) * length, 1, {}, str(number)))
+    assert kept.new == len(lengths)
+    there = kept.take()
+    assert [t.opening for t in there] == [str(n) for n in range(len(lengths))][len(lengths) - len(there) :]
+    assert sum(len(t.tokens) for t in there) <= 100
+    before = lengths[: len(lengths) - len(there)]
+    assert not before or before[-1] + sum(len(t.tokens) for t in there) > 100
+    assert (kept.new, kept.take()) == (0, there)
