@@ -1,5 +1,6 @@
 """A drafter goes on learning: what is better serves, what is not is refused, and nothing is lost."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
     again = refresh(root, MODEL, PARTS, CONFIG)
     assert again["before"] == told["after"]  # it goes on from what serves
     assert versions.numbers(root)[:2] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
+    made = recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
+    save(tmp_path, Card(kind, made.net.shape, "tiny", MODEL.fingerprint), made.net)
+    texts = [replace(text, wrong={kind: text.wrong["block"]}) for text in served()]
+    only = replace(CONFIG, others=0.0)  # what another was wrong about teaches it nothing
+    assert "refused" in refresh(tmp_path, MODEL, PARTS, only)
+    told = refresh(tmp_path, MODEL, split(texts, only), only)
+    assert told["made"] == 1
+    assert told["after"] > told["before"] + 0.3
 
 
 def test_a_worse_one_is_refused(root: Path) -> None:
