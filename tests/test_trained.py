@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from saved_heads import save_untrained
 
-from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SpecConfig
+from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
 from paceline.heads.kinds import KINDS
 from paceline.heads.shelf import drafter_path, kept_here
+from paceline.trained import find_trained, load_trained, run_beside
 
 pytestmark = pytest.mark.model
 
@@ -84,3 +85,25 @@ def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
 def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) -> None:
     with pytest.raises(DrafterMismatch, match=r"my-block was trained for SmolLM2"):
         LLM(str(gemma_path), trained=[folders["block"]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_can_take_the_place_of_another_between_passes(
+    llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
+) -> None:
+    spec = SpecConfig((kind,), 3, adaptive=False)
+    plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
+    old = llm.drafters[kind]
+    (new,) = load_trained(find_trained([folders[kind]]), smollm2_path, CONFIG)
+    run_beside(new, llm.target)
+    running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
+    llm.engine.submit(running)
+    rounds = [r for _ in range(4) for r in llm.engine.step()]
+    asked = len(rounds)
+    llm.exchange(new)
+    while llm.engine.busy:
+        rounds += llm.engine.step()
+    assert tuple(running.output) == plain.token_ids
+    assert sum(len(r.draft) for r in rounds[asked:]) > 10  # the new one guesses for what was running
+    assert llm.drafters[kind] is new is not old
+    assert llm.generate(PROMPT, max_tokens=24, seed=3, spec=spec).token_ids == plain.token_ids

@@ -13,7 +13,6 @@ from paceline.answer import Reader, Result, Stream
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
-from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.model.chosen import layers_for
 from paceline.drafters.model.sample import SAMPLES
@@ -24,9 +23,8 @@ from paceline.errors import PromptTooLong, SettingError, short
 from paceline.heads.kinds import KINDS
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cost import cost_table
-from paceline.target.drafting import block_runner
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trained import Name, Trained, find_trained, load_trained
+from paceline.trained import Name, Trained, find_trained, load_trained, run_beside
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -85,8 +83,7 @@ class LLM:
         self.drafters |= {drafter.name: drafter for drafter in load_trained(found, path, config)}
         self.target = load_target(path, config)
         for drafter in self.drafters.values():
-            if isinstance(drafter, BlockDrafter):
-                drafter.runner = block_runner(drafter.net, self.target)
+            run_beside(drafter, self.target)
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
         for name in self.spec.drafters:
@@ -98,6 +95,11 @@ class LLM:
         self._inbox: dict[str, deque[Round]] = {}
         controller = Rate(self.cost or None)
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
+
+    def exchange(self, drafter: Drafter) -> None:
+        """Between two passes: from now on this one guesses in place of the one with its name."""
+        self.engine.exchange(drafter)
+        self.drafters[drafter.name] = drafter
 
     def _draft_model(self, name: str, vocab: DraftVocab, config: EngineConfig) -> Drafter:
         path = models.resolve(name)

@@ -8,13 +8,16 @@ from pathlib import Path
 import torch
 
 from paceline.config import EngineConfig
+from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
 from paceline.heads.shelf import drafter_path, kept_here
+from paceline.heads.versions import Version, current
+from paceline.target.drafting import block_runner
 from paceline.target.pieces import load_pieces
 from paceline.target.torch_target import placement
-from paceline.types import Drafter
+from paceline.types import Drafter, Target
 
 Name = str | PathLike[str]  # of a drafter that was trained here, or its folder
 
@@ -25,7 +28,8 @@ class Trained:
 
     name: str
     kind: str  # what the drafter is called where it serves
-    folder: Path
+    root: Path  # its folder
+    version: Version  # the one that is to serve
 
 
 def find_trained(names: Sequence[Name]) -> list[Trained]:
@@ -38,13 +42,14 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             raise UnknownModel(
                 f"no trained drafter {folder.name!r}: expected a folder, or one trained here ({here})"
             )
-        kind = read_card(folder).kind
+        version = current(folder)
+        kind = read_card(version.folder).kind
         if kind in found:
             raise SettingError(
                 f"{found[kind].name} and {folder.name} are both {kind} drafters: "
                 "give one of each kind, since requests name them by it"
             )
-        found[kind] = Trained(folder.name, kind, folder)
+        found[kind] = Trained(folder.name, kind, folder, version)
     return list(found.values())
 
 
@@ -58,6 +63,12 @@ def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) ->
     pieces = load_pieces(model, dtype, device)
     drafters = []
     for one in found:
-        loaded = load(one.folder, pieces)
+        loaded = load(one.version.folder, pieces)
         drafters.append(drafter_of(loaded.net, loaded.card.calibration))
     return drafters
+
+
+def run_beside(drafter: Drafter, target: Target) -> None:
+    """Makes a new drafter run where it runs best; before it has read anything."""
+    if isinstance(drafter, BlockDrafter):
+        drafter.runner = block_runner(drafter.net, target)

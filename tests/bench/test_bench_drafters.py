@@ -17,6 +17,7 @@ from paceline.constraints import Compiler
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.judge import judge
 from paceline.errors import SettingError
+from paceline.heads.versions import Version
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
 from paceline.trained import Trained
@@ -82,7 +83,7 @@ def test_trained_drafters_go_by_their_kind_or_by_their_name(
 ) -> None:
     def find(names: Sequence[str]) -> list[Trained]:
         kind, _, name = names[0].partition(":")
-        return [Trained(name, kind, tmp_path)]
+        return [Trained(name, kind, tmp_path, Version(0, tmp_path))]
 
     monkeypatch.setattr("bench.drafter_arms.find_trained", find)
     assert list(heads(["block:a", "eagle:b"])) == ["block", "eagle"]

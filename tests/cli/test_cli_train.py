@@ -1,6 +1,8 @@
 """paceline train and paceline drafters, and the drafter they name in use."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from saved_heads import save_untrained
 from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.folders import home
+from paceline.heads import versions
+from paceline.heads.folder import WEIGHTS, read_card, save_card
 from paceline.heads.kinds import KINDS
+from paceline.trained import find_trained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 
@@ -84,6 +89,36 @@ def test_drafters_tells_who_can_guess(
     assert code == 0
     assert "with ours" in out
     assert "50% 25%" in out
+
+
+@pytest.mark.model
+def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path) -> None:
+    root = save_untrained(own_home / "drafters" / "ours", smollm2_path)
+    for source in (0, 1):
+        with versions.making(root) as folder:
+            shutil.copy(root / WEIGHTS, folder)
+            learned = {"learned": {"from": source}}
+            save_card(
+                folder, replace(read_card(root), data=learned, acceptance=(0.75,), tokens_per_pass=(1.9,))
+            )
+            versions.use(root, versions.add(root, folder))
+    (ours,) = json.loads(run(capsys, "drafters", "--json")[1])["trained"]
+    assert (ours["version"], ours["versions"], ours["acceptance"]) == (2, [0, 1, 2], [0.75])
+    assert run(capsys, "drafters", "rollback", "ours")[:2] == (0, "ours serves version 1 from now on\n")
+    assert versions.current(root).number == 1
+    assert find_trained(["ours"])[0].version.folder == root / "versions" / "0001"
+    assert "as it was trained" in run(capsys, "drafters", "rollback", "ours")[1]
+    (ours,) = json.loads(run(capsys, "drafters", "--json")[1])["trained"]
+    assert (ours["version"], ours["acceptance"]) == (0, [0.5, 0.25])
+    assert "no version before that" in fails(capsys, "drafters", "rollback", "ours")
+    assert run(capsys, "drafters", "rollback", "ours", "2")[0] == 0
+    assert versions.current(root).number == 2
+    assert "no version 9: expected one of 0, 1, 2" in fails(capsys, "drafters", "rollback", "ours", "9")
+    assert "no trained drafter 'nobody'" in fails(capsys, "drafters", "rollback", "nobody")
+
+
+def test_learning_needs_a_trained_drafter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--learn needs a drafter that can learn" in fails(capsys, "serve", "smollm2-135m", "--learn")
 
 
 @pytest.mark.gemma

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from paceline import models
 from paceline.cli.about import DRAFTERS, NEEDS, About
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UnknownModel
+
+drafters_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class _Kept:
     suits: bool  # the model asked about
     acceptance: tuple[float, ...]
     tokens_per_pass: tuple[float, ...]
+    version: int = 0  # the one that serves; 0: as it was trained
+    versions: tuple[int, ...] = (0,)  # that are there
     problem: str | None = None
 
 
@@ -36,11 +40,15 @@ class _Row:
     given: list[str]  # what could be given for what it needs
 
 
+@drafters_app.callback()
 def drafters(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="The model they would guess for.")] = models.DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Who can guess for a model, what each needs, and which were trained here."""
+    if context.invoked_subcommand is not None:
+        return
     kept = _kept(models.resolve(model))
     rows = [_row(name, about, model, kept) for name, about in DRAFTERS.items()]
     if as_json:
@@ -58,6 +66,28 @@ def drafters(
     out.print(table)
     if kept:
         out.print(_trained_table(kept))
+
+
+@drafters_app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="A trained drafter's name or folder.")],
+    version: Annotated[
+        int | None, typer.Argument(help="0: as it was trained. Without one: that before the current.")
+    ] = None,
+) -> None:
+    """Go back to an earlier version of a drafter that learned. A server with --learn follows."""
+    from paceline.heads import versions
+    from paceline.heads.folder import read_card
+    from paceline.heads.shelf import drafter_path
+
+    root = drafter_path(name)
+    if not root.exists():
+        raise UnknownModel(f"no trained drafter {root.name!r}: `paceline drafters` lists those that are here")
+    read_card(root)
+    chosen = versions.before(root) if version is None else version
+    versions.use(root, chosen)
+    told = f"version {chosen}" if chosen else "as it was trained"
+    Console(highlight=False).print(f"{root.name} serves {told} from now on", markup=False)
 
 
 def _row(name: str, about: About, model: str, kept: list[_Kept]) -> _Row:
@@ -90,24 +120,34 @@ def _kept(model: Path) -> list[_Kept]:
 
 def _told(folder: Path, fingerprint: str) -> _Kept:
     from paceline.heads.folder import read_card
+    from paceline.heads.versions import current, numbers
 
     try:
-        card = read_card(folder)
+        version = current(folder)
+        card = read_card(version.folder)
     except PacelineError as error:
-        return _Kept(folder.name, "", "", False, (), (), str(error))
+        return _Kept(folder.name, "", "", False, (), (), problem=str(error))
     suits = card.fingerprint == fingerprint
-    return _Kept(folder.name, card.kind, card.target, suits, card.acceptance, card.tokens_per_pass)
+    there = tuple(numbers(folder))
+    figures = card.acceptance, card.tokens_per_pass
+    return _Kept(folder.name, card.kind, card.target, suits, *figures, version.number, there)
 
 
 def _trained_table(kept: list[_Kept]) -> Table:
     table = Table(
-        "trained", "kind", "for", "guesses right, by place", "tokens per pass with 1, 2, ... guesses"
+        "trained",
+        "version",
+        "kind",
+        "for",
+        "guesses right, by place",
+        "tokens per pass with 1, 2, ... guesses",
     )
     for k in kept:
         if k.problem:
-            table.add_row(k.name, "-", "-", k.problem, "-")
+            table.add_row(k.name, "-", "-", "-", k.problem, "-")
             continue
         right = " ".join(f"{share:.0%}" for share in k.acceptance)
         rates = " ".join(f"{rate:.2f}" for rate in k.tokens_per_pass)
-        table.add_row(k.name, k.kind, k.target if k.suits else f"{k.target}, not this model", right, rates)
+        target = k.target if k.suits else f"{k.target}, not this model"
+        table.add_row(k.name, str(k.version), k.kind, target, right, rates)
     return table

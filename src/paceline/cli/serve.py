@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, LearnConfig
 
 
 def serve(
@@ -20,7 +20,14 @@ def serve(
     routes: Annotated[str | None, typer.Option(help="A file that says which requests speculate how.")] = None,
     store: Annotated[str | None, typer.Option(help="Where traces go: a file, a URL, or none.")] = None,
     trace_text: Annotated[bool, typer.Option(help="Keep prompts and answers in the traces too.")] = False,
-    learn: Annotated[bool, typer.Option(help="Let drafters remember finished requests.")] = True,
+    learn: Annotated[
+        bool | None,
+        typer.Option(
+            "--learn/--no-learn",
+            help="Train the drafters given with --trained on what is served, while idle; "
+            "--no-learn: drafters do not even remember finished requests.",
+        ),
+    ] = None,
     cors: Annotated[list[str] | None, typer.Option(help="An origin that may ask from a browser.")] = None,
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16,
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; more get a 429.")] = 256,
@@ -54,7 +61,8 @@ def serve(
             routes=routes,
             store=store,
             trace_text=trace_text,
-            learn=learn,
+            learn=learn is not False,
+            refresh=LearnConfig() if learn else None,
             cors=tuple(cors or ()),
             drain_s=drain,
         )

@@ -56,6 +56,7 @@ def train(
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.heads.folder import CARD
     from paceline.heads.shelf import drafter_path
+    from paceline.heads.versions import current
     from paceline.train.asks import AnswersConfig
     from paceline.train.job import TrainJob, run
     from paceline.train.recipe import TrainConfig
@@ -65,7 +66,7 @@ def train(
         target,
         tuple(traces),
         drafter_path(out or f"{Path(target).name}-{kind}"),
-        drafter_path(start) if start else None,
+        current(drafter_path(start)).folder if start else None,
         AnswersConfig(
             max_prompt=max_prompt,
             max_prompts=prompts,

@@ -75,6 +75,10 @@ class Engine:
         """Tells one more sink of every round from now on."""
         self._sinks = (*self._sinks, sink)
 
+    def exchange(self, drafter: Drafter) -> None:
+        """Between two passes: what runs goes on with a drafter that knows nothing of it yet."""
+        self._guessing.exchange(drafter, self._scheduler.running())
+
     @property
     def busy(self) -> bool:
         return len(self._scheduler) > 0

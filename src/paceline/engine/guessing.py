@@ -52,6 +52,15 @@ class Guessing:
         with _forgiven(drafter, "ends all the same"):
             drafter.end(seq)
 
+    def exchange(self, drafter: Drafter, running: Sequence[Seq]) -> None:
+        """Puts a drafter in the place of the one with its name."""
+        self._drafters[drafter.name] = drafter
+        self._lists = {names: relay for names, relay in self._lists.items() if drafter.name not in names}
+        for seq in running:
+            if drafter.name in seq.spec.drafters:
+                with _forgiven(drafter, "goes on without it"):
+                    drafter.begin(seq)
+
     def taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
         return tuple(sorted({tap for t in turns for tap in self.drafter(t.seq).taps}))
 

@@ -39,7 +39,8 @@ class BlockLoss:
     def __call__(
         self, lesson: Lesson, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        anchors = pick_anchors(lesson.mask, self.weights.anchors, self.net.shape.block, generator)
+        most, block = self.weights.anchors, self.net.shape.block
+        anchors = pick_anchors(lesson.mask, most, block, generator, lesson.places)
         hidden, previous = (part[anchors.real] for part in filled(self.net, lesson, anchors.at))
         parts = self.net.logit_parts(hidden, previous)
         sure = self.net.confidence(hidden, previous)
@@ -100,10 +101,16 @@ def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
     return net.base_logits(hidden) + net.markov(previous), net.confidence(hidden, previous)
 
 
-def pick_anchors(mask: Tensor, most: int, block: int, generator: torch.Generator) -> Anchors:
-    """Random places of the target's own words that another of them follows; fewer where there are fewer."""
+def pick_anchors(
+    mask: Tensor, most: int, block: int, generator: torch.Generator, among: Tensor | None = None
+) -> Anchors:
+    """Random places of the target's own words that another of them follows; fewer where there are fewer.
+
+    among [b, n]: the places that may be picked; None: all.
+    """
     nothing = mask.new_zeros(len(mask), 1)
     fit = mask & torch.cat((mask[:, 1:], nothing), 1)
+    fit = fit if among is None else fit & among
     order = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~fit, -1.0)
     drawn, at = order.topk(min(most, mask.shape[1]), 1)
     padded = torch.cat((mask, nothing.expand(-1, block + 1)), 1)

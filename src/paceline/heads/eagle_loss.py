@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.eagle import EagleNet
-from paceline.heads.teach import Lesson, ahead, figures, wishes
+from paceline.heads.teach import Lesson, ahead, begins, figures, wishes
 
 
 def eagle_loss(
@@ -17,7 +17,7 @@ def eagle_loss(
     """
     p, known = _wanted(net, lesson, head)
     total, places = p.new_zeros(()), []
-    real = torch.ones_like(lesson.mask)  # whether all up to the guessed token are the target's own words
+    real = begins(lesson)  # and whether all up to the guessed token are the target's own words
     for j, hidden in enumerate(unrolled(net, lesson, steps)):
         real = real & ahead(lesson.mask, 2 + j)
         counts = real & ahead(known >= 0, 1 + j)

@@ -51,13 +51,13 @@ def save(folder: Path, card: Card, net: Net) -> None:
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
     stored = packed(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
-    _replace(folder / WEIGHTS, encoded(stored))
+    write_whole(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
 
 
 def save_card(folder: Path, card: Card) -> None:
     table = {"format": FORMAT, **asdict(card)}
-    _replace(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
+    write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def load(folder: Path, pieces: Pieces) -> Loaded:
@@ -163,7 +163,8 @@ def _damaged(name: str, what: str) -> CorruptModel:
     return CorruptModel(f"{name} is damaged: {what}; fetch or train it again")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """What was there before stays until the new is whole."""
     beside = path.with_name(path.name + ".new")
     beside.write_bytes(content)
     beside.replace(path)

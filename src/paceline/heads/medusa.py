@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.heads.net import Net, Pieces
-from paceline.heads.teach import Lesson, ahead, figures
+from paceline.heads.teach import Lesson, ahead, begins, figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def medusa_loss(net: MedusaNet, lesson: Lesson, decay: float = 0.8) -> tuple[Ten
     """Cross-entropy with what was said; a head weighs `decay` times the one before it."""
     logits = net(lesson.hidden[net.shape.taps[-1]])
     total, places = logits.new_zeros(()), []
-    real = torch.ones_like(lesson.mask)  # whether all up to the guessed token are the target's own words
+    real = begins(lesson)  # and whether all up to the guessed token are the target's own words
     for i in range(net.shape.block):
         real = real & ahead(lesson.mask, 2 + i)
         wanted = net.number[ahead(lesson.tokens, 2 + i)]

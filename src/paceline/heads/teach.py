@@ -20,6 +20,7 @@ class Lesson:
     hidden: Mapping[int, Tensor]  # layer -> [b, n, width]
     final: Tensor  # [b, n, width], normed: what the head of the target reads
     constrained: Tensor | None = None  # [b] bool: texts in which a grammar chose, too; None: in none
+    places: Tensor | None = None  # [b, n] bool: where guesses may begin; None: anywhere
 
 
 class Loss(Protocol):
@@ -73,3 +74,8 @@ def ahead(x: Tensor, by: int) -> Tensor:
     shifted = torch.zeros_like(x)
     shifted[:, : max(0, x.shape[1] - by)] = x[:, by:]
     return shifted
+
+
+def begins(lesson: Lesson) -> Tensor:
+    """[b, n]: whether guesses made of this row, and of the last token there is, may count."""
+    return torch.ones_like(lesson.mask) if lesson.places is None else ahead(lesson.places, 1)

@@ -107,6 +107,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.service.worker.start()
+        self.reception.start()
         self.ready = True
         yield
         self.ready = False

@@ -108,6 +108,15 @@ class Own:
             "lossy_requests", "Outputs whose accept rule may change the text", route
         )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
+        self.learn_texts = counter("learn_texts", "Texts kept to learn from", [])
+        self.learn_steps = counter("learn_steps", "Steps that trained drafters took while idle", [])
+        self.learn_versions = counter("learn_versions", "What became of learning", ["outcome"])
+        self.drafter_version = Gauge(
+            "paceline_drafter_version",
+            "Version of a trained drafter that guesses; 0: as it was trained",
+            ["drafter"],
+            registry=registry,
+        )
         self.faults = counter("metrics_faults", "Events that could not be counted", [])
         self.tokens_per_pass = histogram(
             "tokens_per_pass", "Tokens one output gained in a pass", drafter, _TOKENS_PER_PASS

@@ -137,6 +137,23 @@ class Metrics:
         """A request was not admitted."""
         self._own.refused.labels(reason if reason in REFUSALS else OTHER).inc()
 
+    @_counted
+    def learn_text(self) -> None:
+        self._own.learn_texts.inc()
+
+    @_counted
+    def learn_steps(self, steps: int) -> None:
+        self._own.learn_steps.inc(steps)
+
+    @_counted
+    def learn_outcome(self, outcome: str) -> None:
+        """made, refused or failed."""
+        self._own.learn_versions.labels(outcome).inc()
+
+    @_counted
+    def drafter_version(self, drafter: str, version: int) -> None:
+        self._own.drafter_version.labels(drafter).set(version)
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics if the Accept header asks for it."""
         encode, content_type = choose_encoder(accept)

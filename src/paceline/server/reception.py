@@ -5,19 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from paceline.heads.traffic import ServedText, wrong_places
 from paceline.llm import LLM
 from paceline.server.asked import Asked
 from paceline.server.choice import Choice
 from paceline.server.failures import Failure
 from paceline.server.finished import Finished
 from paceline.server.keys import Key, KeyFile, tenant
+from paceline.server.learning import Learning
 from paceline.server.limits import Limits, Refused, Ticket
 from paceline.server.metrics import Metrics
 from paceline.server.places import prompt_param
 from paceline.server.refusals import refusal, word_for
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.service import Caller
-from paceline.server.span_content import answered, said
+from paceline.server.span_content import answered, opening_of, said
 from paceline.server.spans import NO_SPANS, RequestSpan, Spans
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
 from paceline.server.wire import ChatRequest, Sampling
@@ -70,6 +72,7 @@ class Reception:
         recorder: Recorder | None = None,
         spans: Spans = NO_SPANS,
         learn: bool = True,
+        learning: Learning | None = None,
     ) -> None:
         self._llm = llm
         self.metrics = metrics
@@ -78,6 +81,7 @@ class Reception:
         self._recorder = recorder
         self._spans = spans
         self._learn = learn
+        self.learning = learning
         self._limits = Limits()
         self._know(Routes() if routes is None else routes.current())
 
@@ -108,6 +112,8 @@ class Reception:
         whose = tenant(key, asked.whose, asked.cache_key)
         caller = Caller(whose, (asked.priority or 0) + route.priority, deadline, wish)
         ticket = self._enter(key, body)
+        if self.learning is not None:
+            self.learning.arrived()
         span = self._spans.start(path, self._llm.name, headers)
         return Visit(path, route, caller, key, body, asked, span, ticket)
 
@@ -173,6 +179,7 @@ class Reception:
             if self._recorder is not None:
                 record = self._record(visit, choice, finished, response, failed)
                 self._recorder.finished(record, choice.made.seq.id, visit.route.trace_text)
+            self._keep(visit, choice)
         self._tell_content(visit, choices)
         if failed or not outputs:
             visit.span.fail(failed or "error")
@@ -182,6 +189,19 @@ class Reception:
         if visit.ticket is not None:
             used = sum(c.made.seq.prompt_len + len(c.tally.tokens) for c in choices if c.begun)
             visit.ticket.leave(used, time.monotonic(), refused is not None)
+
+    def _keep(self, visit: Visit, choice: Choice) -> None:
+        """For drafters to learn from, unless anybody asked that nothing be kept of it."""
+        if self.learning is None or choice.finish not in ("stop", "length"):
+            return
+        allowed = (
+            visit.caller.learn and visit.route.trace_text is not False and visit.body.get("store") is None
+        )
+        if allowed and isinstance(visit.asked, ChatRequest) and (opening := opening_of(visit.asked.messages)):
+            seq = choice.made.seq
+            wrong = wrong_places(choice.rounds)
+            bound = seq.cursor is not None
+            self.learning.keep(ServedText(tuple(seq.tokens), seq.prompt_len, wrong, opening, bound))
 
     def _tell_content(self, visit: Visit, choices: Sequence[Choice]) -> None:
         if choices and visit.span.keeps_content and visit.route.trace_text is not False:
@@ -255,7 +275,13 @@ class Reception:
         timings = request_timings(self._finished(visit, choice, ""))
         return {**timings, "passes": choice.tally.passes, "speculative_decoding": spec}
 
+    def start(self) -> None:
+        if self.learning is not None:
+            self.learning.start()
+
     def close(self, timeout: float) -> None:
+        if self.learning is not None:
+            self.learning.close(timeout)
         self._spans.close()
         if self._recorder is not None:
             self._recorder.close(timeout)

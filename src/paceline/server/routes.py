@@ -143,7 +143,7 @@ class Route(Checked):
     max_prompt_tokens: _Tokens | None = None
     timeout_s: Annotated[float, AfterValidator(partial(between, 0.001, 86_400))] | None = None
     priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
-    learn: bool | None = None  # whether the suffix index may learn from these requests
+    learn: bool | None = None  # whether drafters may remember these requests, or learn from them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
 
     def takes(self, request: RouteRequest) -> bool:

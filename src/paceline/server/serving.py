@@ -12,18 +12,22 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from paceline.config import EngineConfig, SpecConfig
+from paceline import models
+from paceline.config import EngineConfig, LearnConfig, SpecConfig
 from paceline.errors import SettingError
 from paceline.llm import LLM
 from paceline.server.app import MAX_BODY, App
 from paceline.server.keys import KeyFile
+from paceline.server.learning import Learning
 from paceline.server.metrics import Metrics
+from paceline.server.pupil import check_platform
 from paceline.server.reception import Reception
 from paceline.server.routes import RouteFile
 from paceline.server.service import Service
 from paceline.server.spans import spans_from_environment
 from paceline.target.cpu import share_heaps
 from paceline.trace.recorder import Recorder
+from paceline.trained import find_trained
 
 log = logging.getLogger("paceline.server")
 
@@ -45,7 +49,8 @@ class ServerSettings:
     routes: str | None = None  # a file of routes
     store: str | None = None  # where traces go; "none": nowhere; None: the usual place
     trace_text: bool = False
-    learn: bool = True
+    learn: bool = True  # drafters may remember finished requests
+    refresh: LearnConfig | None = None  # how trained drafters go on learning; None: not at all
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end, once asked to stop
@@ -53,6 +58,14 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+        if self.refresh is not None:
+            check_platform()
+            if not self.trained:
+                raise SettingError(
+                    "--learn needs a drafter that can learn: give a trained one with --trained"
+                )
+            if not self.learn:
+                raise SettingError("refresh needs learn=True: without it nothing is kept to learn from")
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
 
@@ -81,9 +94,22 @@ def build(settings: ServerSettings) -> App:
     for sink in (metrics, recorder):
         if sink is not None:
             llm.engine.listen(sink)
-    reception = Reception(llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn)
+    learning = _learning(settings, service, metrics)
+    reception = Reception(
+        llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn, learning
+    )
     most = settings.engine.max_batch, settings.engine.max_waiting or settings.engine.max_batch
     return App(service, reception, settings.max_body, at_once=min(most))
+
+
+def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> Learning | None:
+    found = find_trained(settings.trained)
+    for one in found:
+        metrics.drafter_version(one.kind, one.version.number)
+    if settings.refresh is None:
+        return None
+    model = models.resolve(settings.model)
+    return Learning(service.llm, service.worker, found, model, metrics, settings.engine, settings.refresh)
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.server.choice import Choice
+from paceline.text.tools import text_of
 from paceline.trace.record import write_json
 
 
@@ -18,6 +19,12 @@ def said(messages: Sequence[Any] | None, prompt: Any) -> str:
 def answered(choices: Sequence[Choice]) -> str:
     """JSON of every choice."""
     return write_json([_answer(choice) for choice in choices])
+
+
+def opening_of(messages: Sequence[Any]) -> str:
+    """The first thing the user says, by which the turns of a conversation are known."""
+    content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
+    return text_of(content) if isinstance(content, list) else str(content or "")
 
 
 def _answer(choice: Choice) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Call:
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -53,7 +58,7 @@ class Worker:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._inbox: SimpleQueue[_Submit | _Cancel | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
         self._deliver: dict[str, Deliver] = {}
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -82,6 +87,10 @@ class Worker:
     def cancel(self, seq_id: str) -> None:
         self._inbox.put(_Cancel(seq_id))
 
+    def between_passes(self, call: Callable[[], None]) -> None:
+        """Has it done in the worker's thread; it must be quick."""
+        self._inbox.put(_Call(call))
+
     def stop(self, timeout: float) -> None:
         """Ends the thread; what still runs ends with an error."""
         self._inbox.put(_Stop())
@@ -99,7 +108,7 @@ class Worker:
                 rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))
             self._pass_on(rounds)
 
-    def _take(self, message: _Submit | _Cancel | _Stop) -> bool:
+    def _take(self, message: _Submit | _Cancel | _Call | _Stop) -> bool:
         if isinstance(message, _Stop):
             self._pass_on(self._engine.give_up(ShuttingDown()))
             self._ended = True
@@ -108,6 +117,8 @@ class Worker:
         if isinstance(message, _Cancel):
             self._deliver.pop(message.seq_id, None)
             self._engine.cancel(message.seq_id)
+        elif isinstance(message, _Call):
+            self._do(message.call)
         else:
             self._let_in(message)
         return True
@@ -123,6 +134,12 @@ class Worker:
         else:
             self._deliver[message.seq.id] = message.deliver
             message.answer(None)
+
+    def _do(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as problem:
+            log_problem(log, "a change between passes failed", problem)
 
     def _refuse_rest(self) -> None:
         """Nobody waits forever for a thread that has ended."""

@@ -4,7 +4,7 @@ Recorded text is played back: at each place the drafter reads what the target ma
 asked for a draft, and the draft is compared with what came. No figure here comes from a training step.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -144,6 +144,13 @@ def acceptance(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -
     walks = [list(_passes(at, texts, k)) for k in range(1, most + 1)]
     rates = tuple(sum(n for *_, n in walk) / max(1, len(walk)) for walk in walks)
     return Acceptance(len(guesses), tuple(by_place), rates)
+
+
+def passes_by_text(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -> list[int]:
+    """How many passes each text would have taken, `most` guesses in each."""
+    at = {(g.text, g.anchor): g.right for g in guesses}
+    counts = Counter(text for text, *_ in _passes(at, texts, most))
+    return [counts[text] for text in range(len(texts))]
 
 
 def by_bucket(

@@ -1,6 +1,6 @@
 """From a trained network to a drafter's folder: stored first, then measured as it is stored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +9,7 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.folder import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
 from paceline.train.dense import DenseModel
-from paceline.train.evaluate import BucketAt, Recorded, acceptance, by_bucket, replay
+from paceline.train.evaluate import BucketAt, Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.recipe import Recipe, pieces_of
 
 MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
@@ -25,15 +25,17 @@ def publish(
     data: Mapping[str, Any],
     weights: Storage = "int8",
     bucket: BucketAt | None = None,
+    tell: Callable[[Sequence[Guess]], None] = lambda _: None,
 ) -> Card:
     """texts: held out from training. data: what it was trained on, for the card. target: its name.
 
-    bucket: by which the card tells kinds of text apart.
+    bucket: by which the card tells kinds of text apart. tell: hears of every guess that was measured.
     """
     card = Card(recipe.kind, recipe.net.shape, target, model.fingerprint, weights, data=dict(data))
     save(folder, card, recipe.net)
     net, most = load(folder, pieces_of(model)).net, card.shape.block
     guesses = replay(drafter_of(net), model, texts, most, batch=TOGETHER)
+    tell(guesses)
     found = acceptance(guesses, texts, most)
     card = replace(card, acceptance=found.by_place, tokens_per_pass=found.tokens_per_pass)
     if bucket is not None:

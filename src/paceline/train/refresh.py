@@ -1,0 +1,119 @@
+"""Goes on training drafters with what a server served: a process of its own, which the server may pause.
+
+It reads a job from standard input and writes a line of JSON for each thing there is to tell. A new version is
+published only if it beats the old one on conversations that nothing was learned from.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from typing import Any, get_args
+
+import torch
+
+from paceline.config import LearnConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.heads import versions
+from paceline.heads.folder import Card, load, save_card
+from paceline.heads.traffic import LearnJob
+from paceline.logs import place_of
+from paceline.target.load import load as load_weights
+from paceline.target.torch_target import placement
+from paceline.train.dense import DenseModel
+from paceline.train.evaluate import Guess, acceptance, passes_by_text, replay
+from paceline.train.from_traffic import Split, Tell, batches, learn, loss_of, split
+from paceline.train.publish import MEASURED, TOGETHER, publish
+from paceline.train.recipe import Kind, Recipe, pieces_of
+
+
+def run(job: LearnJob, tell: Tell) -> None:
+    """Every drafter of the job, one after the other."""
+    parts = split(job.texts, job.config)
+    places = sum(len(text.anchors()) for text in parts.recorded())
+    if not parts.learned or places < job.config.least_places:
+        tell({"waits": f"{len(parts.learned)} texts to learn from, {places} places in held-out ones"})
+        return
+    device, dtype = placement(job.engine)
+    if device.type == "cpu" and job.engine.threads:
+        torch.set_num_threads(job.engine.threads)
+    model = DenseModel(load_weights(Path(job.model), dtype), device, dtype)
+    for root in job.drafters:
+        tell(refresh(Path(root), model, parts, job.config, tell))
+
+
+def refresh(
+    root: Path, model: DenseModel, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
+) -> dict[str, Any]:
+    """One drafter. Says what became of it: a version was made, or refused and why."""
+    began, pieces, texts = versions.current(root), pieces_of(model), parts.recorded()
+    loaded = load(began.folder, pieces)
+    net, card = loaded.net, loaded.card
+    most, block = min(MEASURED, net.shape.block), net.shape.block
+    old = replay(drafter_of(load(began.folder, pieces).net), model, texts, block, batch=TOGETHER)
+    new: list[Guess] = []
+    recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors))
+    lessons = batches(card.kind, net.shape.taps, model, parts.learned, config)
+    learn(net, recipe.loss, lessons, config, torch.Generator().manual_seed(began.number), tell)
+    with versions.making(root) as folder:
+        data = {name: value for name, value in card.data.items() if name != "by_kind_of_text"}
+        made = publish(folder, recipe, model, card.target, texts, data, card.weights, tell=new.extend)
+        was, now = (acceptance(guesses, texts, most).tokens_per_pass[-1] for guesses in (old, new))
+        told = {"drafter": root.name, "kind": card.kind, "before": was, "after": now}
+        passes = [passes_by_text(guesses, texts, most) for guesses in (old, new)]
+        if now < was + config.least_gain or not saves(*passes):
+            return {**told, "refused": "it is not clearly better on held-out conversations"}
+        if versions.current(root) != began:
+            return {**told, "refused": "another version serves by now"}
+        learned = {
+            "from": began.number,
+            "steps": config.steps,
+            "texts": len(parts.learned),
+            "held_out_texts": len(texts),
+            "tokens_per_pass": {"before": was, "after": now},
+        }
+        save_card(folder, replace(made, data={**made.data, "learned": learned}))
+        number = versions.add(root, folder, config.versions)
+        versions.use(root, number)
+        return {**told, "made": number}
+
+
+def saves(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether fewer passes are needed, by more than chance gives and takes from one text to the next."""
+    saved = [before - after for before, after in zip(old, new, strict=True)]
+    error = stdev(saved) * len(saved) ** 0.5 if len(saved) > 1 else 0.0  # of their sum
+    return sum(saved) > error + 1e-9
+
+
+def _kind(card: Card) -> Kind:
+    return next(kind for kind in get_args(Kind) if kind == card.kind)
+
+
+def _tell(told: dict[str, Any]) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def _end_with(server: int) -> None:
+    """Nobody is left to hear of it."""
+    while os.getppid() == server:
+        time.sleep(1)
+    os._exit(0)
+
+
+def main(server: int) -> None:
+    """server: the process that began this one."""
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    try:
+        run(LearnJob.decode(sys.stdin.buffer.read()), _tell)
+    except Exception as problem:
+        _tell({"failed": place_of(problem)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,148 @@
+"""A drafter goes on learning: what is better serves, what is not is refused, and nothing is lost."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_heads import PROMPT, said, tiny_config, tiny_model
+from torch_cases import VOCAB
+
+from paceline.config import EngineConfig, LearnConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.heads import versions
+from paceline.heads.folder import WEIGHTS, Card, load, read_card, save
+from paceline.heads.traffic import LearnJob, ServedText
+from paceline.train import refresh as the_refresh
+from paceline.train.evaluate import acceptance, replay
+from paceline.train.from_traffic import split
+from paceline.train.publish import MEASURED, publish
+from paceline.train.recipe import pieces_of, recipe
+from paceline.train.refresh import refresh, run, saves
+
+MODEL = tiny_model()
+CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)
+
+
+def served() -> list[ServedText]:
+    """Texts of a narrow domain: a few that come again and again, in many conversations."""
+    rows = [tuple(row) for row in said()[:3].tolist()]
+    places = tuple(range(PROMPT, 39))
+    return [ServedText(rows[i % 3], PROMPT, {"block": places}, f"talk {i}") for i in range(12)]
+
+
+PARTS = split(served(), CONFIG)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = recipe(tiny_config(1), MODEL, torch.arange(VOCAB))
+    save(tmp_path / "mine", Card("block", made.net.shape, "tiny", MODEL.fingerprint), made.net)
+    return tmp_path / "mine"
+
+
+def rate(folder: Path) -> float:
+    """Measured anew, from what is stored."""
+    net, texts = load(folder, pieces_of(MODEL)).net, PARTS.recorded()
+    most = net.shape.block
+    found = acceptance(replay(drafter_of(net), MODEL, texts, most), texts, most)
+    return found.tokens_per_pass[min(MEASURED, most) - 1]
+
+
+def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
+    first = (root / WEIGHTS).read_bytes()
+    told = refresh(root, MODEL, PARTS, CONFIG)
+    assert told["made"] == 1
+    assert told["after"] > told["before"] + 0.5
+    now = versions.current(root)
+    assert (now.number, (root / WEIGHTS).read_bytes()) == (1, first)
+    assert (told["before"], told["after"]) == (rate(root), rate(now.folder))
+    learned = read_card(now.folder).data["learned"]
+    assert learned == {
+        "from": 0,
+        "steps": CONFIG.steps,
+        "texts": len(PARTS.learned),
+        "held_out_texts": len(PARTS.held_out),
+        "tokens_per_pass": {"before": told["before"], "after": told["after"]},
+    }
+    again = refresh(root, MODEL, PARTS, CONFIG)
+    assert again["before"] == told["after"]  # it goes on from what serves
+    assert versions.numbers(root)[:2] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
+    made = recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
+    save(tmp_path, Card(kind, made.net.shape, "tiny", MODEL.fingerprint), made.net)
+    texts = [replace(text, wrong={kind: text.wrong["block"]}) for text in served()]
+    only = replace(CONFIG, others=0.0)  # what another was wrong about teaches it nothing
+    assert "refused" in refresh(tmp_path, MODEL, PARTS, only)
+    told = refresh(tmp_path, MODEL, split(texts, only), only)
+    assert told["made"] == 1
+    assert told["after"] > told["before"] + 0.3
+
+
+def test_a_worse_one_is_refused(root: Path) -> None:
+    refresh(root, MODEL, PARTS, CONFIG)
+    serving = versions.current(root)
+    weights = (serving.folder / WEIGHTS).read_bytes()
+    broken = LearnConfig(steps=5, lr=10.0, held_out=0.3)
+    told = refresh(root, MODEL, PARTS, broken)
+    assert told["after"] < told["before"]
+    assert "not clearly better" in told["refused"]
+    assert versions.current(root) == serving
+    assert (serving.folder / WEIGHTS).read_bytes() == weights
+    assert sorted(path.name for path in (root / "versions").iterdir()) == ["0001"]
+
+
+def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with versions.making(root) as folder:
+        save(folder, read_card(root), load(root, pieces_of(MODEL)).net)
+        versions.use(root, versions.add(root, folder))
+
+    def gone_back(*given: Any, **more: Any) -> Card:
+        versions.use(root, 0)  # while the new one is measured
+        return publish(*given, **more)
+
+    monkeypatch.setattr(the_refresh, "publish", gone_back)
+    told = refresh(root, MODEL, PARTS, CONFIG)
+    assert told["after"] > told["before"]
+    assert told["refused"] == "another version serves by now"
+    assert versions.current(root).number == 0
+
+
+def test_a_crash_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(versions, "add", dies)
+    with pytest.raises(KeyboardInterrupt):
+        refresh(root, MODEL, PARTS, CONFIG)
+    assert versions.current(root).number == 0
+    assert list((root / "versions").iterdir()) == []
+    assert rate(root) >= 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "better"),
+    [
+        ((9, 9, 9), (8, 8, 8), True),
+        ((9, 9, 9), (9, 9, 8), False),  # as well chance
+        ((9, 9, 9), (5, 12, 9), False),
+        ((9, 9, 9), (9, 9, 9), False),
+        ((9,), (8,), True),
+    ],
+)
+def test_better_is_more_than_chance(old: tuple[int, ...], new: tuple[int, ...], better: bool) -> None:
+    assert saves(old, new) == better
+
+
+def test_with_too_little_to_measure_on_nothing_is_tried() -> None:
+    told: list[dict[str, Any]] = []
+    few = LearnConfig(held_out=0.3, least_places=10_000)
+    run(LearnJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
+    (only,) = told
+    assert "places in held-out ones" in only["waits"]
