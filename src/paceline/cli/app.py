@@ -14,7 +14,7 @@ from rich.table import Table
 from paceline import __version__, models
 from paceline.cli.constrain import answer_options
 from paceline.cli.doctor import model_report, report
-from paceline.cli.drafters import drafters as list_drafters
+from paceline.cli.drafters import drafters_app
 from paceline.cli.keys import keys_app
 from paceline.cli.layers import layers
 from paceline.cli.routes import routes_app
@@ -31,10 +31,10 @@ app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
+app.add_typer(drafters_app, name="drafters")
 app.command()(serve)
 app.command()(train)
 app.command()(layers)
-app.command("drafters")(list_drafters)
 out = Console(highlight=False, soft_wrap=True)
 
 Model = Annotated[str, typer.Option(help="A name from `paceline models`, a folder or a GGUF file.")]

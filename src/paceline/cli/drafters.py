@@ -1,4 +1,4 @@
-"""paceline drafters"""
+"""paceline drafters, paceline drafters export, paceline drafters import"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -36,11 +36,18 @@ class _Row:
     given: list[str]  # what could be given for what it needs
 
 
+drafters_app = typer.Typer(invoke_without_command=True)
+
+
+@drafters_app.callback()
 def drafters(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="The model they would guess for.")] = models.DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Who can guess for a model, what each needs, and which were trained here."""
+    if context.invoked_subcommand is not None:
+        return
     kept = _kept(models.resolve(model))
     rows = [_row(name, about, model, kept) for name, about in DRAFTERS.items()]
     if as_json:
@@ -111,3 +118,46 @@ def _trained_table(kept: list[_Kept]) -> Table:
         rates = " ".join(f"{rate:.2f}" for rate in k.tokens_per_pass)
         table.add_row(k.name, k.kind, k.target if k.suits else f"{k.target}, not this model", right, rates)
     return table
+
+
+@drafters_app.command("export")
+def export_drafter(
+    name: Annotated[str, typer.Argument(help="A trained drafter's name or folder.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    model: Annotated[str, typer.Option(help="The model it was trained for.")] = models.DEFAULT_MODEL,
+    format: Annotated[str, typer.Option(help="speculators.")] = "speculators",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    verifier: Annotated[str, typer.Option(help="Where the other engine finds the model.")] = "",
+    model_out: Annotated[
+        Path | None, typer.Option(help="Also write the model, as a Hugging Face folder, there.")
+    ] = None,
+) -> None:
+    """Write a trained drafter so that other engines load it."""
+    from paceline.exchange import export, export_model
+    from paceline.heads.folder import read_card
+    from paceline.heads.shelf import drafter_path
+
+    folder, path = drafter_path(name), models.resolve(model)
+    guesses = read_card(folder).shape.block
+    if model_out is not None:
+        export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
+        verifier = verifier or str(model_out.resolve())
+    export(folder, path, out, format, dtype=dtype, verifier=verifier)  # type: ignore[arg-type]  # checked there
+    spec = json.dumps({"model": str(out), "num_speculative_tokens": guesses})
+    print(f"{folder.name} is at {out}; vLLM: vllm serve {verifier or model} --speculative-config '{spec}'")
+
+
+@drafters_app.command("import")
+def import_drafter(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder with config.json and weights.")],
+    target: Annotated[str, typer.Option(help="The model it was made for.")],
+    out: Annotated[str, typer.Option(help="What it is to be called here, or a new folder.")],
+    weights: Annotated[str, typer.Option(help="float32, or int8, which rounds them.")] = "float32",
+) -> None:
+    """Make a drafter of a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
+    from paceline.exchange import import_
+    from paceline.heads.shelf import drafter_path
+
+    folder = drafter_path(out)
+    card = import_(checkpoint, models.resolve(target), folder, weights)  # type: ignore[arg-type]  # checked there
+    print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from paceline.errors import CorruptModel, UnknownArchitecture
+from paceline.errors import CorruptModel, SettingError, UnknownArchitecture
 from paceline.exchange import dspark, eagle3, medusa
 from paceline.exchange.files import read_folder, require_new
 from paceline.exchange.swapped import OURS, Found, Taken, Target
@@ -24,6 +24,8 @@ def import_(checkpoint: Path, target: Path, out: Path, weights: Storage = "float
 
     weights: how they are kept; int8 takes a quarter of the room and rounds them.
     """
+    if weights not in get_args(Storage):
+        raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
     require_new(out)
     found, model = read_folder(checkpoint), Target.open(target)
     taken = _with_ours(_reader(found)(found, model), found)

@@ -1,0 +1,78 @@
+"""Run by a Python that has vLLM: answers prompts with a drafter or without, and prints what came of it as JSON.
+
+vLLM's own speculator for DSpark runs on GPUs alone. `AnchoredBlocks` drives vLLM's own DSpark model, loaded by
+vLLM's own loader, on the CPU: as that speculator does, on top of vLLM's CPU code for DFlash.
+"""
+
+import json
+import os
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def main(model, drafter, guesses, prompts, max_tokens):
+    import torch
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.spec_decode.dflash import DFlashProposer
+    from vllm.v1.worker import gpu_model_runner
+
+    class AnchoredBlocks(DFlashProposer):
+        def set_inputs_first_pass(self, *args, **kwargs):
+            """The anchor and one slot fewer, and a guess from every one of them."""
+            self.num_speculative_tokens -= 1
+            try:
+                count, _, metadata = super().set_inputs_first_pass(*args, **kwargs)
+            finally:
+                self.num_speculative_tokens += 1
+            return count, torch.arange(count), metadata
+
+        def _greedy_sample(self, hidden):
+            size = self.num_speculative_tokens
+            base = self.model.compute_draft_logits(hidden).view(-1, size, self.model.config.draft_vocab_size)
+            previous, said = self.input_ids[: len(base) * size : size].clone(), []
+            for slot in range(size):
+                bias = self.model.markov_bias(self.model.markov_embed(previous))
+                previous = self.model.map_draft_to_target((base[:, slot] + bias).argmax(-1))
+                said.append(previous)
+            return torch.stack(said, 1).flatten()
+
+    dspark = bool(drafter) and json.load(open(f"{drafter}/config.json"))["speculators_model_type"] == "dspark"
+    if dspark:
+        made = EngineArgs.create_speculative_config
+
+        def as_dflash(self, *args, **kwargs):
+            config = made(self, *args, **kwargs)
+            assert config.method == "dspark"
+            assert config.draft_model_config.architectures == ["Qwen3DSparkModel"]
+            config.method = "dflash"
+            return config
+
+        EngineArgs.create_speculative_config = as_dflash
+        gpu_model_runner.DFlashProposer = AnchoredBlocks
+    spec = {"model": drafter, "num_speculative_tokens": guesses} if drafter else None
+    llm = LLM(
+        model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        speculative_config=spec,
+        disable_log_stats=False,
+    )
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
+    done = llm.generate(asked, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
+    found = {"tokens": [list(one.outputs[0].token_ids) for one in done]}
+    for metric in llm.get_metrics():
+        if metric.name.startswith("vllm:spec_decode_num_"):
+            found[metric.name.removeprefix("vllm:spec_decode_num_")] = getattr(metric, "value", None) or metric.values
+    print("RESULT " + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
