@@ -61,7 +61,9 @@ class Attention(nn.Module):
         inverse = 1.0 / config.rope_theta ** (torch.arange(0, size, 2).float() / size)
         angles = positions.float()[:, None] * inverse
         cos, sin = (torch.cat((f(angles),) * 2, -1)[None] for f in (torch.cos, torch.sin))
-        q, k, v = (p(x).view(len(x), -1, size).transpose(0, 1) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).view(len(x), -1, size).transpose(0, 1) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = (y * cos + rotate_half(y) * sin for y in (q, k))
         groups = config.num_attention_heads // config.num_key_value_heads
         k, v = (y.repeat_interleave(groups, 0) for y in (k, v))

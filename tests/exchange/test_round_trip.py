@@ -127,7 +127,9 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))
     net: Net
     if kind == "block":
-        net = BlockNet(BlockShape(*sizes, default_taps(of.layers, 3), 1, 4, 8, norm_eps=of.norm_eps), pieces, ids)
+        net = BlockNet(
+            BlockShape(*sizes, default_taps(of.layers, 3), 1, 4, 8, norm_eps=of.norm_eps), pieces, ids
+        )
     else:
         net = EagleNet(EagleShape(*sizes, default_taps(of.layers, 3), 4, norm_eps=of.norm_eps), pieces, ids)
     net.reset(pieces, torch.Generator().manual_seed(0))
@@ -183,8 +185,16 @@ BROKEN: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
         DrafterMismatch,
         "reads layer 6, and tiny has 1 to 5",
     ),
-    (changed(lambda t: t.update(eagle_aux_hidden_state_layer_ids="all")), CorruptModel, "layers that are read"),
-    (retensored(lambda t: t.pop("layers.0.mlp.up_proj.weight")), CorruptModel, "no tensor layers.0.mlp.up_proj"),
+    (
+        changed(lambda t: t.update(eagle_aux_hidden_state_layer_ids="all")),
+        CorruptModel,
+        "layers that are read",
+    ),
+    (
+        retensored(lambda t: t.pop("layers.0.mlp.up_proj.weight")),
+        CorruptModel,
+        "no tensor layers.0.mlp.up_proj",
+    ),
     (retensored(lambda t: t.pop("d2t")), CorruptModel, "no tensor d2t"),
     (retensored(lambda t: t.update(d2t=t["d2t"] + VOCAB)), DrafterMismatch, "different tokens of tiny"),
     (
@@ -222,7 +232,11 @@ BLOCKS: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (changed(lambda t: t.update(sample_from_anchor=False)), UnknownArchitecture, "sample_from_anchor"),
     (changed(lambda t: t.update(markov_head_type="rnn")), UnknownArchitecture, "type 'rnn'"),
     (layer(layer_types=["sliding_attention"] * 2), UnknownArchitecture, "sliding window"),
-    (retensored(lambda t: t["embed_tokens.weight"].mul_(2)), DrafterMismatch, "embed_tokens.weight is not that of"),
+    (
+        retensored(lambda t: t["embed_tokens.weight"].mul_(2)),
+        DrafterMismatch,
+        "embed_tokens.weight is not that of",
+    ),
     (retensored(lambda t: t["lm_head.weight"].mul_(2)), DrafterMismatch, "lm_head.weight is not that of"),
     (
         retensored(lambda t: t["markov_head.markov_w1.weight"].add_(torch.rand(VOCAB + 1, 8))),

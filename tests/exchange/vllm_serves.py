@@ -14,7 +14,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def main(model, drafter, guesses, prompts, max_tokens):
+def main(model, drafter, method, guesses, prompts, max_tokens):
     import torch
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -41,8 +41,7 @@ def main(model, drafter, guesses, prompts, max_tokens):
                 said.append(previous)
             return torch.stack(said, 1).flatten()
 
-    dspark = bool(drafter) and json.load(open(f"{drafter}/config.json"))["speculators_model_type"] == "dspark"
-    if dspark:
+    if method == "dspark":
         made = EngineArgs.create_speculative_config
 
         def as_dflash(self, *args, **kwargs):
@@ -54,7 +53,7 @@ def main(model, drafter, guesses, prompts, max_tokens):
 
         EngineArgs.create_speculative_config = as_dflash
         gpu_model_runner.DFlashProposer = AnchoredBlocks
-    spec = {"model": drafter, "num_speculative_tokens": guesses} if drafter else None
+    spec = {"model": drafter, "method": method, "num_speculative_tokens": guesses} if drafter else None
     llm = LLM(
         model,
         dtype="float32",
@@ -70,7 +69,9 @@ def main(model, drafter, guesses, prompts, max_tokens):
     found = {"tokens": [list(one.outputs[0].token_ids) for one in done]}
     for metric in llm.get_metrics():
         if metric.name.startswith("vllm:spec_decode_num_"):
-            found[metric.name.removeprefix("vllm:spec_decode_num_")] = getattr(metric, "value", None) or metric.values
+            found[metric.name.removeprefix("vllm:spec_decode_num_")] = (
+                getattr(metric, "value", None) or metric.values
+            )
     print("RESULT " + json.dumps(found))
 
 

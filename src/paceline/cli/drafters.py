@@ -133,18 +133,19 @@ def export_drafter(
     ] = None,
 ) -> None:
     """Write a trained drafter so that other engines load it."""
-    from paceline.exchange import export, export_model
+    from paceline.exchange import METHODS, export, export_model
     from paceline.heads.folder import read_card
     from paceline.heads.shelf import drafter_path
 
     folder, path = drafter_path(name), models.resolve(model)
-    guesses = read_card(folder).shape.block
+    card = read_card(folder)
     if model_out is not None:
         export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
         verifier = verifier or str(model_out.resolve())
     export(folder, path, out, format, dtype=dtype, verifier=verifier)  # type: ignore[arg-type]  # checked there
-    spec = json.dumps({"model": str(out), "num_speculative_tokens": guesses})
-    print(f"{folder.name} is at {out}; vLLM: vllm serve {verifier or model} --speculative-config '{spec}'")
+    spec = {"model": str(out), "method": METHODS[card.kind], "num_speculative_tokens": card.shape.block}
+    print(f"{folder.name} is at {out}. vLLM serves it so:")
+    print(f"vllm serve {verifier or model} --speculative-config '{json.dumps(spec)}'")
 
 
 @drafters_app.command("import")

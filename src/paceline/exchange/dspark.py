@@ -84,7 +84,7 @@ def written(net: BlockNet, card: Card, target: Target, verifier: str) -> Written
         "confidence_head_with_markov": True,
     }
     config[OURS] = {**config[OURS], "window": shape.window}
-    return Written(config, tensors | offsets(ids, shape.vocab))
+    return Written(config, tensors | offsets(ids, shape.vocab, more=1))
 
 
 def taken(found: Found, target: Target) -> Taken:

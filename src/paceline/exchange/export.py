@@ -14,6 +14,7 @@ from paceline.heads.folder import Card, load
 
 Format = Literal["speculators"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+METHODS: Final = {"block": "dspark", "eagle": "eagle3"}  # what the format calls heads of each kind
 WRITERS: Final[dict[str, Callable[[Any, Card, Target, str], Written]]] = {
     "block": dspark.written,
     "eagle": eagle3.written,

@@ -82,11 +82,14 @@ class Taken:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def offsets(draft_ids: Tensor, vocab: int) -> dict[str, Tensor]:
-    """The maps between the draft vocabulary and the target's; none where they are the same."""
+def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
+    """The maps between the draft vocabulary and the target's; none where they are the same.
+
+    more: tokens that the head reads besides the target's.
+    """
     if len(draft_ids) == vocab:
         return {}
-    known = torch.zeros(vocab, dtype=torch.bool)
+    known = torch.zeros(vocab + more, dtype=torch.bool)
     known[draft_ids] = True
     return {"d2t": draft_ids - torch.arange(len(draft_ids)), "t2d": known}
 

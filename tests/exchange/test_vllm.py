@@ -1,0 +1,136 @@
+"""vLLM itself loads what is exported, guesses as we do, and writes what it writes without."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.drafters.heads.choose import drafter_of
+from paceline.exchange import METHODS, export, export_model
+from paceline.heads.folder import Card, load, save
+from paceline.heads.teach import Lesson
+from paceline.target.load import load as load_weights
+from paceline.target.pieces import load_pieces
+from paceline.text import Tokenizer
+from paceline.train.dense import DenseModel
+from paceline.train.evaluate import Recorded, replay
+from paceline.train.recipe import TrainConfig, recipe
+
+pytestmark = [pytest.mark.model, pytest.mark.vllm]
+
+ASKED = ("What is rain? Answer in two sentences.", "Write a short list of facts about gold.")
+MAX_TOKENS, GUESSES, STEPS = 48, 4, 24
+PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
+
+
+def ran(script: str, *arguments: str) -> str:
+    if not PYTHON:
+        pytest.skip("vLLM is not here: set PACELINE_VLLM_PYTHON to a Python that has it and speculators")
+    command = [PYTHON, str(Path(__file__).with_name(script)), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix(
+        "RESULT "
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    path: Path  # of the model as we load it
+    folder: Path  # as vLLM does
+    prompts: list[list[int]]
+    plain: list[list[int]]  # what vLLM writes without guesses
+    model: DenseModel
+
+    @property
+    def texts(self) -> list[Recorded]:
+        pairs = zip(self.prompts, self.plain, strict=True)
+        return [Recorded([*p, *a], [False] * len(p) + [True] * len(a)) for p, a in pairs]
+
+
+def served(folder: Path, prompts: list[list[int]], drafter: str = "", method: str = "") -> dict[str, Any]:
+    asked = {"model": str(folder), "drafter": drafter, "method": method, "guesses": GUESSES}
+    found: dict[str, Any] = json.loads(
+        ran("vllm_serves.py", json.dumps(asked | {"prompts": prompts, "max_tokens": MAX_TOKENS}))
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = export_model(smollm2_path, tmp_path_factory.mktemp("model") / "smollm2")
+    tokenizer = Tokenizer.load(smollm2_path)
+    prompts = [tokenizer.encode(tokenizer.render([{"role": "user", "content": text}])) for text in ASKED]
+    plain = served(folder, prompts)["tokens"]
+    model = DenseModel(load_weights(smollm2_path), "cpu", torch.float32)
+    return Place(smollm2_path, folder, prompts, plain, model)
+
+
+def learnt(place: Place, kind: str, folder: Path) -> Path:
+    """A head that knows these very answers by heart, or nearly."""
+    known = sorted({token for text in place.texts for token in text.tokens})
+    config = TrainConfig(
+        kind=kind,  # type: ignore[arg-type]
+        steps=STEPS,
+        draft_vocab=len(known),
+        layers=1,
+        block=GUESSES,
+        taps=3,
+        markov_rank=16,
+        anchors=32,
+    )
+    made = recipe(config, place.model, torch.tensor(known))
+    optimizer = torch.optim.Adam(made.net.parameters(), 2e-3)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(STEPS):
+        text = place.texts[step % len(ASKED)]
+        tokens = torch.tensor([text.tokens])
+        hidden, final = place.model.features(tokens, made.net.shape.taps)
+        optimizer.zero_grad()
+        loss, _ = made.loss(Lesson(tokens, torch.tensor([text.own]), hidden, final), step / STEPS, generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    save(folder, Card(kind, made.net.shape, "smollm2", place.model.fingerprint), made.net)
+    return folder
+
+
+def ours(place: Place, folder: Path) -> list[int]:
+    """How many guesses are kept at each place of a draft, over the same answers."""
+    drafter = drafter_of(load(folder, load_pieces(place.path)).net)
+    right = {(g.text, g.anchor): g.right for g in replay(drafter, place.model, place.texts, GUESSES)}
+    kept = [0] * GUESSES
+    for number, prompt in enumerate(place.prompts):
+        anchor = len(prompt)
+        while (number, anchor) in right:
+            count = right[number, anchor]
+            kept = [n + (at < count) for at, n in enumerate(kept)]
+            anchor += count + 1
+    return kept
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> None:
+    folder = learnt(place, kind, tmp_path / "ours")
+    out = export(folder, place.path, tmp_path / "theirs", verifier=str(place.folder))
+    found, kept = served(place.folder, place.prompts, str(out), METHODS[kind]), ours(place, folder)
+    print(f"{kind}: kept by place: vLLM {found['accepted_tokens_per_pos']}, paceline {kept}")
+    assert found["tokens"] == place.plain
+    assert sum(kept) > 20  # or the comparison would say little
+    for vllm, here in zip(found["accepted_tokens_per_pos"], kept, strict=True):
+        assert abs(vllm - here) <= len(ASKED)  # the last round of an answer may reach past its end
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_the_formats_own_library_accepts_the_settings(kind: str, place: Place, tmp_path: Path) -> None:
+    out = export(learnt(place, kind, tmp_path / "ours"), place.path, tmp_path / "theirs", verifier="smollm2")
+    found = json.loads(ran("speculators_reads.py", str(out)))
+    assert found["type"] == METHODS[kind]
+    assert (found["verifier"], found["tokens"]) == ("smollm2", GUESSES)
+    assert found["missing"] == found["unexpected"] == []
