@@ -4,11 +4,13 @@ Written from those descriptions and on purpose without anything of paceline's, t
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ class Attention(nn.Module):
         inverse = 1.0 / config.rope_theta ** (torch.arange(0, size, 2).float() / size)
         angles = positions.float()[:, None] * inverse
         cos, sin = (torch.cat((f(angles),) * 2, -1)[None] for f in (torch.cos, torch.sin))
-        q, k, v = (
-            p(x).view(len(x), -1, size).transpose(0, 1) for p in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        made = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (y.view(len(x), -1, size).transpose(0, 1) for y in made)
         q, k = (y * cos + rotate_half(y) * sin for y in (q, k))
         groups = config.num_attention_heads // config.num_key_value_heads
         k, v = (y.repeat_interleave(groups, 0) for y in (k, v))
         seen = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
-        return self.o_proj(seen.transpose(0, 1).flatten(1))
+        out: Tensor = self.o_proj(seen.transpose(0, 1).flatten(1))
+        return out
 
 
 class MLP(nn.Module):
@@ -79,7 +81,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class MidLayer(nn.Module):
@@ -95,10 +98,13 @@ class MidLayer(nn.Module):
         residual = normed if self.config.norm_before_residual else hidden
         x = self.self_attn(torch.cat((self.input_layernorm(embeds), normed), -1), positions)
         residual = residual + x
-        return residual + self.mlp(self.post_attention_layernorm(residual))
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
 
 
 class Eagle3(nn.Module):
+    d2t: Tensor  # what to add to a draft token
+
     def __init__(self, config: Eagle3Config, layers_read: int = 3) -> None:
         super().__init__()
         self.config, size, eps = config, config.hidden_size, config.rms_norm_eps
@@ -114,7 +120,7 @@ class Eagle3(nn.Module):
 
     @torch.no_grad()
     def draft(self, tokens: Tensor, layers: list[Tensor], guesses: int) -> tuple[list[int], list[Tensor]]:
-        """tokens [n + 1], and for the first n what the layers read made of them: tokens guessed, and logits."""
+        """tokens [n + 1], and what the layers read made of the first n -> tokens guessed, and logits."""
         hidden = layers
         if self.config.fc_norm:
             hidden = [norm(x) for norm, x in zip(self.fc_norm, layers, strict=True)]
@@ -148,7 +154,7 @@ def medusa_heads(size: int, vocab: int, heads: int, layers: int) -> nn.ModuleLis
     )
 
 
-def shaken(module: Any, seed: int) -> Any:
+def shaken(module: M, seed: int) -> M:
     """Every weight random, so that every one matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -125,15 +125,14 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
     model = DenseModel(load_weights(smollm2_path), "cpu", torch.float32)
     of, ids = model.shape, torch.arange(0, 900, 3)
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))
+    taps = default_taps(of.layers, 3)
     net: Net
     if kind == "block":
-        net = BlockNet(
-            BlockShape(*sizes, default_taps(of.layers, 3), 1, 4, 8, norm_eps=of.norm_eps), pieces, ids
-        )
+        net = BlockNet(BlockShape(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), pieces, ids)
     else:
-        net = EagleNet(EagleShape(*sizes, default_taps(of.layers, 3), 4, norm_eps=of.norm_eps), pieces, ids)
+        net = EagleNet(EagleShape(*sizes, taps, 4, norm_eps=of.norm_eps), pieces, ids)
     net.reset(pieces, torch.Generator().manual_seed(0))
-    card = Card(kind, net.shape, "smollm2", pieces.fingerprint)  # type: ignore[arg-type]
+    card = Card(kind, net.shape, "smollm2", pieces.fingerprint)
     save(tmp_path / "ours", card, net)
     export(tmp_path / "ours", smollm2_path, tmp_path / "theirs")
     back = import_(tmp_path / "theirs", smollm2_path, tmp_path / "back")
@@ -188,12 +187,12 @@ BROKEN: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (
         changed(lambda t: t.update(eagle_aux_hidden_state_layer_ids="all")),
         CorruptModel,
-        "layers that are read",
+        "that are read",
     ),
     (
         retensored(lambda t: t.pop("layers.0.mlp.up_proj.weight")),
         CorruptModel,
-        "no tensor layers.0.mlp.up_proj",
+        "no tensor layers.0.mlp",
     ),
     (retensored(lambda t: t.pop("d2t")), CorruptModel, "no tensor d2t"),
     (retensored(lambda t: t.update(d2t=t["d2t"] + VOCAB)), DrafterMismatch, "different tokens of tiny"),
@@ -235,7 +234,7 @@ BLOCKS: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (
         retensored(lambda t: t["embed_tokens.weight"].mul_(2)),
         DrafterMismatch,
-        "embed_tokens.weight is not that of",
+        "embed_tokens.weight is not",
     ),
     (retensored(lambda t: t["lm_head.weight"].mul_(2)), DrafterMismatch, "lm_head.weight is not that of"),
     (
