@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.exchange import METHODS, export, export_model
@@ -26,7 +28,9 @@ from paceline.train.recipe import TrainConfig, recipe
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
 ASKED = ("What is rain? Answer in two sentences.", "Write a short list of facts about gold.")
-MAX_TOKENS, GUESSES, STEPS = 48, 4, 24
+MAX_TOKENS, GUESSES = 48, 4
+STEPS = {"block": 80, "eagle": 32}
+RATES = {"block": 3e-3, "eagle": 1e-3}
 PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
 
 
@@ -47,6 +51,7 @@ class Place:
     folder: Path  # as vLLM does
     prompts: list[list[int]]
     plain: list[list[int]]  # what vLLM writes without guesses
+    weights: Mapping[str, Tensor]
     model: DenseModel
 
     @property
@@ -69,16 +74,17 @@ def place(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Place
     tokenizer = Tokenizer.load(smollm2_path)
     prompts = [tokenizer.encode(tokenizer.render([{"role": "user", "content": text}])) for text in ASKED]
     plain = served(folder, prompts)["tokens"]
-    model = DenseModel(load_weights(smollm2_path), "cpu", torch.float32)
-    return Place(smollm2_path, folder, prompts, plain, model)
+    weights = load_weights(smollm2_path)
+    model = DenseModel(weights, "cpu", torch.float32)
+    return Place(smollm2_path, folder, prompts, plain, weights.tensors, model)
 
 
-def learnt(place: Place, kind: str, folder: Path) -> Path:
-    """A head that knows these very answers by heart, or nearly."""
+def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
+    """After STEPS steps it knows these very answers by heart, or nearly."""
     known = sorted({token for text in place.texts for token in text.tokens})
     config = TrainConfig(
         kind=kind,  # type: ignore[arg-type]
-        steps=STEPS,
+        steps=max(1, steps),
         draft_vocab=len(known),
         layers=1,
         block=GUESSES,
@@ -86,15 +92,16 @@ def learnt(place: Place, kind: str, folder: Path) -> Path:
         markov_rank=16,
         anchors=32,
     )
-    made = recipe(config, place.model, torch.tensor(known))
-    optimizer = torch.optim.Adam(made.net.parameters(), 2e-3)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(STEPS):
-        text = place.texts[step % len(ASKED)]
+    made = recipe(config, place.model, torch.tensor(known), place.weights)
+    optimizer = torch.optim.Adam(made.net.parameters(), RATES[kind])
+    generator, lessons = torch.Generator().manual_seed(0), []
+    for text in place.texts:
         tokens = torch.tensor([text.tokens])
         hidden, final = place.model.features(tokens, made.net.shape.taps)
+        lessons.append(Lesson(tokens, torch.tensor([text.own]), hidden, final))
+    for step in range(steps):
         optimizer.zero_grad()
-        loss, _ = made.loss(Lesson(tokens, torch.tensor([text.own]), hidden, final), step / STEPS, generator)
+        loss, _ = made.loss(lessons[step % len(lessons)], step / steps, generator)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     save(folder, Card(kind, made.net.shape, "smollm2", place.model.fingerprint), made.net)
@@ -117,7 +124,7 @@ def ours(place: Place, folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["block", "eagle"])
 def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> None:
-    folder = learnt(place, kind, tmp_path / "ours")
+    folder = head(place, kind, tmp_path / "ours", STEPS[kind])
     out = export(folder, place.path, tmp_path / "theirs", verifier=str(place.folder))
     found, kept = served(place.folder, place.prompts, str(out), METHODS[kind]), ours(place, folder)
     print(f"{kind}: kept by place: vLLM {found['accepted_tokens_per_pos']}, paceline {kept}")
@@ -129,7 +136,8 @@ def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["block", "eagle"])
 def test_the_formats_own_library_accepts_the_settings(kind: str, place: Place, tmp_path: Path) -> None:
-    out = export(learnt(place, kind, tmp_path / "ours"), place.path, tmp_path / "theirs", verifier="smollm2")
+    folder = head(place, kind, tmp_path / "ours", 0)
+    out = export(folder, place.path, tmp_path / "theirs", verifier="smollm2")
     found = json.loads(ran("speculators_reads.py", str(out)))
     assert found["type"] == METHODS[kind]
     assert (found["verifier"], found["tokens"]) == ("smollm2", GUESSES)

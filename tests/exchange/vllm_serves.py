@@ -1,12 +1,13 @@
-"""Run by a Python that has vLLM: answers prompts with a drafter or without, and prints what came of it as JSON.
+"""Run by a Python that has vLLM: answers prompts with a drafter or without, and prints what came as JSON.
 
-vLLM's own speculator for DSpark runs on GPUs alone. `AnchoredBlocks` drives vLLM's own DSpark model, loaded by
-vLLM's own loader, on the CPU: as that speculator does, on top of vLLM's CPU code for DFlash.
+vLLM's own speculator for DSpark runs on GPUs alone. `AnchoredBlocks` drives vLLM's own DSpark model, loaded
+by vLLM's own loader, on the CPU: as that speculator does, on top of vLLM's CPU code for DFlash.
 """
 
 import json
 import os
 import sys
+from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -14,15 +15,17 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 
-def main(model, drafter, method, guesses, prompts, max_tokens):
+def main(
+    model: str, drafter: str, method: str, guesses: int, prompts: list[list[int]], max_tokens: int
+) -> None:
     import torch
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.spec_decode.dflash import DFlashProposer
     from vllm.v1.worker import gpu_model_runner
 
-    class AnchoredBlocks(DFlashProposer):
-        def set_inputs_first_pass(self, *args, **kwargs):
+    class AnchoredBlocks(DFlashProposer):  # type: ignore[misc]
+        def set_inputs_first_pass(self, *args: Any, **kwargs: Any) -> Any:
             """The anchor and one slot fewer, and a guess from every one of them."""
             self.num_speculative_tokens -= 1
             try:
@@ -31,7 +34,7 @@ def main(model, drafter, method, guesses, prompts, max_tokens):
                 self.num_speculative_tokens += 1
             return count, torch.arange(count), metadata
 
-        def _greedy_sample(self, hidden):
+        def _greedy_sample(self, hidden: torch.Tensor) -> torch.Tensor:
             size = self.num_speculative_tokens
             base = self.model.compute_draft_logits(hidden).view(-1, size, self.model.config.draft_vocab_size)
             previous, said = self.input_ids[: len(base) * size : size].clone(), []
@@ -44,7 +47,7 @@ def main(model, drafter, method, guesses, prompts, max_tokens):
     if method == "dspark":
         made = EngineArgs.create_speculative_config
 
-        def as_dflash(self, *args, **kwargs):
+        def as_dflash(self: Any, *args: Any, **kwargs: Any) -> Any:
             config = made(self, *args, **kwargs)
             assert config.method == "dspark"
             assert config.draft_model_config.architectures == ["Qwen3DSparkModel"]
