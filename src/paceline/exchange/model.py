@@ -80,9 +80,12 @@ def _config(shape: ModelShape, tied: bool, biased: bool) -> dict[str, Any]:
             "rope_local_base_freq": local.theta,
             "rope_parameters": {"full_attention": _rope(shape.rope), "sliding_attention": _rope(local)},
         }
-    if any(shape.local_layers):
+    if shape.architecture == "mistral":  # whose layers have a window unless none is named
+        config["sliding_window"] = shape.window or None
+    elif any(shape.local_layers):
         raise UnknownArchitecture(
-            "a model with sliding layers cannot be written as a folder yet: use its own"
+            f"some layers of the model see a window only, which is not written for {shape.architecture}: "
+            "give other engines the folder it was made from"
         )
     return config | {"hidden_act": "silu"}
 
