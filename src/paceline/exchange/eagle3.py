@@ -1,6 +1,7 @@
 """Eagle heads as EAGLE-3 checkpoints: in the speculators format, and as their authors publish them."""
 
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -35,19 +36,23 @@ OUTER: Final = {
     "head.weight": "lm_head.weight",
     "embed": "embed_tokens.weight",
 }
-LAYER: Final = {"embed_norm": "input_layernorm", "hidden_norm": "hidden_norm", **PARTS}
+LAYER: Final = {
+    "embed_norm": "input_layernorm",
+    "hidden_norm": "hidden_norm",
+    **{ours: theirs for ours, theirs in PARTS.items() if ours not in ("q_norm", "k_norm")},
+}
+BIASED: Final = ("q", "k", "v", "o")
 UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 GUESSES: Final = 5  # where a checkpoint does not say how many
 
 
 def written(net: EagleNet, card: Card, target: Target, verifier: str) -> Written:
-    shape, tensors = net.shape, {_name(name): weight for name, weight in net.state_dict().items()}
-    if shape.tap_norm == "each":
-        tensors |= {f"fc_norm.{i}.weight": torch.ones(shape.width) for i in range(len(shape.taps))}
-    elif shape.tap_norm == "all":
-        tensors["input_norm.weight"] = torch.ones(shape.width * len(shape.taps))
+    shape, own = net.shape, net.state_dict()
+    tensors = {theirs: own[ours] for ours, theirs in _names(shape).items()}
+    parts = len(shape.taps) if shape.tap_norm == "all" else 1
+    tensors |= {name: torch.ones(parts * shape.width) for name in _norms(shape)}
     if not shape.own_embed and target.pieces.embed_scale != 1:
-        tensors["embed_tokens.weight"] = target.embed
+        tensors[OUTER["embed"]] = target.embed
     layer = {
         **layer_config(shape, target, "llama"),
         "num_hidden_layers": 1,
@@ -78,13 +83,16 @@ def taken(found: Found, target: Target) -> Taken:
     published = not layer.values
     layer = found.config if published else layer
     _require_known(found, layer)
-    found = Found(found.name, found.config, {_plain(name): t for name, t in found.tensors.items()})
-    vocab = layer.whole("vocab_size")
+    vocab, biased = layer.whole("vocab_size"), layer.flag("attention_bias", False)
     common = decoder_shape(found, layer)
+    tensors = {_plain(name): tensor for name, tensor in found.tensors.items()}
+    if biased:  # some have none on o
+        tensors.setdefault(f"layers.0.{LAYER['o']}.bias", torch.zeros(common["width"]))
+    found = replace(found, tensors=tensors)
     require_target(found, target, common["width"], vocab)
     size = found.config.whole("draft_vocab_size", vocab)
     ids, rows = draft_order(found, size, target)
-    embed = found.tensors.get("embed_tokens.weight")
+    embed = found.tensors.get(OUTER["embed"])
     shape = EagleShape(
         **common,
         vocab=vocab,
@@ -95,15 +103,10 @@ def taken(found: Found, target: Target) -> Taken:
         tap_norm=_tap_norm(found.config),
         normed_residual=found.config.flag("norm_before_residual", not published),
         feeds_normed=found.config.flag("norm_output", False),
-        biased=layer.flag("attention_bias", False),
+        biased=biased,
         own_embed=embed is not None and not is_targets(embed, target.embed),
     )
     return Taken("eagle", shape, ids, _weights(found, shape, rows))
-
-
-def _name(ours: str) -> str:
-    part, _, leaf = ours.partition(".")
-    return OUTER.get(ours) or f"layers.0.{LAYER[part]}.{leaf}"
 
 
 def _plain(theirs: str) -> str:
@@ -143,28 +146,27 @@ def _tap_norm(config: Fields) -> TapNorm:
 
 def _weights(found: Found, shape: EagleShape, rows: Tensor) -> dict[str, Tensor]:
     """Under our names; what the norms before fc weigh becomes part of fc."""
-    wanted = {**OUTER, **{f"{part}.weight": f"layers.0.{LAYER[part]}.weight" for part in LAYER}}
-    for part in ("q_norm", "k_norm"):
-        del wanted[f"{part}.weight"]
-    if not shape.own_embed:
-        del wanted["embed"]
-    weights: dict[str, Any] = {ours: found.tensor(theirs).float() for ours, theirs in wanted.items()}
-    weights["head.weight"] = weights["head.weight"][rows]
-    used = set(wanted.values()) | {"d2t", "embed_tokens.weight"}
-    norms = {"each": [f"fc_norm.{i}.weight" for i in range(len(shape.taps))], "all": ["input_norm.weight"]}
-    if shape.tap_norm in norms:
-        names = norms[shape.tap_norm]
-        weights["fc.weight"] = weights["fc.weight"] * torch.cat([found.tensor(n).float() for n in names])
-        used.update(names)
-    if shape.biased:
-        for part in "qkvo":
-            name = f"layers.0.{LAYER[part]}.bias"
-            missing = torch.zeros(shape.width) if part == "o" else None  # some have none there
-            weights[f"{part}.bias"] = (
-                found.tensor(name) if missing is None else found.tensors.get(name, missing)
-            ).float()
-            used.add(name)
+    names, norms = _names(shape), _norms(shape)
+    used = {*names.values(), *norms, "d2t", OUTER["embed"]}
     surplus = [name for name in sorted(found.tensors) if name not in used and not name.endswith(UNUSED)]
     if surplus:
         raise unusable(found, f"a tensor {surplus[0][:80]}", "the parts of an EAGLE-3 layer")
+    weights = {ours: found.tensor(theirs).float() for ours, theirs in names.items()}
+    weights["head.weight"] = weights["head.weight"][rows]
+    if norms:
+        weights["fc.weight"] = weights["fc.weight"] * torch.cat([found.tensor(n).float() for n in norms])
     return weights
+
+
+def _names(shape: EagleShape) -> dict[str, str]:
+    """Of all weights of a net: ours -> theirs."""
+    outer = {ours: theirs for ours, theirs in OUTER.items() if ours != "embed" or shape.own_embed}
+    leaves = [(part, "weight") for part in LAYER] + [(part, "bias") for part in BIASED if shape.biased]
+    return outer | {f"{part}.{leaf}": f"layers.0.{LAYER[part]}.{leaf}" for part, leaf in leaves}
+
+
+def _norms(shape: EagleShape) -> list[str]:
+    """Of what is read, before fc."""
+    if shape.tap_norm == "each":
+        return [f"fc_norm.{i}.weight" for i in range(len(shape.taps))]
+    return ["input_norm.weight"] if shape.tap_norm == "all" else []
