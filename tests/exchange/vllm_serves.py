@@ -22,6 +22,7 @@ def main(
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.spec_decode.dflash import DFlashProposer
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker import gpu_model_runner
 
     class AnchoredBlocks(DFlashProposer):  # type: ignore[misc]
@@ -56,6 +57,15 @@ def main(
 
         EngineArgs.create_speculative_config = as_dflash
         gpu_model_runner.DFlashProposer = AnchoredBlocks
+    drafts: list[list[list[int]]] = []  # of each prompt, in the order they were made
+    propose = SpecDecodeBaseProposer.propose
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        said = propose(self, *args, **kwargs)
+        drafts[-1] += said.tolist()
+        return said
+
+    SpecDecodeBaseProposer.propose = noted
     spec = {"model": drafter, "method": method, "num_speculative_tokens": guesses} if drafter else None
     llm = LLM(
         model,
@@ -67,14 +77,13 @@ def main(
         speculative_config=spec,
         disable_log_stats=False,
     )
-    asked = [{"prompt_token_ids": ids} for ids in prompts]
-    done = llm.generate(asked, SamplingParams(temperature=0, max_tokens=max_tokens), use_tqdm=False)
-    found = {"tokens": [list(one.outputs[0].token_ids) for one in done]}
-    for metric in llm.get_metrics():
-        if metric.name.startswith("vllm:spec_decode_num_"):
-            found[metric.name.removeprefix("vllm:spec_decode_num_")] = (
-                getattr(metric, "value", None) or metric.values
-            )
+    params, tokens = SamplingParams(temperature=0, max_tokens=max_tokens), []
+    for ids in prompts:
+        drafts.append([])
+        done = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        tokens.append(list(done[0].outputs[0].token_ids))
+    kept = [m.values for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_accepted_tokens_per_pos"]
+    found = {"tokens": tokens, "drafts": drafts, "kept": kept[0] if kept else []}
     print("RESULT " + json.dumps(found))
 
 
