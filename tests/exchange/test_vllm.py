@@ -126,7 +126,8 @@ def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
             drafter.read([Seen(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})])
             said = list(drafter.draft([Ask(seq, GUESSES)])[0].tokens)
             drafts[-1].append(said)
-            right = len(os.path.commonprefix([said, list(rest)]))
+            agree = [a == b for a, b in zip(said, rest, strict=False)]
+            right = [*agree, False].index(False)
             kept = [n + (place < right) for place, n in enumerate(kept)]
             read, anchor = anchor, anchor + right + 1
         drafter.end(seq)
