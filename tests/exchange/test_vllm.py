@@ -151,7 +151,7 @@ def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> 
         f"{kind}: kept by place: vLLM {found['kept']}, paceline {kept}; {same} of {len(pairs)} guesses equal"
     )
     assert sum(kept) > 20  # or the comparison would say little
-    assert same >= 0.98 * len(pairs)  # two sums in another order may swap guesses that are equally likely
+    assert same >= 0.99 * len(pairs)  # two sums in another order may swap guesses that are equally likely
     for vllm, here in zip(found["kept"], kept, strict=True):
         assert abs(vllm - here) <= len(ASKED)  # the last round of an answer may reach past its end
 

@@ -19,7 +19,7 @@ def main(
     model: str, drafter: str, method: str, guesses: int, prompts: list[list[int]], max_tokens: int
 ) -> None:
     import torch
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.spec_decode.dflash import DFlashProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
