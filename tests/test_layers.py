@@ -30,6 +30,7 @@ LEVEL = {
     "testing": 4,
     "engine": 5,
     "trained": 5,
+    "exchange": 5,
     "answer": 6,
     "llm": 7,
     "server": 8,

@@ -141,3 +141,23 @@ def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str], tmp_path: 
 @pytest.mark.model
 def test_a_trained_drafter_that_is_not_there(capsys: pytest.CaptureFixture[str], own_home: Path) -> None:
     assert "no trained drafter 'nobody'" in fails(capsys, "generate", "--prompt", "x", "--trained", "nobody")
+
+
+@pytest.mark.model
+def test_a_drafter_goes_out_and_comes_back(
+    capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path, tmp_path: Path
+) -> None:
+    save_untrained(own_home / "drafters" / "ours", smollm2_path, "eagle")
+    code, out, _ = run(capsys, "drafters", "export", "ours", str(tmp_path / "out"), "--verifier", "somewhere")
+    assert code == 0
+    assert "vllm serve somewhere --speculative-config" in out
+    assert '"method": "eagle3"' in out
+    taken = ["drafters", "import", str(tmp_path / "out"), "--target", "smollm2-135m"]
+    assert run(capsys, *taken, "--out", "back")[0] == 0
+    trained = json.loads(run(capsys, "drafters", "--json")[1])["trained"]
+    assert {(one["name"], one["kind"], one["suits"]) for one in trained} == {
+        ("ours", "eagle", True),
+        ("back", "eagle", True),
+    }
+    assert "is there already" in fails(capsys, *taken, "--out", "back")
+    assert "'onnx'" in fails(capsys, "drafters", "export", "ours", str(tmp_path / "more"), "--format", "onnx")

@@ -133,3 +133,22 @@ def test_damage_is_named(
     harm(folder)
     with pytest.raises(error, match=says):
         load(folder, PIECES)
+
+
+def test_settings_that_are_words_or_yes_or_no_are_checked(tmp_path: Path) -> None:
+    from head_cases import eagle_net
+
+    net = eagle_net()
+    card = Card("eagle", replace(net.shape, tap_norm="all"), "tiny", PIECES.fingerprint)
+    save(tmp_path, card, net)
+    assert read_card(tmp_path) == card
+    for change, says in (
+        ({"tap_norm": "some"}, "tap_norm is 'some'"),
+        ({"tap_norm": None}, "tap_norm is None"),
+        ({"biased": 1}, "biased is 1"),
+        ({"own_embed": None}, "own_embed is None"),
+    ):
+        save_card(tmp_path, card)
+        changed(lambda t, new=change: t["shape"].update(new))(tmp_path)  # type: ignore[misc]
+        with pytest.raises(CorruptModel, match=says):
+            read_card(tmp_path)

@@ -1,4 +1,4 @@
-"""paceline drafters"""
+"""paceline drafters, paceline drafters export, paceline drafters import"""
 
 import json
 from dataclasses import asdict, dataclass
@@ -151,3 +151,48 @@ def _trained_table(kept: list[_Kept]) -> Table:
         target = k.target if k.suits else f"{k.target}, not this model"
         table.add_row(k.name, str(k.version), k.kind, target, right, rates)
     return table
+
+
+@drafters_app.command("export")
+def export_drafter(
+    name: Annotated[str, typer.Argument(help="A trained drafter's name or folder.")],
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    model: Annotated[str, typer.Option(help="The model it was trained for.")] = models.DEFAULT_MODEL,
+    format: Annotated[str, typer.Option(help="speculators.")] = "speculators",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    verifier: Annotated[str, typer.Option(help="Where the other engine finds the model.")] = "",
+    model_out: Annotated[
+        Path | None, typer.Option(help="Also write the model, as a Hugging Face folder, there.")
+    ] = None,
+) -> None:
+    """Write a trained drafter so that other engines load it."""
+    from paceline.exchange import METHODS, export, export_model
+    from paceline.heads.folder import read_card
+    from paceline.heads.shelf import drafter_path
+    from paceline.heads.versions import current
+
+    folder, path = current(drafter_path(name)).folder, models.resolve(model)
+    card = read_card(folder)
+    if model_out is not None:
+        export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
+        verifier = verifier or str(model_out.resolve())
+    export(folder, path, out, format, dtype=dtype, verifier=verifier)  # type: ignore[arg-type]  # checked there
+    spec = {"model": str(out), "method": METHODS[card.kind], "num_speculative_tokens": card.shape.block}
+    print(f"{name} is at {out}. vLLM serves it so:")
+    print(f"vllm serve {verifier or model} --speculative-config '{json.dumps(spec)}'")
+
+
+@drafters_app.command("import")
+def import_drafter(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder with config.json and weights.")],
+    target: Annotated[str, typer.Option(help="The model it was made for.")],
+    out: Annotated[str, typer.Option(help="What it is to be called here, or a new folder.")],
+    weights: Annotated[str, typer.Option(help="float32, or int8, which rounds them.")] = "float32",
+) -> None:
+    """Make a drafter of a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
+    from paceline.exchange import import_
+    from paceline.heads.shelf import drafter_path
+
+    folder = drafter_path(out)
+    card = import_(checkpoint, models.resolve(target), folder, weights)  # type: ignore[arg-type]  # checked there
+    print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")

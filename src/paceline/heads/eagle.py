@@ -6,7 +6,7 @@ after that. A guess's row is made of the guess and of the net's own output in pl
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paceline.heads.net import Net, Norm, Pieces
 from paceline.heads.rotary import rotated, rotation
 
+TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are
 _SPREAD: Final = 0.02  # of new weights
 
 
@@ -32,38 +33,47 @@ class EagleShape:
     window: int = 1024  # how many tokens of the text are seen
     norm_eps: float = 1e-5
     theta: float = 10000.0  # of the rotary positions
+    tap_norm: TapNorm = "each"
+    normed_residual: bool = False  # the layer's output is added to the normed row rather than to the row
+    feeds_normed: bool = True  # what is fed back is what the head reads rather than what its norm reads
+    biased: bool = False  # q, k, v and o have biases
+    own_embed: bool = False  # rather than the target's
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows that guess: m after each of b texts."""
 
-    hidden: Tensor  # [b, m, width]
+    hidden: Tensor  # [b, m, width], what the layer's output is added to
     queries: Tensor  # [b, m, heads, head_dim]
     keys_values: Tensor  # [b, m, 2, kv_heads, head_dim]
 
 
 class EagleNet(Net):
-    embed: Tensor  # [vocab, width]
+    embed: Tensor  # [vocab, width], scaled where it is its own
 
     def __init__(self, shape: EagleShape, pieces: Pieces, draft_ids: Tensor) -> None:
         super().__init__()
-        self._shape, self._embed_scale = shape, pieces.embed_scale
+        self._shape, self._embed_scale = shape, 1.0 if shape.own_embed else pieces.embed_scale
         width, across = shape.width, shape.heads * shape.head_dim
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
         self.embed_norm = Norm(width, shape.norm_eps)
         self.hidden_norm = Norm(width, shape.norm_eps)
-        self.q = nn.Linear(2 * width, across, bias=False)
-        self.k = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=False)
-        self.v = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=False)
-        self.o = nn.Linear(across, width, bias=False)
+        self.q = nn.Linear(2 * width, across, bias=shape.biased)
+        self.k = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=shape.biased)
+        self.v = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=shape.biased)
+        self.o = nn.Linear(across, width, bias=shape.biased)
         self.ffn_norm = Norm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)
         self.norm = Norm(width, shape.norm_eps)
         self.head = nn.Linear(width, shape.draft_vocab, bias=False)
-        self.borrow(pieces, draft_ids, embed=pieces.embed)
+        if shape.own_embed:
+            self.embed = nn.Parameter(torch.empty(shape.vocab, width))
+            self.borrow(pieces, draft_ids)
+        else:
+            self.borrow(pieces, draft_ids, embed=pieces.embed)
 
     @property
     def shape(self) -> EagleShape:
@@ -72,8 +82,8 @@ class EagleNet(Net):
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
         """At first the highest layer goes straight to a copy of the target's own norm and head."""
         with torch.no_grad():
-            for weight in self.parameters():
-                new = torch.ones(weight.shape)
+            for name, weight in self.named_parameters():
+                new = torch.full(weight.shape, 0.0 if name.endswith("bias") else 1.0)
                 if weight.dim() > 1:
                     new = torch.randn(weight.shape, generator=generator) * _SPREAD
                 weight.copy_(new)
@@ -81,22 +91,31 @@ class EagleNet(Net):
                 self.shape.width, device=self.fc.weight.device
             )
             self.norm.weight.copy_(pieces.norm)
+            if self.shape.own_embed:
+                self.embed.copy_(pieces.embed * pieces.embed_scale)
             self.head.weight.copy_(pieces.head[self.draft_ids])
 
     def fused(self, hidden: Mapping[int, Tensor]) -> Tensor:
-        """Of the layers tapped, each [..., width] -> [..., width]; all weigh the same at first."""
+        """Of the layers tapped, each [..., width] -> [..., width]; normed, all weigh the same at first."""
         parts = [hidden[tap].to(self.fc.weight.dtype) for tap in self.shape.taps]
-        parts = [F.rms_norm(x, (x.shape[-1],), None, self.shape.norm_eps) for x in parts]
-        mixed: Tensor = self.fc(torch.cat(parts, -1))
+        if self.shape.tap_norm == "each":
+            parts = [self._level(x) for x in parts]
+        x = torch.cat(parts, -1)
+        mixed: Tensor = self.fc(self._level(x) if self.shape.tap_norm == "all" else x)
         return mixed
+
+    def _level(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), None, self.shape.norm_eps)
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """hidden [b, m, width] of the tokens at `positions` [b, m]; tokens [b, m] follow them."""
         embedded = F.embedding(tokens, self.embed).to(hidden.dtype) * self._embed_scale
-        x = torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), -1)
+        normed = self.hidden_norm(hidden)
+        x = torch.cat((self.embed_norm(embedded), normed), -1)
         turn = rotation(positions[..., None], self.shape.head_dim, self.shape.theta)
         q, k, v = (part(x).unflatten(-1, (-1, self.shape.head_dim)) for part in (self.q, self.k, self.v))
-        return Rows(hidden, rotated(q, turn), torch.stack((rotated(k, turn), v), -3))
+        before = normed if self.shape.normed_residual else hidden
+        return Rows(before, rotated(q, turn), torch.stack((rotated(k, turn), v), -3))
 
     def sees(self, rows: Tensor, positions: Tensor) -> Tensor:
         """[b, m] and [b, n] -> [b, m, n]: what of the text a row there sees, its own place included."""
@@ -111,12 +130,13 @@ class EagleNet(Net):
         """
         x = rows.hidden + self.o(_attend(rows.queries, text, sees, chain))
         y = self.ffn_norm(x)
-        out: Tensor = self.norm(x + self.down(F.silu(self.gate(y)) * self.up(y)))
+        x = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        out: Tensor = self.norm(x) if self.shape.feeds_normed else x
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., width] -> [..., draft_vocab]"""
-        said: Tensor = self.head(hidden)
+        said: Tensor = self.head(hidden if self.shape.feeds_normed else self.norm(hidden))
         return said.float()
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -118,13 +118,19 @@ def _card(table: dict[str, Any]) -> Card:
 
 
 def _shape(cls: type[Shape], table: Mapping[str, Any]) -> Shape:
-    """Numbers above 0, whole where the shape has whole ones, and the list of layers."""
+    """Numbers above 0, whole where the shape has whole ones, words, yes or no, and the list of layers."""
     given: dict[str, Any] = dict(table)
     for f in fields(cls):  # type: ignore[arg-type]
         value = given.get(f.name)
         if f.type in (int, float) and value is not None:
             wanted = (int,) if f.type is int else (int, float)
             if isinstance(value, bool) or not isinstance(value, wanted) or not 0 < value < 2**31:
+                raise ValueError(f"{f.name} is {value!r}")
+        elif f.type is bool:
+            if f.name in given and not isinstance(value, bool):
+                raise ValueError(f"{f.name} is {value!r}")
+        elif get_origin(f.type) is Literal:
+            if f.name in given and value not in get_args(f.type):
                 raise ValueError(f"{f.name} is {value!r}")
         elif isinstance(value, list):
             if not all(isinstance(x, int) and 0 <= x < 1000 for x in value):

@@ -23,10 +23,11 @@ class MedusaShape:
     block: int = 4  # heads
     layers: int = 1  # residual blocks of each head
     norm_eps: float = 1e-5
+    own_heads: bool = False  # every head reads its row by a matrix of its own rather than by the target's
 
 
 class MedusaNet(Net):
-    head: Tensor  # [draft_vocab, width]
+    head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 
     def __init__(self, shape: MedusaShape, pieces: Pieces, draft_ids: Tensor) -> None:
@@ -35,7 +36,12 @@ class MedusaNet(Net):
         width = shape.width
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(shape.block * shape.layers))
         ids = draft_ids.to(pieces.embed.device)
-        self.borrow(pieces, ids, head=pieces.head[ids], norm=pieces.norm)
+        if shape.own_heads:
+            sizes = (width, shape.draft_vocab)
+            self.heads = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(shape.block))
+            self.borrow(pieces, ids, norm=pieces.norm)
+        else:
+            self.borrow(pieces, ids, head=pieces.head[ids], norm=pieces.norm)
 
     @property
     def shape(self) -> MedusaShape:
@@ -43,8 +49,11 @@ class MedusaNet(Net):
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
         with torch.no_grad():
-            for weight in self.parameters():
+            for weight in self.blocks.parameters():
                 weight.zero_()
+            if self.shape.own_heads:
+                for weight in self.heads.parameters():
+                    weight.copy_(pieces.head[self.draft_ids])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The last layer's output [..., width] -> logits [..., block, draft_vocab]."""
@@ -56,6 +65,8 @@ class MedusaNet(Net):
             for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:
                 y = y + F.silu(block(y))
             said.append(y)
+        if shape.own_heads:
+            return torch.stack([head(y) for head, y in zip(self.heads, said, strict=True)], -2).float()
         return F.linear(torch.stack(said, -2).to(self.head.dtype), self.head).float()
 
 

@@ -1,0 +1,72 @@
+"""Checkpoints of other formats on disk: config.json and the tensors beside it."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.exchange.swapped import Found, Written
+from paceline.target.checkpoint import Fields
+from paceline.target.safetensors_file import INDEX, SINGLE, read_json
+
+CONFIG: Final = "config.json"
+PICKLED: Final = ("pytorch_model.bin", "medusa_lm_head.pt")
+PLAIN: Final = (SINGLE, "medusa_lm_head.safetensors")
+
+
+def write_folder(out: Path, written: Written, dtype: torch.dtype) -> None:
+    """Numbers that are not whole get `dtype`."""
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in written.tensors.items()
+    }
+    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
+    write_json(out / CONFIG, {**written.config, "dtype": str(dtype).removeprefix("torch.")})
+
+
+def write_json(path: Path, table: dict[str, Any]) -> None:
+    path.write_text(json.dumps(table, indent=2) + "\n")
+
+
+def require_new(out: Path) -> None:
+    """A folder that holds something else is never written into."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SettingError(f"{out} is there already: name a new folder, or remove it first")
+
+
+def read_folder(folder: Path) -> Found:
+    if not folder.is_dir():
+        raise UnknownModel(f"there is no folder {folder}: expected one with {CONFIG} and weights")
+    config = Fields(f"{folder.name}/{CONFIG}", read_json(folder / CONFIG))
+    return Found(folder.name, config, _tensors(folder))
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if (folder / INDEX).is_file():
+            names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+            return {name: t for shard in names for name, t in load_file(_inside(folder, shard)).items()}
+        for name in PLAIN:
+            if (folder / name).is_file():
+                return dict(load_file(folder / name))
+        for name in PICKLED:
+            if (folder / name).is_file():
+                return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
+    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, AttributeError) as error:
+        raise CorruptModel(f"the weights in {folder.name} are damaged: {str(error)[:120]}") from None
+    raise CorruptModel(f"{folder.name} has no weights: expected one of {', '.join((*PLAIN, *PICKLED))}")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise ValueError(f"{INDEX} names {name[:80]!r}, which is not a file beside it")
+    return folder / name

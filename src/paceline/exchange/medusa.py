@@ -1,0 +1,55 @@
+"""Medusa heads as their authors publish them: residual blocks and a matrix over the vocabulary for each."""
+
+import re
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.errors import DrafterMismatch
+from paceline.exchange.layers import unusable
+from paceline.exchange.swapped import Found, Taken, Target, require_target
+from paceline.heads.medusa import MedusaShape
+
+HEADS: Final = "medusa_num_heads"
+LAYERS: Final = "medusa_num_layers"
+_PREFIX: Final = re.compile(r"^(model\.)?medusa_head\.")
+
+
+def taken(found: Found, target: Target) -> Taken:
+    tensors = {_PREFIX.sub("", name): tensor for name, tensor in found.tensors.items()}
+    found = Found(found.name, found.config, {n: t for n, t in tensors.items() if n[:1].isdigit()})
+    heads = found.config.whole(HEADS, 5, 100)
+    layers = found.config.whole(LAYERS, 1, 100)
+    vocab, own = _sizes(found, layers, target)
+    shape = MedusaShape(
+        width=own.shape[1],
+        vocab=len(own),
+        draft_vocab=vocab,
+        taps=(target.shape.layers - 1,),
+        block=heads,
+        layers=layers,
+        norm_eps=target.shape.norm_eps,
+        own_heads=True,
+    )
+    weights, used = {}, set()
+    for i in range(heads):
+        for j in range(layers):
+            for leaf in ("weight", "bias"):
+                weights[f"blocks.{i * layers + j}.{leaf}"] = found.tensor(f"{i}.{j}.linear.{leaf}").float()
+                used.add(f"{i}.{j}.linear.{leaf}")
+        weights[f"heads.{i}.weight"] = found.tensor(f"{i}.{layers}.weight").float()
+        used.add(f"{i}.{layers}.weight")
+    surplus = sorted(set(found.tensors) - used)
+    if surplus:
+        raise unusable(found, f"a tensor {surplus[0][:80]}", f"{heads} heads of {layers} blocks")
+    return Taken("medusa", shape, torch.arange(vocab), weights)
+
+
+def _sizes(found: Found, layers: int, target: Target) -> tuple[int, Tensor]:
+    """How many tokens its heads know, the first of the vocabulary; and the target's embedding."""
+    first, own = found.tensor(f"0.{layers}.weight"), target.pieces.embed
+    if first.dim() != 2:
+        raise DrafterMismatch(f"{found.name}: 0.{layers}.weight is no matrix: fetch the checkpoint again")
+    require_target(found, target, first.shape[1], max(len(first), len(own)))
+    return len(first), own
