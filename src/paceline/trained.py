@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
+from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import drafter_path, kept_here
+from paceline.heads.shelf import DRAFT_CARD, drafter_path, kept_here
 from paceline.target.pieces import load_pieces
 from paceline.target.torch_target import placement
 from paceline.types import Drafter
@@ -46,6 +47,12 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             )
         found[kind] = Trained(folder.name, kind, folder)
     return list(found.values())
+
+
+def draft_model_path(name: str) -> Path:
+    """Of a draft model that was trained here, or of any other model."""
+    trained = drafter_path(name)
+    return trained if (trained / DRAFT_CARD).is_file() else models.resolve(name)
 
 
 def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.train.recipe import Kind
 
 SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
+LORA: Final = 16
+SMALL_MODEL: Final[dict[str, Any]] = {"tokens_per_batch": 1024}  # likewise
 
 
 def train(
@@ -27,7 +29,15 @@ def train(
         list[str], typer.Option(help="Conversations: a .jsonl or .jsonl.gz file, or a trace store.")
     ],
     target: Annotated[str, typer.Option(help="The model that the drafter is to guess.")] = DEFAULT_MODEL,
-    kind: Annotated[str, typer.Option(help="block, medusa or eagle.")] = "block",
+    kind: Annotated[str, typer.Option(help="block, medusa, eagle, or model: a whole draft model.")] = "block",
+    draft: Annotated[str, typer.Option(help="For kind model: the model to begin from.")] = "",
+    lora: Annotated[
+        int, typer.Option(help="For kind model: rank of what is trained; 0: all weights.")
+    ] = LORA,
+    distill: Annotated[
+        float,
+        typer.Option(help="For kind model: share of the loss that is the distance from the target's law."),
+    ] = 0.0,
     minutes: Annotated[float, typer.Option(help="Of training, after the answers are written.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Of training, instead of minutes: repeatable by seed.")] = 0,
     out: Annotated[
@@ -46,6 +56,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="The drafter's card as JSON.")] = False,
 ) -> None:
     """Train a drafter on what the target answers in recorded conversations."""
+    from paceline.cli.train_model import train_model
     from paceline.heads.folder import CARD
     from paceline.heads.shelf import drafter_path
     from paceline.target.torch_target import placement
@@ -53,21 +64,40 @@ def train(
     from paceline.train.job import TrainJob, run
     from paceline.train.recipe import TrainConfig
     from paceline.train.rollout import Rollout
+    from paceline.train.tune import TuneConfig
 
+    folder = drafter_path(out or f"{Path(target).name}-{kind}")
+    answers = AnswersConfig(
+        max_prompt=max_prompt,
+        max_prompts=prompts,
+        per_prompt=per_prompt,
+        required=required,
+        seed=seed,
+        rollout=Rollout(max_new=max_new),
+        engine=EngineConfig(device=device),
+    )
+    if kind == "model":
+        if start:
+            raise SettingError("kind model begins from --draft: leave --start out")
+        tuned = TuneConfig(
+            lora=lora,
+            distill=distill,
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            max_len=2 * (max_prompt + max_new),
+            **(SMALL_MODEL if placement(EngineConfig(device=device))[0].type == "cpu" else {}),
+        )
+        train_model(target, draft, tuple(traces), folder, answers, tuned, _bars, as_json)
+        return
+    if draft or distill or lora != LORA:
+        raise SettingError(f"--draft, --lora and --distill are for kind model: leave them out for {kind}")
     job = TrainJob(
         target,
         tuple(traces),
-        drafter_path(out or f"{Path(target).name}-{kind}"),
+        folder,
         drafter_path(start) if start else None,
-        AnswersConfig(
-            max_prompt=max_prompt,
-            max_prompts=prompts,
-            per_prompt=per_prompt,
-            required=required,
-            seed=seed,
-            rollout=Rollout(max_new=max_new),
-            engine=EngineConfig(device=device),
-        ),
+        answers,
         TrainConfig(
             kind=_known(kind),
             minutes=minutes,
@@ -91,7 +121,7 @@ def _known(kind: str) -> "Kind":
     for known in KINDS:
         if kind == known:
             return known
-    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join(KINDS)}")
+    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join((*KINDS, 'model'))}")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class DraftNet:
         if joined not in JOINED:
             return {name: part}
         sizes = [len(self._of.tensors[f"layers.{layer}.{n}"]) for n in JOINED[joined]]
-        return {n + bias: piece for n, piece in zip(JOINED[joined], part.split(sizes), strict=True)}
+        return {n + bias: piece for n, piece in zip(JOINED[joined], torch.split(part, sizes), strict=True)}
 
 
 class _Before:

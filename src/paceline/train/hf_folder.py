@@ -20,7 +20,12 @@ from paceline.text import Tokenizer
 from paceline.train.hf_config import config_of
 
 WEIGHTS: Final = "model.safetensors"
-TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 COPIED: Final = (*TOKENIZER, "generation_config.json")
 PREFIX: Final = "model."
 

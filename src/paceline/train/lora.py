@@ -1,4 +1,4 @@
-"""Low-rank additions to the matrices of a decoder: all that is trained of it, and merged before it is stored."""
+"""Low-rank additions to the matrices of a decoder: trained instead of it, and merged in the end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -79,7 +79,7 @@ def tune(
     teacher: DenseModel | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Progress:
-    """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target, to distill."""
+    """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
     run = _Run(net, config, folder, teacher, clock)
     for batch in islice(_endless(batches, config.seed), run.step, None):
         if run.share >= 1:
@@ -95,7 +95,9 @@ def loss_of(net: DraftNet, batch: Batch, teacher: DenseModel | None = None, dist
     """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
     device = net.model.device
     tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
-    start = max(0, int(own.int().argmax(1).min()) - 1)  # the last row that no answer's loss needs is before it
+    start = max(
+        0, int(own.int().argmax(1).min()) - 1
+    )  # the last row that no answer's loss needs is before it
     asked = own[:, start + 1 :]
     logits = net.model.logits(net.hidden(tokens[:, :-1], start)[asked])
     loss = F.cross_entropy(logits, tokens[:, start + 1 :][asked])
