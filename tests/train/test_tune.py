@@ -10,7 +10,6 @@ from tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 from torch import Tensor
 
 from paceline.errors import CorruptModel, SettingError
-from paceline.train.dataset import Batch
 from paceline.train.draft_net import DraftNet
 from paceline.train.loop import CHECKPOINT, Progress
 from paceline.train.tune import TuneConfig, loss_of, tune
@@ -76,18 +75,6 @@ def test_the_loss_is_over_the_answers_alone() -> None:
     assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT)
     expected = F.cross_entropy(logits[said], BATCH.tokens[:, 1:][said])
     assert loss_of(net, BATCH).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_what_a_prompt_says_is_no_lesson() -> None:
-    net = fresh(small())
-    mask = BATCH.loss_mask.clone()
-    mask[:, : PROMPT + 6] = False
-    tokens, lengths = BATCH.tokens.clone(), BATCH.lengths
-    loss = loss_of(net, Batch(tokens, lengths, mask))
-    logits = net.model.logits(net.hidden(tokens))
-    logits[:, : PROMPT + 5] = 1e3  # where nothing is asked
-    expected = F.cross_entropy(logits[:, :-1][mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_distance_from_ones_own_law_is_nothing() -> None:
