@@ -15,6 +15,7 @@ from paceline.train.draft_card import DraftCard
 from paceline.train.draft_model import DraftJob, run
 from paceline.train.job import Report
 from paceline.train.tune import TuneConfig
+from paceline.trained import draft_model_path
 
 Bars = Callable[[], AbstractContextManager[Report]]
 
@@ -31,6 +32,7 @@ def train_model(
 ) -> None:
     if not draft:
         raise SettingError("kind model needs --draft: the small model to begin from, by name or folder")
+    draft_model_path(draft)  # says so if there is no such model
     job = DraftJob(target, draft, sources, folder, answers, tuned)
     with bars() as report:
         card = run(job, report)
