@@ -13,6 +13,7 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, kept_here
+from paceline.models.catalogue import CATALOGUE
 from paceline.target.pieces import load_pieces
 from paceline.target.torch_target import placement
 from paceline.types import Drafter
@@ -50,9 +51,10 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
 
 
 def draft_model_path(name: str) -> Path:
-    """Of a draft model that was trained here, or of any other model."""
+    """Of a draft model that was trained here, or of any other model; a catalogue name wins over both."""
     trained = drafter_path(name)
-    return trained if (trained / DRAFT_CARD).is_file() else models.resolve(name)
+    here = name not in CATALOGUE and (trained / DRAFT_CARD).is_file()
+    return trained if here else models.resolve(name)
 
 
 def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:

@@ -172,7 +172,12 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
     llm = LLM("smollm2-135m", draft_model=str(done.job.folder), config=config)
     said = [
         llm.generate(
-            [user(ask(HELD_OUT[0]))], tools=[WEATHER], tool_choice="required", max_tokens=24, seed=0, spec=spec
+            [user(ask(HELD_OUT[0]))],
+            tools=[WEATHER],
+            tool_choice="required",
+            max_tokens=24,
+            seed=0,
+            spec=spec,
         )
         for spec in (SpecConfig(("model",), 4, adaptive=False), SpecConfig(("none",)))
     ]
@@ -202,6 +207,21 @@ def test_a_damaged_card_is_told(done: Done, tmp_path: Path) -> None:
         (tmp_path / DRAFT_CARD).write_text(text)
         with pytest.raises(CorruptModel, match=DRAFT_CARD):
             read_draft_card(tmp_path)
+
+
+@pytest.mark.large
+def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path, tmp_path: Path) -> None:
+    """Measured through the way by text; nothing is cut down here."""
+    config = replace(TUNE, steps=8, lr=1e-3, checkpoint_seconds=1e9)
+    card = run(
+        replace(
+            done.job, target="qwen2.5-coder-1.5b", draft="smollm2-135m", folder=tmp_path / "new", tune=config
+        )
+    )
+    assert card.data["same_tokenizer"] is False
+    assert card.data["unreadable"] == 0
+    assert card.after.by_place[0] > card.before.by_place[0] + 0.1
+    assert card.after.tokens_per_pass[-1] > card.before.tokens_per_pass[-1] + 0.5
 
 
 @pytest.mark.gemma

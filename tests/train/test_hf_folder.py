@@ -86,9 +86,22 @@ def check_real(path: Path, folder: Path) -> None:
     weights, tokens = written(path, folder), some_tokens(20, vocab=30_000)
     assert load(folder).shape == weights.shape
     assert close(logits(weights, tokens), theirs(folder, tokens))
-    ours, again, other = Tokenizer.load(path), Tokenizer.load(folder), hf.AutoTokenizer.from_pretrained(folder)
+    ours, again, other = (
+        Tokenizer.load(path),
+        Tokenizer.load(folder),
+        hf.AutoTokenizer.from_pretrained(folder),
+    )
     assert ours.encode(TEXT) == again.encode(TEXT) == other(TEXT).input_ids
-    for about in ("fingerprint", "eos_ids", "control", "added", "bos_id", "adds_bos", "vocab_size", "templates"):
+    for about in (
+        "fingerprint",
+        "eos_ids",
+        "control",
+        "added",
+        "bos_id",
+        "adds_bos",
+        "vocab_size",
+        "templates",
+    ):
         assert getattr(ours, about) == getattr(again, about)
     assert other.eos_token_id in ours.eos_ids
 

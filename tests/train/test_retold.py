@@ -88,7 +88,10 @@ def test_training_shows_what_serving_shows(text: str, cut: int) -> None:
 
 
 def test_the_answer_alone_is_asked_for() -> None:
-    prompt, said = [*START, *spell(b"the cat"), *END, *START, *spell(b"the\n")], [*spell(b"mat, the hat"), *END]
+    prompt, said = (
+        [*START, *spell(b"the cat"), *END, *START, *spell(b"the\n")],
+        [*spell(b"mat, the hat"), *END],
+    )
     made = told_of(answers_of((prompt, said)))
     own = b"".join(DRAFT.piece(token) for token in made.answer(0).tolist())
     assert own == b"mat, the hat<end_of_turn>"

@@ -69,12 +69,13 @@ def test_it_learns_what_the_target_says(lora: int, distill: float) -> None:
 
 
 def test_the_loss_is_over_the_answers_alone() -> None:
-    net = fresh(small())
+    net, mask = fresh(small()), BATCH.loss_mask.clone()
+    mask[0, : PROMPT + 6] = False  # a longer prompt beside the others
     logits = net.model.logits(net.hidden(BATCH.tokens[:, :-1]))
-    said = BATCH.loss_mask[:, 1:]
-    assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT)
+    said = mask[:, 1:]
+    assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
     expected = F.cross_entropy(logits[said], BATCH.tokens[:, 1:][said])
-    assert loss_of(net, BATCH).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss_of(net, replace(BATCH, loss_mask=mask)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_the_distance_from_ones_own_law_is_nothing() -> None:

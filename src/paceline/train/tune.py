@@ -95,9 +95,8 @@ def loss_of(net: DraftNet, batch: Batch, teacher: DenseModel | None = None, dist
     """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
     device = net.model.device
     tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
-    start = max(
-        0, int(own.int().argmax(1).min()) - 1
-    )  # the last row that no answer's loss needs is before it
+    first = int(own.int().argmax(1).min())  # where the earliest answer begins
+    start = max(0, first - 1)  # the row that guesses it
     asked = own[:, start + 1 :]
     logits = net.model.logits(net.hidden(tokens[:, :-1], start)[asked])
     loss = F.cross_entropy(logits, tokens[:, start + 1 :][asked])
