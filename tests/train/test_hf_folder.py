@@ -72,6 +72,8 @@ def test_weights_are_stored_in_half_as_many_bytes(tmp_path: Path) -> None:
     weights = load(tmp_path / "first")
     write_folder(tmp_path / "made", tmp_path / "first", weights.shape, weights.tensors)
     assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "bfloat16"
+    modes = {path.stat().st_mode for path in (tmp_path / "made").iterdir()}
+    assert len(modes) == 1  # who may read one file may read all
     for name, tensor in load(tmp_path / "made").tensors.items():
         assert torch.equal(tensor, weights.tensors[name].bfloat16().float())
 

@@ -51,6 +51,7 @@ def write_folder(
     stored = {n: tensor.to("cpu", dtype).contiguous() for n, tensor in _named(shape, tensors)}
     beside = folder / f"{WEIGHTS}.new"
     save_file(stored, beside, {"format": "pt"})
+    beside.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
     beside.replace(folder / WEIGHTS)
 
 
