@@ -21,10 +21,10 @@ from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, short
 from paceline.heads.kinds import KINDS
-from paceline.target.choose import load_copy, load_target
+from paceline.target.choose import load_copy, load_draft, load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trained import Name, Trained, find_trained, load_trained, run_beside
+from paceline.trained import Name, Trained, draft_model_path, find_trained, load_trained, run_beside
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -102,8 +102,8 @@ class LLM:
         self.drafters[drafter.name] = drafter
 
     def _draft_model(self, name: str, vocab: DraftVocab, config: EngineConfig) -> Drafter:
-        path = models.resolve(name)
-        model, tokenizer = load_target(path, config), Tokenizer.load(path)
+        path = draft_model_path(name)
+        model, tokenizer = load_draft(path, config), Tokenizer.load(path)
         return drafter_for(model, tokenizer, self.tokenizer, self.target.vocab_size, vocab)
 
     def _own(self, name: str, path: Path, config: EngineConfig) -> Drafter:

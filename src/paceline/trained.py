@@ -7,13 +7,15 @@ from pathlib import Path
 
 import torch
 
+from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import drafter_path, kept_here
+from paceline.heads.shelf import DRAFT_CARD, drafter_path, kept_here
 from paceline.heads.versions import Version, current
+from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import block_runner
 from paceline.target.pieces import load_pieces
 from paceline.target.torch_target import placement
@@ -51,6 +53,13 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             )
         found[kind] = Trained(folder.name, kind, folder, version)
     return list(found.values())
+
+
+def draft_model_path(name: str) -> Path:
+    """Of a draft model that was trained here, or of any other model; a catalogue name wins over both."""
+    trained = drafter_path(name)
+    here = name not in CATALOGUE and (trained / DRAFT_CARD).is_file()
+    return trained if here else models.resolve(name)
 
 
 def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:

@@ -161,3 +161,47 @@ def test_a_drafter_goes_out_and_comes_back(
     }
     assert "is there already" in fails(capsys, *taken, "--out", "back")
     assert "'onnx'" in fails(capsys, "drafters", "export", "ours", str(tmp_path / "more"), "--format", "onnx")
+
+
+@pytest.mark.model
+def test_train_makes_a_draft_model_that_is_known_by_its_name(
+    capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path
+) -> None:
+    talks = [{"messages": [{"role": "user", "content": text}]} for text in TALKS]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    made = ["train", "--traces", str(tmp_path / "talks.jsonl"), "--kind", "model", "--draft", "smollm2-135m"]
+    made += ["--out", "echo", "--lora", "2", "--steps", "1", "--max-new", "8", "--device", "cpu"]
+    code, out, _ = run(capsys, *made, "--json")
+    assert code == 0
+    card = json.loads(out)
+    assert (card["draft"], card["target"], card["lora"]) == ("smollm2-135m", "smollm2-135m", 2)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (own_home / "drafters" / "echo").iterdir()
+    }
+    found = json.loads(run(capsys, "drafters", "--json")[1])
+    assert "echo" in next(row for row in found["drafters"] if row["name"] == "model")["given"]
+    assert [(k["kind"], k["suits"]) for k in found["trained"]] == [("model", True)]
+    asked = ["generate", "--prompt", "One, two,", "--max-tokens", "12", "--seed", "1", "--json"]
+    fast = json.loads(run(capsys, *asked, "--no-adaptive", "--draft-model", "echo", "--drafters", "model")[1])
+    assert fast["token_ids"] == json.loads(run(capsys, *asked, "--drafters", "none")[1])["token_ids"]
+    assert fast["accepted"] > 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--kind", "model"], "needs --draft"),
+        (["--kind", "model", "--draft", "nobody"], "nobody"),
+        (["--kind", "model", "--draft", "smollm2-135m", "--start", "mine"], "leave --start out"),
+        (["--kind", "model", "--draft", "smollm2-135m", "--lora", "-1"], "lora=-1"),
+        (["--kind", "model", "--draft", "smollm2-135m", "--distill", "2"], "distill=2.0"),
+        (["--kind", "block", "--draft", "smollm2-135m"], "are for kind model"),
+    ],
+)
+def test_what_a_draft_models_training_cannot_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, smollm2_path: Path, given: list[str], said: str
+) -> None:
+    (tmp_path / "talks.jsonl").write_text("{}")
+    out = ["--out", str(tmp_path / "new"), "--device", "cpu"]
+    assert said in fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), *out, *given)
+    assert not (tmp_path / "new").exists()

@@ -93,6 +93,7 @@ def rollback(
 def _row(name: str, about: About, model: str, kept: list[_Kept]) -> _Row:
     if about.needs == "draft model":
         given = [m.name for m in models.installed() if m.pulled and m.name != model]
+        given += [k.name for k in kept if k.kind == "model" and k.suits]
     else:
         given = [k.name for k in kept if k.kind == name and k.suits]
     usable = bool(given) or about.needs not in ("draft model", "trained")
@@ -106,16 +107,16 @@ def _usable(row: _Row) -> str:
 
 
 def _kept(model: Path) -> list[_Kept]:
-    from paceline.heads.shelf import kept_here
+    from paceline.heads.shelf import draft_models_here, kept_here
     from paceline.target.load import open_checkpoint, placed_tensors
     from paceline.target.stored import fingerprint
 
-    folders = kept_here()
-    if not folders:
+    folders, draft_models = kept_here(), draft_models_here()
+    if not folders and not draft_models:
         return []
     checkpoint = open_checkpoint(model)
     mark = fingerprint(checkpoint.identity, placed_tensors(checkpoint))
-    return [_told(folder, mark) for folder in folders]
+    return [*(_told(folder, mark) for folder in folders), *(_told_model(f, mark) for f in draft_models)]
 
 
 def _told(folder: Path, fingerprint: str) -> _Kept:
@@ -131,6 +132,17 @@ def _told(folder: Path, fingerprint: str) -> _Kept:
     there = tuple(numbers(folder))
     figures = card.acceptance, card.tokens_per_pass
     return _Kept(folder.name, card.kind, card.target, suits, *figures, version.number, there)
+
+
+def _told_model(folder: Path, fingerprint: str) -> _Kept:
+    from paceline.train.draft_card import read_draft_card
+
+    try:
+        card = read_draft_card(folder)
+    except PacelineError as error:
+        return _Kept(folder.name, "", "", False, (), (), problem=str(error))
+    suits, found = card.fingerprint == fingerprint, card.after
+    return _Kept(folder.name, "model", card.target, suits, found.by_place, found.tokens_per_pass)
 
 
 def _trained_table(kept: list[_Kept]) -> Table:

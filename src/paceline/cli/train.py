@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.train.recipe import Kind
 
 SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
+LORA: Final = 16
+SMALL_MODEL: Final[dict[str, Any]] = {"tokens_per_batch": 1024}  # likewise
 
 
 def train(
@@ -27,7 +29,15 @@ def train(
         list[str], typer.Option(help="Conversations: a .jsonl or .jsonl.gz file, or a trace store.")
     ],
     target: Annotated[str, typer.Option(help="The model that the drafter is to guess.")] = DEFAULT_MODEL,
-    kind: Annotated[str, typer.Option(help="block, medusa or eagle.")] = "block",
+    kind: Annotated[str, typer.Option(help="block, medusa, eagle, or model: a whole draft model.")] = "block",
+    draft: Annotated[str, typer.Option(help="For kind model: the model to begin from.")] = "",
+    lora: Annotated[
+        int, typer.Option(help="For kind model: rank of what is trained; 0: all weights.")
+    ] = LORA,
+    distill: Annotated[
+        float,
+        typer.Option(help="For kind model: share of the loss that is the distance from the target's law."),
+    ] = 0.0,
     minutes: Annotated[float, typer.Option(help="Of training, after the answers are written.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Of training, instead of minutes: repeatable by seed.")] = 0,
     out: Annotated[
@@ -46,7 +56,7 @@ def train(
     max_new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 384,
     max_prompt: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 1536,
     batch_tokens: Annotated[
-        int, typer.Option(help="Of one step, prompts included; 0: 65536 on a GPU, 2048 on a CPU.")
+        int, typer.Option(help="Of one step, prompts included; 0: what suits the device.")
     ] = 0,
     draft_vocab: Annotated[int, typer.Option(help="Tokens that can be guessed.")] = 8192,
     seed: Annotated[int, typer.Option()] = 0,
@@ -54,6 +64,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="The drafter's card as JSON.")] = False,
 ) -> None:
     """Train a drafter on what the target answers in recorded conversations."""
+    from paceline.cli.train_model import train_model
     from paceline.heads.folder import CARD
     from paceline.heads.shelf import drafter_path
     from paceline.heads.versions import current
@@ -61,23 +72,42 @@ def train(
     from paceline.train.job import TrainJob, run
     from paceline.train.recipe import TrainConfig
     from paceline.train.rollout import Rollout
+    from paceline.train.tune import TuneConfig
 
+    folder = drafter_path(out or f"{Path(target).name}-{kind}")
+    answers = AnswersConfig(
+        max_prompt=max_prompt,
+        max_prompts=prompts,
+        made_up=made_up,
+        per_prompt=per_prompt,
+        required=required,
+        only_calls=only_calls,
+        seed=seed,
+        rollout=Rollout(max_new=max_new),
+        engine=EngineConfig(device=device),
+    )
+    if kind == "model":
+        if start:
+            raise SettingError("kind model begins from --draft: leave --start out")
+        tuned = TuneConfig(
+            lora=lora,
+            distill=distill,
+            minutes=minutes,
+            steps=steps,
+            seed=seed,
+            max_len=2 * (max_prompt + max_new),
+            **_size(device, batch_tokens, SMALL_MODEL),
+        )
+        train_model(target, draft, tuple(traces), folder, answers, tuned, _bars, as_json)
+        return
+    if draft or distill or lora != LORA:
+        raise SettingError(f"--draft, --lora and --distill are for kind model: leave them out for {kind}")
     job = TrainJob(
         target,
         tuple(traces),
-        drafter_path(out or f"{Path(target).name}-{kind}"),
+        folder,
         current(drafter_path(start)).folder if start else None,
-        AnswersConfig(
-            max_prompt=max_prompt,
-            max_prompts=prompts,
-            made_up=made_up,
-            per_prompt=per_prompt,
-            required=required,
-            only_calls=only_calls,
-            seed=seed,
-            rollout=Rollout(max_new=max_new),
-            engine=EngineConfig(device=device),
-        ),
+        answers,
         TrainConfig(
             kind=_known(kind),
             minutes=minutes,
@@ -85,7 +115,7 @@ def train(
             seed=seed,
             max_len=max_prompt + max_new,
             draft_vocab=draft_vocab,
-            **_size(device, batch_tokens),
+            **_size(device, batch_tokens, SMALL),
         ),
     )
     with _bars() as report:
@@ -96,10 +126,10 @@ def train(
         _show(card, job)
 
 
-def _size(device: str, batch_tokens: int) -> dict[str, Any]:
+def _size(device: str, batch_tokens: int, on_a_cpu: dict[str, Any]) -> dict[str, Any]:
     from paceline.target.torch_target import placement
 
-    small = SMALL if placement(EngineConfig(device=device))[0].type == "cpu" else {}
+    small = on_a_cpu if placement(EngineConfig(device=device))[0].type == "cpu" else {}
     return {**small, **({"tokens_per_batch": batch_tokens} if batch_tokens else {})}
 
 
@@ -109,7 +139,7 @@ def _known(kind: str) -> "Kind":
     for known in KINDS:
         if kind == known:
             return known
-    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join(KINDS)}")
+    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join((*KINDS, 'model'))}")
 
 
 @contextmanager

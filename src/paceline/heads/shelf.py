@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 from paceline.folders import home
 from paceline.heads.folder import CARD
+
+DRAFT_CARD: Final = "draft_model.json"  # beside a whole model that was trained to guess
 
 
 def shelf() -> Path:
@@ -18,5 +21,10 @@ def drafter_path(name: str | os.PathLike[str]) -> Path:
 
 
 def kept_here() -> list[Path]:
-    """The folders of all that were trained here, by name."""
+    """The folders of all heads that were trained here, by name."""
     return sorted(card.parent for card in shelf().glob(f"*/{CARD}"))
+
+
+def draft_models_here() -> list[Path]:
+    """The folders of all draft models that were trained here, by name."""
+    return sorted(card.parent for card in shelf().glob(f"*/{DRAFT_CARD}"))

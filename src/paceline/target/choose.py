@@ -1,6 +1,7 @@
 """Which target runs a model on this machine, and why."""
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,14 @@ def load_target(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
         if library.chosen() == "auto":
             log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
     return TorchTarget.load(path, config)
+
+
+def load_draft(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
+    """A model that only guesses: float weights too are run in 8 bits each, where the native engine can."""
+    if config.dtype == "auto" and placement(config)[0].type == "cpu":
+        with suppress(_Unsuited):
+            return _native(path, replace(config, dtype="int8"))
+    return load_target(path, config)
 
 
 def load_copy(path: Path, config: EngineConfig, target: NativeTarget | TorchTarget) -> NativeTarget:

@@ -30,6 +30,8 @@ class Tokenizer:
         self.control = vocabulary.control  # never text: begin, end, turn marks
         self.added = vocabulary.added  # tokens that are matched whole, marks of the model's own among them
         self.strips_first_space = vocabulary.strips_first_space
+        self.names = vocabulary.names  # bos_token, eos_token ...: what templates call them
+        self.templates = vocabulary.templates  # by name, as the files have them
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":

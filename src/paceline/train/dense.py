@@ -3,7 +3,7 @@
 All families of target/decoder.py. The residual stream is float32, as it is there, whatever the weights are.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -18,6 +18,7 @@ from paceline.target.shape import ModelShape, Weights
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # Not cuDNN's, which plans anew for every shape: of batches of texts, no two have the same.
 _BACKENDS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+JOINED: Final = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, heads, n, head_dim]
 
 
@@ -31,7 +32,7 @@ class DenseModel:
         self.embed = place["embed"]  # [vocab, width]
         self.head = place.get("head", self.embed)  # [vocab, width]
         self.norm = place["norm"].float()  # [width]
-        self._layers = [_Layer(i, self.shape, place) for i in range(self.shape.layers)]
+        self.layers = [Layer(i, self.shape, place) for i in range(self.shape.layers)]
         shape = self.shape
         self.scale = shape.attn_scale or shape.head_dim**-0.5
         self._ropes = [
@@ -72,7 +73,7 @@ class DenseModel:
         """Outputs of the layers `taps`; under -1 those of the final norm."""
         x = F.embedding(tokens, self.embed).float() * self.shape.embed_scale
         hidden = {}
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self.layers):
             x = layer(x, rotations[self.local(i)], attend)
             if i in taps:
                 hidden[i] = x.to(self.dtype)
@@ -81,7 +82,7 @@ class DenseModel:
 
     def causal(self, length: int) -> Attend:
         """Every row sees itself and the rows before it."""
-        window = self._window(length) if any(self.shape.local_layers) else None
+        window = self.visible(length, self.shape.window) if any(self.shape.local_layers) else None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             mask = window if self.local(layer) else None
@@ -92,26 +93,27 @@ class DenseModel:
 
         return attend
 
-    def _window(self, length: int) -> Tensor:
-        """[length, length]: which keys a row of a local layer sees."""
+    def visible(self, length: int, window: int = 0) -> Tensor:
+        """[length, length]: which keys a row sees, those in the window only if there is one."""
         at = torch.arange(length, device=self.device)
         back = at[:, None] - at
-        return (back >= 0) & (back < self.shape.window)
+        return (back >= 0) & (back < (window or length))
 
 
-class _Layer:
+class Layer:
+    """parts: its norms, and its matrices and biases, those of one input joined: qkv, o, gate_up, down."""
+
     def __init__(self, index: int, shape: ModelShape, weights: Mapping[str, Tensor]) -> None:
         own = {
             name.rpartition(".")[2]: tensor
             for name, tensor in weights.items()
             if name.startswith(f"layers.{index}.")
         }
-        self._index, self._shape = index, shape
-        self._norms = {name: own[name].float() for name in own if name.endswith("norm")}
-        self._qkv, self._qkv_bias = _joined(own, "q", "k", "v")
-        self._o, self._o_bias = _joined(own, "o")
-        self._gate_up, _ = _joined(own, "gate", "up")
-        self._down = own["down"]
+        self._index, self._shape, self._dtype = index, shape, own["down"].dtype
+        self.parts = {name: own[name].float() for name in own if name.endswith("norm")}
+        self.added: dict[str, Callable[[Tensor], Tensor]] = {}  # to what a matrix makes of its input
+        for name, joined in JOINED.items():
+            self.parts |= _joined(own, name, joined)
 
     def __call__(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """x [b, n, width] float32."""
@@ -119,32 +121,39 @@ class _Layer:
         return x + self._normed("post_ffn_norm", self._feed_forward(x))
 
     def _attention(self, x: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
-        shape, dtype = self._shape, self._qkv.dtype
-        qkv = F.linear(self._normed("attn_norm", x).to(dtype), self._qkv, self._qkv_bias)
+        shape, dtype = self._shape, self._dtype
+        qkv = self._product("qkv", self._normed("attn_norm", x))
         qkv = qkv.view(*x.shape[:2], -1, shape.head_dim).transpose(1, 2)
         q, k, v = torch.split(qkv, [shape.heads, shape.kv_heads, shape.kv_heads], 1)
         q = rotate(self._normed("q_norm", q.float()), *rotation).to(dtype)
         k = rotate(self._normed("k_norm", k.float()), *rotation).to(dtype)
         seen = attend(self._index, q, k, v)
-        return F.linear(seen.transpose(1, 2).flatten(2), self._o, self._o_bias)
+        return self._product("o", seen.transpose(1, 2).flatten(2))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(self._normed("ffn_norm", x).to(self._down.dtype), self._gate_up).chunk(2, -1)
+        gate, up = self._product("gate_up", self._normed("ffn_norm", x)).chunk(2, -1)
         silu = self._shape.activation == "silu"
-        return F.linear((F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up, self._down)
+        return self._product("down", (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up)
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        x = x.to(self._dtype)
+        y = F.linear(x, self.parts[name], self.parts.get(f"{name}_bias"))
+        return y + self.added[name](x) if name in self.added else y
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """x as it is where the family has no such norm."""
-        weight = self._norms.get(name)
+        weight = self.parts.get(name)
         if weight is None:
             return x
         return F.rms_norm(x.float(), (x.shape[-1],), weight, self._shape.norm_eps)
 
 
-def _joined(own: Mapping[str, Tensor], *names: str) -> tuple[Tensor, Tensor | None]:
+def _joined(own: Mapping[str, Tensor], joined: str, names: Sequence[str]) -> dict[str, Tensor]:
     """One product for several weights of the same input, and its bias if any of them has one."""
     if len(names) == 1:
-        return own[names[0]], own.get(f"{names[0]}_bias")
-    biases = [own.get(f"{name}_bias", own[name].new_zeros(len(own[name]))) for name in names]
-    some = any(f"{name}_bias" in own for name in names)
-    return torch.cat([own[name] for name in names]), torch.cat(biases) if some else None
+        return {name: own[name] for name in (joined, f"{joined}_bias") if name in own}
+    made = {joined: torch.cat([own[name] for name in names])}
+    if any(f"{name}_bias" in own for name in names):
+        biases = [own.get(f"{name}_bias", own[name].new_zeros(len(own[name]))) for name in names]
+        made[f"{joined}_bias"] = torch.cat(biases)
+    return made

@@ -66,13 +66,16 @@ def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
 
 
 def replay(
-    drafter: Drafter, model: DenseModel, texts: Sequence[Recorded], most: int, batch: int = 16
+    drafter: Drafter, model: DenseModel | None, texts: Sequence[Recorded], most: int, batch: int = 16
 ) -> list[Guess]:
-    """What the drafter guesses, `most` tokens at most, wherever it might be asked in these texts."""
+    """What the drafter guesses, `most` tokens at most, wherever it might be asked in these texts.
+
+    model: the target; a drafter that reads none of its layers needs none.
+    """
     guesses = []
     for first in range(0, len(texts), batch):
         some = texts[first : first + batch]
-        hidden = _hidden(model, some, drafter.taps)
+        hidden = {} if model is None else _hidden(model, some, drafter.taps)
         guesses += _played(drafter, some, hidden, most, first)
     return guesses
 
@@ -114,7 +117,8 @@ def _played(
         drafter.begin(seq)
     guesses, seqs = [], [p.seq for p in playing]
     while playing := [p for p in playing if p.move()]:
-        drafter.read([_seen(p, hidden) for p in playing if p.read < p.at])
+        if hidden:
+            drafter.read([_seen(p, hidden) for p in playing if p.read < p.at])
         drafts = drafter.draft([Ask(p.seq, most) for p in playing])
         for p, draft in zip(playing, drafts, strict=True):
             p.read = p.at

@@ -62,7 +62,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     """Does what is left to do: answers that are there are not written again, a training goes on."""
     path = models.resolve(job.target)
     tokenizer = Tokenizer.load(path)
-    answers, told = _answers(job, report)
+    answers, told = answers_in(job.folder, job.target, job.sources, job.answers, report)
     device, dtype = placement(job.answers.engine)
     weights = load(path, dtype)
     model = DenseModel(weights, device, dtype)
@@ -97,16 +97,17 @@ def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
     }
 
 
-def _answers(job: TrainJob, report: Report) -> tuple[Answers, dict[str, Any]]:
-    file, notes = job.folder / ANSWERS, job.folder / "answers.json"
+def answers_in(
+    folder: Path, target: str, sources: Sequence[Source], config: AnswersConfig, report: Report
+) -> tuple[Answers, dict[str, Any]]:
+    """Those the folder has, or those made now; and what the card is to say of them."""
+    file, notes = folder / ANSWERS, folder / "answers.json"
     if file.exists() and notes.exists():
         return Answers.load(file), json.loads(notes.read_text())
-    job.folder.mkdir(parents=True, exist_ok=True)
-    made = make_answers(
-        job.target, job.sources, job.answers, lambda what, done, of: report(Told(what, done, of))
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    made = make_answers(target, sources, config, lambda what, done, of: report(Told(what, done, of)))
     told = {
-        "sources": [Path(str(source)).name for source in job.sources],
+        "sources": [Path(str(source)).name for source in sources],
         "prompts": len(made.prompts.prompts),
         "prompts_cut": made.prompts.cut,
         "prompts_made_up": made.prompts.made_up,

@@ -15,7 +15,7 @@ from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import SettingError
 from paceline.sampling import native
 from paceline.target import cpu
-from paceline.target.choose import load_target
+from paceline.target.choose import load_draft, load_target
 from paceline.target.native import library
 from paceline.target.native.native_target import NativeTarget
 from paceline.target.torch_target import TorchTarget
@@ -159,6 +159,16 @@ def test_float_weights_are_rounded_on_request_only(
     assert isinstance(target, NativeTarget)
     open_with(target, "s", [1, 2, 3])
     assert rows_in_one_pass(target, "s", 3, [4]).shape == (1, SIZES.vocab)
+
+
+def test_floats_that_only_guess_are_rounded(tmp_path: Path) -> None:
+    folder, odd = tmp_path / "floats", tmp_path / "odd"
+    save_reference("qwen2", folder, head_dim=32)
+    save_reference("qwen2", odd)  # heads that the native engine cannot run
+    floats = EngineConfig(device="cpu", dtype="float32", cache_mb=16)
+    assert isinstance(load_draft(folder, CONFIG), NativeTarget)
+    for other in (load_target(folder, CONFIG), load_draft(folder, floats), load_draft(odd, CONFIG)):
+        assert isinstance(other, TorchTarget)
 
 
 @pytest.mark.model

@@ -1,0 +1,55 @@
+"""paceline train --kind model"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.errors import SettingError
+from paceline.heads.shelf import DRAFT_CARD
+from paceline.train.asks import AnswersConfig
+from paceline.train.conversations import Source
+from paceline.train.draft_card import DraftCard
+from paceline.train.draft_model import DraftJob, run
+from paceline.train.job import Report
+from paceline.train.tune import TuneConfig
+from paceline.trained import draft_model_path
+
+Bars = Callable[[], AbstractContextManager[Report]]
+
+
+def train_model(
+    target: str,
+    draft: str,
+    sources: tuple[Source, ...],
+    folder: Path,
+    answers: AnswersConfig,
+    tuned: TuneConfig,
+    bars: Bars,
+    as_json: bool,
+) -> None:
+    if not draft:
+        raise SettingError("kind model needs --draft: the small model to begin from, by name or folder")
+    draft_model_path(draft)  # says so if there is no such model
+    job = DraftJob(target, draft, sources, folder, answers, tuned)
+    with bars() as report:
+        card = run(job, report)
+    if as_json:
+        print((folder / DRAFT_CARD).read_text())
+    else:
+        _show(card, folder)
+
+
+def _show(card: DraftCard, folder: Path) -> None:
+    out = Console(highlight=False)
+    if card.after.anchors:
+        table = Table("guesses in a draft", "tokens per pass before", "after")
+        rates = zip(card.before.tokens_per_pass, card.after.tokens_per_pass, strict=True)
+        for guesses, (before, after) in enumerate(rates, 1):
+            table.add_row(str(guesses), f"{before:.2f}", f"{after:.2f}")
+        out.print(table)
+    else:
+        out.print("no greedy answer was held out, so nothing could be measured")
+    out.print(str(folder), markup=False)
