@@ -1,9 +1,11 @@
 """Trained drafters for a target: found by name or folder, checked, and made ready to guess."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -13,11 +15,13 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import DRAFT_CARD, drafter_path, kept_here
+from paceline.heads.shelf import DRAFT_CARD, SHIPPED, drafter_path, kept_here, new_path, shipped
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import block_runner
+from paceline.target.load import open_checkpoint, placed_tensors
 from paceline.target.pieces import load_pieces
+from paceline.target.stored import fingerprint
 from paceline.target.torch_target import placement
 from paceline.types import Drafter, Target
 
@@ -53,6 +57,30 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             )
         found[kind] = Trained(folder.name, kind, folder, version)
     return list(found.values())
+
+
+def shipped_for(model: Path) -> list[str]:
+    """Names of the drafters in the package that were trained for exactly this model."""
+    mark = fingerprint_of(model)
+    return [folder.name for folder in shipped() if read_card(folder).fingerprint == mark]
+
+
+def fingerprint_of(model: Path) -> str:
+    """What its target would say, without the weights."""
+    checkpoint = open_checkpoint(model)
+    return fingerprint(checkpoint.identity, placed_tensors(checkpoint))
+
+
+def on_the_shelf(one: Trained) -> Trained:
+    """A drafter in the package does not change; a copy of it may, and is found under its name from then on."""
+    if one.root.parent != SHIPPED:
+        return one
+    root = new_path(one.name)
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=root.parent) as making:
+            copytree(one.root, Path(making, one.name)).rename(root)
+    return replace(one, root=root, version=current(root))
 
 
 def draft_model_path(name: str) -> Path:

@@ -108,15 +108,11 @@ def _usable(row: _Row) -> str:
 
 def _kept(model: Path) -> list[_Kept]:
     from paceline.heads.shelf import draft_models_here, kept_here
-    from paceline.target.load import open_checkpoint, placed_tensors
-    from paceline.target.stored import fingerprint
+    from paceline.trained import fingerprint_of
 
-    folders, draft_models = kept_here(), draft_models_here()
-    if not folders and not draft_models:
-        return []
-    checkpoint = open_checkpoint(model)
-    mark = fingerprint(checkpoint.identity, placed_tensors(checkpoint))
-    return [*(_told(folder, mark) for folder in folders), *(_told_model(f, mark) for f in draft_models)]
+    mark = fingerprint_of(model)
+    heads = [_told(folder, mark) for folder in kept_here()]
+    return heads + [_told_model(folder, mark) for folder in draft_models_here()]
 
 
 def _told(folder: Path, fingerprint: str) -> _Kept:
@@ -203,8 +199,8 @@ def import_drafter(
 ) -> None:
     """Make a drafter of a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
     from paceline.exchange import import_
-    from paceline.heads.shelf import drafter_path
+    from paceline.heads.shelf import new_path
 
-    folder = drafter_path(out)
+    folder = new_path(out)
     card = import_(checkpoint, models.resolve(target), folder, weights)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")

@@ -66,7 +66,7 @@ def train(
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.cli.train_model import train_model
     from paceline.heads.folder import CARD
-    from paceline.heads.shelf import drafter_path
+    from paceline.heads.shelf import drafter_path, new_path
     from paceline.heads.versions import current
     from paceline.train.asks import AnswersConfig
     from paceline.train.job import TrainJob, run
@@ -74,7 +74,7 @@ def train(
     from paceline.train.rollout import Rollout
     from paceline.train.tune import TuneConfig
 
-    folder = drafter_path(out or f"{Path(target).name}-{kind}")
+    folder = new_path(out or f"{Path(target).name}-{kind}")
     answers = AnswersConfig(
         max_prompt=max_prompt,
         max_prompts=prompts,

@@ -1,4 +1,4 @@
-"""Where trained drafters lie on this machine: a folder for each in home/drafters, or wherever one says."""
+"""Where trained drafters lie: those trained here in home/drafters, some in the package, or wherever one says."""
 
 import os
 from pathlib import Path
@@ -8,21 +8,36 @@ from paceline.folders import home
 from paceline.heads.folder import CARD
 
 DRAFT_CARD: Final = "draft_model.json"  # beside a whole model that was trained to guess
+SHIPPED: Final = Path(__file__).parent / "shipped"  # drafters for small models, in the package
 
 
 def shelf() -> Path:
     return home() / "drafters"
 
 
-def drafter_path(name: str | os.PathLike[str]) -> Path:
-    """A folder, or a name among the drafters that were trained here."""
+def new_path(name: str | os.PathLike[str]) -> Path:
+    """Where a drafter of this name is to lie: a folder, or a name on the shelf."""
     given = Path(name).expanduser()
     return given if given.parts[1:] or given.exists() else shelf() / given
 
 
+def drafter_path(name: str | os.PathLike[str]) -> Path:
+    """A folder, or a name among the drafters trained here and those in the package."""
+    path = new_path(name)
+    inside = SHIPPED / path.name
+    return inside if not path.exists() and path.parent == shelf() and inside.exists() else path
+
+
 def kept_here() -> list[Path]:
-    """The folders of all heads that were trained here, by name."""
-    return sorted(card.parent for card in shelf().glob(f"*/{CARD}"))
+    """The folders of all heads there are, by name; one trained here hides one in the package."""
+    found = {folder.name: folder for folder in shipped()}
+    found |= {card.parent.name: card.parent for card in shelf().glob(f"*/{CARD}")}
+    return [found[name] for name in sorted(found)]
+
+
+def shipped() -> list[Path]:
+    """The folders of the drafters in the package, by name."""
+    return sorted(card.parent for card in SHIPPED.glob(f"*/{CARD}"))
 
 
 def draft_models_here() -> list[Path]:

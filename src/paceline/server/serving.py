@@ -27,7 +27,7 @@ from paceline.server.service import Service
 from paceline.server.spans import spans_from_environment
 from paceline.target.cpu import share_heaps
 from paceline.trace.recorder import Recorder
-from paceline.trained import find_trained
+from paceline.trained import find_trained, on_the_shelf
 
 log = logging.getLogger("paceline.server")
 
@@ -109,6 +109,7 @@ def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> L
     if settings.refresh is None:
         return None
     model = models.resolve(settings.model)
+    found = [on_the_shelf(one) for one in found]
     return Learning(service.llm, service.worker, found, model, metrics, settings.engine, settings.refresh)
 
 

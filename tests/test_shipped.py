@@ -1,0 +1,91 @@
+"""The drafters in the package fit their models, guess well, and are never changed in place."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, EngineConfig, SpecConfig
+from paceline.heads.folder import CARD, WEIGHTS, read_card
+from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
+from paceline.trained import find_trained, on_the_shelf, shipped_for
+
+NAME = "smollm2-135m-block"
+MOST_BYTES = 14 << 20
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": what,
+            "parameters": {
+                "type": "object",
+                "properties": {word: {"type": "string"} for word in words},
+                "required": words,
+            },
+        },
+    }
+    for name, what, words in (
+        ("reserve_table", "Reserve a table in a restaurant.", ["restaurant", "day", "name"]),
+        ("cancel_table", "Cancel a reservation.", ["restaurant", "day"]),
+    )
+]
+REQUESTS = (
+    "Please reserve a table at the Blue Lantern on Friday for Marta Jensen.",
+    "Cancel what I have at Casa Verde on Sunday.",
+    "We would like to eat at Noodle House on Tuesday. My name is Omar Haddad.",
+)
+
+
+def test_they_are_small_and_say_where_they_come_from() -> None:
+    assert [folder.name for folder in shipped()] == [NAME]
+    for folder in shipped():
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= MOST_BYTES
+        assert {file.name for file in folder.iterdir()} == {CARD, WEIGHTS}
+        card = read_card(folder)
+        assert card.weights == "int8"
+        assert card.data["answers"] > 10_000
+        assert "/" not in json.dumps(card.data["sources"])
+
+
+@pytest.mark.model
+def test_each_knows_its_model(smollm2_path: Path) -> None:
+    assert shipped_for(smollm2_path) == [NAME]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_tool_calls_of_tools_it_never_saw(smollm2_path: Path, temperature: float) -> None:
+    llm = LLM("smollm2-135m", trained=[NAME], config=EngineConfig("cpu"))
+    tokens = passes = 0
+    for seed, request in enumerate(REQUESTS):
+        ways = [SpecConfig(("block",), 5, adaptive=False), SpecConfig(("none",))]
+        drafted, plain = (
+            llm.generate(
+                [{"role": "user", "content": request}],
+                tools=TOOLS,
+                tool_choice="required",
+                max_tokens=64,
+                temperature=temperature,
+                seed=seed,
+                spec=spec,
+            )
+            for spec in ways
+        )
+        assert drafted.token_ids == plain.token_ids
+        tokens, passes = tokens + len(drafted.token_ids), passes + drafted.passes
+    assert tokens / passes > 2
+
+
+def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert drafter_path(NAME) == SHIPPED / NAME
+    assert new_path(NAME) == tmp_path / "drafters" / NAME
+    (found,) = find_trained([NAME])
+    assert found.root == SHIPPED / NAME
+    copy = on_the_shelf(found)
+    assert copy.root == copy.version.folder == drafter_path(NAME) == tmp_path / "drafters" / NAME
+    assert kept_here() == [copy.root]
+    assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
+    assert on_the_shelf(copy) == on_the_shelf(found) == copy
+    assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
