@@ -5,7 +5,7 @@ for all sequences, then a table look-up for each guess, so that a guess knows th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
-from paceline.drafters.legal import unsure
+from paceline.drafters.legal import unsure, walk
 from paceline.heads.block import BlockNet
 from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, Rows, TorchBlock
 from paceline.heads.calibration import Calibration, as_it_is
@@ -40,8 +40,6 @@ class _Unread:
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
 MOST_UNREAD: Final = 16  # rows of a sequence
-# Tokens before the anchor: what lies further back tells less than it costs.
-MOST_SEEN: Final = 128
 
 
 class BlockDrafter(Drafter):
@@ -57,7 +55,7 @@ class BlockDrafter(Drafter):
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
         self.runner = runner or TorchBlock(net)
-        self._window, self._size = min(shape.window, MOST_SEEN), shape.block
+        self._window, self._size = shape.window, shape.block
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
@@ -120,7 +118,33 @@ class BlockDrafter(Drafter):
             drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
             ready = [*simple, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
+        bound = [ask for ask in simple if ask.cursor is not None]
+        of |= {ask.seq.id: self._mended(ask, of[ask.seq.id]) for ask in bound}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
+
+    def _mended(self, ask: Ask, chain: Draft) -> Draft:
+        """Where the grammar does not take the chain, the best that it does, and a new chain from there."""
+        tokens, scores, rest = list[int](), list[float](), ask
+        while rest.cursor is not None and not rest.cursor.finished:
+            taken, at = walk(rest.cursor, chain.tokens, until_forced=ask.certain > 0)
+            tokens += chain.tokens[:taken]
+            scores += chain.scores[:taken]
+            if taken == len(chain) or at.finished or (taken and ask.certain > 0 and at.forced()):
+                break
+            here = replace(ask, after=(*ask.after, *tokens), cursor=at, budget=1)
+            (one,) = grow([here], self._look, self.name, self.net.shape.vocab)
+            tokens += one.tokens
+            scores += one.scores
+            left = self._wanted(ask) - len(tokens)
+            if not one.tokens or not left:
+                break
+            rest = replace(
+                here, after=(*here.after, *one.tokens), cursor=walk(at, one.tokens)[1], budget=left
+            )
+            if rest.cursor is None or (ask.certain > 0 and rest.cursor.forced()):
+                break
+            (chain,) = self._chains([rest])
+        return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))
 
     def _ready(self, ask: Ask) -> bool:
         """Whether all that stands before the last token has been seen, as far as it ever will be."""
@@ -194,7 +218,7 @@ class BlockDrafter(Drafter):
 
 
 def _is_simple(ask: Ask) -> bool:
-    """Whether the likeliest token of each place is the guess, and nothing else counts."""
+    """Whether the likeliest token of each place is the guess, or the likeliest that its grammar takes."""
     params, spec = ask.seq.params, ask.seq.spec
     free = params.temperature == 0 and not params.logit_bias and not penalises(params)
-    return free and ask.cursor is None and spec.tree_width == 1 and not needs_q(ask.seq) and ask.budget > 0
+    return free and spec.tree_width == 1 and not needs_q(ask.seq) and ask.budget > 0
