@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
+from paceline.cli import main
 from paceline.heads.folder import CARD, WEIGHTS, read_card
 from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
 from paceline.trained import find_trained, on_the_shelf, shipped_for
@@ -49,8 +50,13 @@ def test_they_are_small_and_say_where_they_come_from() -> None:
 
 
 @pytest.mark.model
-def test_each_knows_its_model(smollm2_path: Path) -> None:
+def test_each_is_listed_beside_its_model(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shipped_for(smollm2_path) == [NAME]
+    with pytest.raises(SystemExit) as end:
+        main(["drafters", "--json"])
+    assert not end.value.code
+    found = json.loads(capsys.readouterr().out)["trained"]
+    assert [one["suits"] for one in found if one["name"] == NAME] == [True]
 
 
 @pytest.mark.model

@@ -52,6 +52,7 @@ def test_a_name_is_one_of_those_trained_here(
     (tmp_path / "drafters").mkdir()
     (tmp_path / "drafters" / "mine").symlink_to(folders["block"])
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr("paceline.heads.shelf.SHIPPED", tmp_path / "none")
     assert kept_here() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
     assert drafter_path("some/folder") == Path("some/folder")
     with pytest.raises(UnknownModel, match=r"'yours': expected a folder, or one trained here \(mine\)"):

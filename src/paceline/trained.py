@@ -72,7 +72,7 @@ def fingerprint_of(model: Path) -> str:
 
 
 def on_the_shelf(one: Trained) -> Trained:
-    """A drafter in the package does not change; a copy of it may, and is found under its name from then on."""
+    """A drafter in the package never changes; a copy of it may, and has its name from then on."""
     if one.root.parent != SHIPPED:
         return one
     root = new_path(one.name)

@@ -22,11 +22,12 @@ TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", 
 
 @pytest.fixture
 def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place of its own for drafters; models and what was built for them are those of the machine."""
+    """A place of its own for drafters, and none from elsewhere; models are those of the machine."""
     for kept in home().iterdir():
         if kept.name in ("models", "packed", "native", "cost.json"):
             (tmp_path / kept.name).symlink_to(kept)
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr("paceline.heads.shelf.SHIPPED", tmp_path / "none")
     return tmp_path
 
 

@@ -1,4 +1,4 @@
-"""Where trained drafters lie: those trained here in home/drafters, some in the package, or wherever one says."""
+"""Where trained drafters lie: those made here in home/drafters, some in the package, others anywhere."""
 
 import os
 from pathlib import Path

@@ -1,9 +1,5 @@
-"""A trained drafter of the real model in C++ is right as often as in torch.
+"""A trained drafter of the real model in C++ is right as often as in torch."""
 
-$PACELINE_TEST_DRAFTER: the folder of a drafter of kind block that was trained for smollm2-135m.
-"""
-
-import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
 from paceline.heads.block_runner import TorchBlock
 from paceline.heads.folder import load as load_head
+from paceline.heads.shelf import drafter_path
 from paceline.llm import LLM
 from paceline.target.drafting import block_runner
 from paceline.target.load import load
@@ -34,10 +31,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def net(smollm2_path: Path) -> BlockNet:
-    folder = os.environ.get("PACELINE_TEST_DRAFTER")
-    if not folder:
-        pytest.skip("PACELINE_TEST_DRAFTER names no folder with a trained drafter")
-    loaded = load_head(Path(folder), load_pieces(smollm2_path))
+    loaded = load_head(drafter_path("smollm2-135m-block"), load_pieces(smollm2_path))
     assert isinstance(loaded.net, BlockNet)
     return loaded.net.eval()
 
