@@ -129,8 +129,8 @@ def test_it_goes_on_where_it_was_killed(done: Done) -> None:
     first, second = done.told
     assert steps_of(first) == list(range(1, KILLED_AT + 1))
     assert steps_of(second) == list(range(KILLED_AT, STEPS + 1))  # the last step was not saved yet
-    assert "served answers" in {t.what for t in first}
-    assert "served answers" not in {t.what for t in second}
+    assert "answers" in {t.what for t in first}
+    assert "answers" not in {t.what for t in second}
 
 
 def test_held_out_conversations_are_never_taught(done: Done) -> None:

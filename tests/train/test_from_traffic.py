@@ -12,8 +12,9 @@ from paceline.heads.block_loss import pick_anchors
 from paceline.heads.medusa import medusa_loss
 from paceline.heads.teach import Lesson
 from paceline.heads.traffic import ServedText
-from paceline.train.from_traffic import Batch, batches, learn, loss_of, split
+from paceline.train.from_traffic import Batch, batches, learn, split
 from paceline.train.held_out import is_held_out
+from paceline.train.recipe import loss_of
 
 MODEL = tiny_model()
 ROWS = [tuple(row) for row in said().tolist()]

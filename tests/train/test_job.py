@@ -119,8 +119,8 @@ def test_it_goes_on_where_it_was_killed(done: Done) -> None:
     first, second = done.told
     assert steps_of(first) == list(range(1, KILLED_AT + 1))
     assert steps_of(second) == list(range(KILLED_AT, STEPS + 1))  # the last step was not saved yet
-    assert "served answers" in {t.what for t in first}
-    assert "served answers" not in {t.what for t in second}
+    assert "answers" in {t.what for t in first}
+    assert "answers" not in {t.what for t in second}
     assert (done.job.folder / CHECKPOINT).exists()
 
 
@@ -182,7 +182,8 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     for name in (ANSWERS, "answers.json"):
         shutil.copy(done.job.folder / name, tmp_path / name)
     first = done.job.folder
-    again = replace(done.job, folder=tmp_path, start=first, train=replace(TRAIN, steps=1, lr=1e-6))
+    other = replace(TRAIN, steps=1, lr=1e-6, layers=2, block=8)  # a drafter keeps its shape
+    again = replace(done.job, folder=tmp_path, start=first, train=other)
     card = run(again)
     most = len(card.acceptance)
     assert tuple(card.data["before"]["by_place"][:most]) == done.card.acceptance

@@ -11,11 +11,6 @@ import torch
 from torch import Tensor
 
 from paceline.config import LearnConfig
-from paceline.heads.block import BlockNet
-from paceline.heads.block_loss import BlockLoss, BlockLossWeights
-from paceline.heads.eagle import EagleNet
-from paceline.heads.eagle_loss import eagle_loss
-from paceline.heads.medusa import MedusaNet, medusa_loss
 from paceline.heads.net import Net
 from paceline.heads.teach import Lesson, Loss
 from paceline.heads.traffic import ServedText
@@ -142,13 +137,3 @@ def _batch(texts: Sequence[ServedText], kind: str, taps: Sequence[int], model: D
     constrained = torch.tensor([text.constrained for text in texts])
     mask, wrong, constrained = (part.to(model.device) for part in (mask, wrong, constrained))
     return Batch(tokens, mask, wrong, constrained, hidden, final)
-
-
-def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
-    """anchors: places of each text in one step, for a network that fills blocks."""
-    if isinstance(net, BlockNet):
-        return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
-    if isinstance(net, EagleNet):
-        return lambda lesson, progress, generator: eagle_loss(net, lesson, model.head, net.shape.block)
-    assert isinstance(net, MedusaNet)
-    return lambda lesson, progress, generator: medusa_loss(net, lesson)

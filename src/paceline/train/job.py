@@ -28,7 +28,7 @@ from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
 from paceline.train.loop import Progress, train
 from paceline.train.publish import MEASURED, TOGETHER, publish
-from paceline.train.recipe import Recipe, TrainConfig, pieces_of, recipe
+from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
 
 ANSWERS: Final = "answers.npz"
 _LOOK: Final = 12  # held-out answers that are looked at while training
@@ -39,7 +39,7 @@ class TrainJob:
     target: str
     sources: tuple[Source, ...]
     folder: Path  # where all of it goes
-    start: Path | None = None  # a trained drafter to go on from
+    start: Path | None = None  # a trained drafter to go on from; it keeps its shape
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     measured: int = 96  # held-out answers the card's figures are from, at most
@@ -126,9 +126,7 @@ def _recipe(job: TrainJob, model: DenseModel, answers: Answers, weights: Weights
     loaded = drafter_folder.load(job.start, pieces_of(model))
     if loaded.card.kind != job.train.kind:
         raise SettingError(f"{job.start.name} is a {loaded.card.kind} drafter: give kind={loaded.card.kind}")
-    made = recipe(job.train, model, loaded.net.draft_ids)
-    made.net.load_state_dict(loaded.net.state_dict())
-    return made
+    return Recipe(job.train.kind, loaded.net, loss_of(loaded.net, model, job.train.anchors))
 
 
 def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:

@@ -12,8 +12,9 @@ from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.eagle_loss import eagle_loss
+from paceline.heads.kinds import KINDS as KINDS_OF_NETS
 from paceline.heads.medusa import MedusaNet, MedusaShape, medusa_loss
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Net, Pieces, Shape
 from paceline.heads.teach import Loss
 from paceline.target.shape import ModelShape
 from paceline.train.dense import DenseModel
@@ -101,26 +102,24 @@ def recipe(
     draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
     """
     pieces = pieces_of(model)
-    loss: Loss
-    if config.kind == "block":
-        block = BlockNet(_block_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
-        net: Net = block
-        loss = BlockLoss(block, model.head, BlockLossWeights(anchors=config.anchors))
-    elif config.kind == "eagle":
-        eagle = EagleNet(_eagle_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
-        net = eagle
-        loss = lambda lesson, progress, generator: eagle_loss(eagle, lesson, model.head, config.block)  # noqa: E731
-    else:
-        medusa = MedusaNet(_medusa_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
-        net = medusa
-        loss = lambda lesson, progress, generator: medusa_loss(medusa, lesson)  # noqa: E731
+    net = KINDS_OF_NETS[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
     generator = torch.Generator().manual_seed(config.seed)
     net.reset(pieces, generator)
     if isinstance(net, BlockNet):
         if weights is not None:
             net.begin_from(weights, model.shape.layers)
         net.level(_sizes(model, net.shape.taps, draft_ids, generator))
-    return Recipe(config.kind, net, loss)
+    return Recipe(config.kind, net, loss_of(net, model, config.anchors))
+
+
+def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
+    """anchors: places of each text in one step, for a network that fills blocks."""
+    if isinstance(net, BlockNet):
+        return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
+    if isinstance(net, EagleNet):
+        return lambda lesson, progress, generator: eagle_loss(net, lesson, model.head, net.shape.block)
+    assert isinstance(net, MedusaNet)
+    return lambda lesson, progress, generator: medusa_loss(net, lesson)
 
 
 def _sizes(
@@ -132,14 +131,13 @@ def _sizes(
     return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
 
 
-def _block_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> BlockShape:
-    return BlockShape(
-        **_decoder(config, of, draft_vocab), layers=config.layers, markov_rank=config.markov_rank
-    )
-
-
-def _eagle_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> EagleShape:
-    return EagleShape(**_decoder(config, of, draft_vocab))
+def _shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> Shape:
+    if config.kind == "medusa":
+        return _medusa_shape(config, of, draft_vocab)
+    decoder = _decoder(config, of, draft_vocab)
+    if config.kind == "eagle":
+        return EagleShape(**decoder)
+    return BlockShape(**decoder, layers=config.layers, markov_rank=config.markov_rank)
 
 
 def _decoder(config: TrainConfig, of: ModelShape, draft_vocab: int) -> dict[str, Any]:

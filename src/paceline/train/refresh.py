@@ -27,9 +27,9 @@ from paceline.target.load import load as load_weights
 from paceline.target.torch_target import placement
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Guess, acceptance, passes_by_text, replay
-from paceline.train.from_traffic import Split, Tell, batches, learn, loss_of, split
+from paceline.train.from_traffic import Split, Tell, batches, learn, split
 from paceline.train.publish import MEASURED, TOGETHER, publish
-from paceline.train.recipe import Kind, Recipe, pieces_of
+from paceline.train.recipe import Kind, Recipe, loss_of, pieces_of
 
 
 def run(job: LearnJob, tell: Tell) -> None:
