@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bench import workload
+from bench import train_prompts, workload
 from bench.workload import BUILT_IN, FREE_TEXT, SHARED, Prompt
 from paceline.constraints import Compiler, tool_calls
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from paceline.train.held_out import is_held_out
 from paceline.types import Cursor
 
 REAL: Final = ("bfcl-multi", "bfcl-single", "tau-bench", "spec-bench")
@@ -47,6 +48,12 @@ def files(data: Path | None) -> dict[str, Path]:
     return found | real
 
 
+def never_taught(record: Mapping[str, Any]) -> bool:
+    """Whether no training takes it, neither of the shipped drafter nor of one made of the same files."""
+    group = record.get("group") or train_prompts.group_of(record)
+    return not group or is_held_out(str(group))
+
+
 def gather(
     chosen: Mapping[str, Path],
     tokenizer: Tokenizer,
@@ -55,11 +62,14 @@ def gather(
     max_prompt: int,
     seed: int = 0,
 ) -> tuple[list[Turn], list[str]]:
-    """At most `limit` of each file, taking turns, and what could not be enforced there."""
+    """At most `limit` of each file, taking turns, and what could not be enforced there.
+
+    Only of conversations that are held out when drafters are trained.
+    """
     prompts = [
         prompt
         for name, path in chosen.items()
-        for prompt in workload.choose(name, path, tokenizer, limit, max_prompt, seed)
+        for prompt in workload.choose(name, path, tokenizer, limit, max_prompt, seed, never_taught)
     ]
     turns, reasons = [], []
     for prompt in workload.alternating(prompts, seed):

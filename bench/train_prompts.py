@@ -7,7 +7,7 @@ A record has messages, tools and a group, and nothing else; the answers are the 
 import argparse
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,12 @@ def records(data: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             question = json.loads(line)
             first = {"role": "user", "content": question["turns"][0]}
-            yield {"group": f"specbench:{question['question_id']}", "tools": [], "messages": [first]}
+            yield {"group": group_of(question), "tools": [], "messages": [first]}
+
+
+def group_of(question: Mapping[str, Any]) -> str:
+    """What a question of Spec-Bench goes by; "" for any other record."""
+    return f"specbench:{question['question_id']}" if "question_id" in question else ""
 
 
 def write(path: Path, found: Iterator[dict[str, Any]]) -> int:

@@ -8,7 +8,7 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -93,11 +93,17 @@ def _calls(rest: Sequence[dict[str, Any]]) -> int:
 
 
 def choose(
-    name: str, path: Path, tokenizer: Tokenizes, limit: int, max_prompt: int, seed: int = 0
+    name: str,
+    path: Path,
+    tokenizer: Tokenizes,
+    limit: int,
+    max_prompt: int,
+    seed: int = 0,
+    only: Callable[[dict[str, Any]], bool] = lambda _: True,
 ) -> list[Prompt]:
     """At most `limit` prompts of at most `max_prompt` tokens, each of another conversation."""
     rng = random.Random(f"{seed} {name}")
-    records = list(enumerate(islice(lines(path), MOST_LINES)))
+    records = list(enumerate(islice(filter(only, lines(path)), MOST_LINES)))
     rng.shuffle(records)
     chosen: list[Prompt] = []
     for number, record in records:

@@ -11,7 +11,7 @@ import pytest
 from bench import drafter_rows, drafter_turns
 from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads
 from bench.drafter_runs import Outcome, Runs, Sample, Settings
-from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather
+from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather, never_taught
 from bench.workload import ROOT, Prompt
 from paceline.constraints import Compiler
 from paceline.drafters.model import ModelDrafter
@@ -20,6 +20,8 @@ from paceline.errors import SettingError
 from paceline.heads.versions import Version
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
+from paceline.train.conversations import Conversation
+from paceline.train.held_out import held_out, is_held_out
 from paceline.trained import Trained
 from paceline.types import Verdict
 
@@ -230,3 +232,14 @@ def test_it_runs_where_nothing_but_torch_and_a_tokenizer_is_installed(
     assert json.loads(found)["command"].endswith("--repeats 1 --drafters suffix --out found.json")
     assert "chat" in done.stdout
     assert "answered without a grammar" in done.stdout
+
+
+def test_turns_are_of_conversations_that_no_training_takes() -> None:
+    groups = [f"g{i}" for i in range(300)]
+    kept = [group for group in groups if never_taught({"group": group, "messages": []})]
+    talks = [Conversation(({"role": "user", "content": "?"},), (), group) for group in groups]
+    assert kept == [talk.group for talk, out in zip(talks, held_out(talks), strict=True) if out]
+    assert 10 < len(kept) < 60
+    assert never_taught({"messages": []})  # of the project's own, which nobody trains on
+    asked = [{"question_id": i} for i in range(300)]
+    assert sum(map(never_taught, asked)) == sum(is_held_out(f"specbench:{i}") for i in range(300)) < 60
