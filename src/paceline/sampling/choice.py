@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.config import SamplingParams
 from paceline.sampling.law import Floats, History, Law, processed
-from paceline.sampling.noise import Ids, Key, Words, gumbel, gumbel_of, scramble, spread, spread_ids
+from paceline.sampling.noise import Doubles, Ids, Key, Words, gumbel, gumbel_of, scramble, spread, spread_ids
 from paceline.types import Bits, TokenLogprob
 
 
@@ -23,8 +23,7 @@ def ranked(of: Law, key: Key, width: int) -> list[int]:
     """The likeliest `width` outcomes of `choose`, best first: a draw without replacement."""
     ids = np.arange(of.vocab) if of.ids is None else of.ids
     score = of.logits + gumbel(key, ids)
-    order = np.argsort(-score, kind="stable")[:width]
-    return [int(i) for i in ids[order]]
+    return [int(i) for i in ids[_largest(score, min(width, len(score)))]]
 
 
 def greedy(
@@ -39,7 +38,7 @@ def greedy(
     return [int(i) for i in (best if ids is None else ids[best])]
 
 
-def _largest(x: Floats, width: int) -> Ids:
+def _largest(x: Floats | Doubles, width: int) -> Ids:
     """Where the largest are, largest first."""
     if width == 1:
         return np.array([x.argmax()])
