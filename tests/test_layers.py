@@ -39,7 +39,7 @@ LEVEL = {
     "__main__": 10,
 }
 CORE = set(LEVEL) - {"text", "models", "answer", "llm", "server", "train", "cli", "__main__"}
-SHARED = ("legal", "tree", "drawn", "worth")  # what drafters may import besides themselves
+SHARED = ("legal", "tree", "drawn", "worth", "forgiven")  # what drafters may import besides themselves
 NOT_CORE = {ROOT / "trace" / "store"}  # the database, which no pass needs
 CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}
 

@@ -1,12 +1,15 @@
 """The drafters in the package fit their models, guess well, and are never changed in place."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
+from paceline.errors import SettingError
+from paceline.heads import versions
 from paceline.heads.folder import CARD, WEIGHTS, read_card
 from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
 from paceline.trained import find_trained, on_the_shelf, shipped_for
@@ -95,3 +98,13 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
     assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
     assert on_the_shelf(copy) == on_the_shelf(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda root: versions.use(root, 0), lambda root: versions.making(root).__enter__()]
+)
+def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -> None:
+    for root in (SHIPPED / NAME, SHIPPED / ".." / "shipped" / NAME):
+        with pytest.raises(SettingError, match="part of the package"):
+            change(root)
+    assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}

@@ -72,6 +72,7 @@ class LLM:
         path = models.resolve(model)
         found = find_trained(trained)
         self.name = model
+        self.found = tuple(found)
         self.trained = {one.name: one.kind for one in found}  # names as they were given, and the drafters
         self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
         self._check_kinds(found)

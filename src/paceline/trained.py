@@ -15,7 +15,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import DRAFT_CARD, SHIPPED, drafter_path, kept_here, new_path, shipped
+from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import block_runner
@@ -73,14 +73,14 @@ def fingerprint_of(model: Path) -> str:
 
 def on_the_shelf(one: Trained) -> Trained:
     """A drafter in the package never changes; a copy of it may, and has its name from then on."""
-    if one.root.parent != SHIPPED:
+    if not in_package(one.root):
         return one
-    root = new_path(one.name)
+    root = shelf() / one.name
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=root.parent) as making:
             copytree(one.root, Path(making, one.name)).rename(root)
-    return replace(one, root=root, version=current(root))
+    return replace(one, root=root, version=Version(0, root))
 
 
 def draft_model_path(name: str) -> Path:

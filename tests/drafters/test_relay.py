@@ -122,3 +122,33 @@ def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObjec
     questions = [Ask(Seq(name, [1], 1), 4, (), None, 3) for name in names]
     assert Relay(lists[0]).draft(questions) == first_of(lists[1], questions)
     assert [vars(a) for a in lists[0]] == [vars(b) for b in lists[1]]  # and the same were asked the same
+
+
+class Fails(Knows):
+    """Whatever it is asked or told."""
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        raise ValueError("draft")
+
+    def begin(self, seq: Seq) -> None:
+        raise ValueError("begin")
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        raise ValueError("read")
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        raise ValueError("observe")
+
+    def end(self, seq: Seq) -> None:
+        raise ValueError("end")
+
+
+def test_one_that_fails_takes_nothing_from_the_others() -> None:
+    other = Knows("other", "a", taps=(1,))
+    drafter, seq = Relay([Fails("fails", taps=(1,)), other]), Seq("a", [1], 1)
+    drafter.begin(seq)
+    assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
+    drafter.read([Seen(seq, 0, {})])
+    drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
+    drafter.end(seq)
+    assert other.heard == ["begin", "read", "observe", "end"]

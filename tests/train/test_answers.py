@@ -84,16 +84,18 @@ def test_answers_are_what_is_served(made: Made, smollm2_path: Path) -> None:
     assert made.unanswered == 0
     assert answers.tokenizer == tokenizer.fingerprint
     assert answers.target == load(smollm2_path).fingerprint
+    asks = asks_of(made.prompts.prompts, CONFIG)
     for i, prompt in enumerate(made.prompts.prompts):
         assert tuple(answers.prompt(i)) == prompt.tokens
         assert answers.held_out[i] == prompt.held_out
         assert 1 <= len(answers.answer(i)) <= NEW
-        if answers.constrained[i]:
+        assert answers.constrained[i] == bool(prompt.tools)  # the engine lets no call be wrong
+        if asks[i].required:
             text = tokenizer.decode(answers.answer(i).tolist())
             assert text.startswith('<tool_call>[{"name": "weather", "arguments": {"town": "')
             if text.endswith("</tool_call>"):
                 assert parse_tool_calls(text, tokenizer.tool_format)[1][0].name == "weather"
-    assert 0 < answers.constrained.sum() < 10
+    assert 0 < sum(ask.required for ask in asks) < 10
     assert 0 < answers.sampled.sum() < 10
 
 

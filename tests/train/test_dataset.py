@@ -104,7 +104,7 @@ def test_held_out_answers_are_had_by_asking_for_them() -> None:
     made = some_answers()
     seen = [prompt[0] for batch in made.batches(0, 200, 100, "held out") for prompt, _ in rows(batch)]
     assert sorted(seen) == made.which("held out").tolist()
-    with pytest.raises(SettingError, match="raise max_len"):
+    with pytest.raises(SettingError, match="allow longer prompts"):
         list(made.batches(0, 100, 1))
 
 

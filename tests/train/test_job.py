@@ -190,5 +190,9 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     assert card.acceptance[0] == pytest.approx(done.card.acceptance[0], abs=0.1)
     pieces = load_pieces(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
+    with pytest.raises(
+        SettingError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
+    ):
+        run(replace(again, answers=replace(again.answers, per_prompt=2)))
     with pytest.raises(SettingError, match="is a block drafter: give kind=block"):
         run(replace(again, train=replace(again.train, kind="eagle")))

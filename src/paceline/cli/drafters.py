@@ -182,9 +182,10 @@ def export_drafter(
     folder, path = current(drafter_path(name)).folder, models.resolve(model)
     card = read_card(folder)
     if model_out is not None:
-        export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
         verifier = verifier or str(model_out.resolve())
     export(folder, path, out, format, dtype=dtype, verifier=verifier)  # type: ignore[arg-type]  # checked there
+    if model_out is not None:
+        export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
     spec = {"model": str(out), "method": METHODS[card.kind], "num_speculative_tokens": card.shape.block}
     print(f"{name} is at {out}. vLLM serves it so:")
     print(f"vllm serve {verifier or model} --speculative-config '{json.dumps(spec)}'")

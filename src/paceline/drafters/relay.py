@@ -13,6 +13,7 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from paceline.drafters.forgiven import drafts_of, forgiven
 from paceline.drafters.legal import CERTAIN, legal, unsure, walk
 from paceline.drafters.worth import Worth
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seen, Seq, Verdict
@@ -59,7 +60,7 @@ class Relay(Drafter):
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
         started = perf_counter_ns()
-        drafts = drafter.draft(asks)
+        drafts = drafts_of(drafter, asks)
         took = perf_counter_ns() - started
         self.took_ns[drafter.name] += took
         if drafter in self._heads:
@@ -81,21 +82,25 @@ class Relay(Drafter):
 
     def begin(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            drafter.begin(seq)
+            with forgiven(drafter, "begins without it"):
+                drafter.begin(seq)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         self._worth.judged(verdicts)
         for drafter in self.drafters:
-            drafter.observe(seqs, verdicts, scores)
+            with forgiven(drafter, "goes on"):
+                drafter.observe(seqs, verdicts, scores)
 
     def read(self, seen: Sequence[Seen]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
-                drafter.read(seen)
+                with forgiven(drafter, "goes on"):
+                    drafter.read(seen)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            drafter.end(seq)
+            with forgiven(drafter, "ends all the same"):
+                drafter.end(seq)
 
 
 class _Run:

@@ -2,19 +2,18 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from torch import Tensor
 
 from paceline.drafters import OF_THE_TARGET
+from paceline.drafters.forgiven import drafts_of, forgiven
 from paceline.drafters.relay import Relay
 from paceline.engine.turn import Turn, by_drafters
 from paceline.errors import SettingError, short
-from paceline.logs import log_problem
-from paceline.types import NO_DRAFT, Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
+from paceline.types import Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
 
@@ -43,14 +42,10 @@ class Guessing:
         return self._lists[names]
 
     def begin(self, seq: Seq) -> None:
-        drafter = self.drafter(seq)
-        with _forgiven(drafter, "begins without it"):
-            drafter.begin(seq)
+        self.drafter(seq).begin(seq)
 
     def end(self, seq: Seq) -> None:
-        drafter = self.drafter(seq)
-        with _forgiven(drafter, "ends all the same"):
-            drafter.end(seq)
+        self.drafter(seq).end(seq)
 
     def exchange(self, drafter: Drafter, running: Sequence[Seq]) -> None:
         """Puts a drafter in the place of the one with its name."""
@@ -58,7 +53,7 @@ class Guessing:
         self._lists = {names: relay for names, relay in self._lists.items() if drafter.name not in names}
         for seq in running:
             if drafter.name in seq.spec.drafters:
-                with _forgiven(drafter, "goes on without it"):
+                with forgiven(drafter, "goes on without it"):
                     drafter.begin(seq)
 
     def taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
@@ -80,7 +75,8 @@ class Guessing:
         asking = [t for t in turns if t.budget or t.certain]
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
-            for turn, draft in zip(group, _drafts(drafter, group), strict=True):
+            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
+            for turn, draft in zip(group, drafts_of(drafter, asks), strict=True):
                 turn.guessed = len(draft)
                 draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
                 turn.draft = self._usable(draft, drafter.name)
@@ -100,9 +96,7 @@ class Guessing:
             starts = tuple(scores.starts[i] for i in places)
             rows = tuple(scores.rows[i] for i in places) if scores.rows else ()
             of_group = replace(scores, starts=starts, rows=rows)
-            drafter = self.drafter(group[0].seq)
-            with _forgiven(drafter, "goes on"):
-                drafter.observe([t.seq for t in group], verdicts, of_group)
+            self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
 
     def _show(self, turns: Sequence[Turn], scores: Scores) -> None:
         """Lets those who have taps read what the target made of the tokens that stay."""
@@ -111,8 +105,7 @@ class Guessing:
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
             seen = [_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None]
-            with _forgiven(drafter, "goes on"):
-                drafter.read(seen)
+            drafter.read(seen)
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token the target does not have, each node with a source."""
@@ -137,26 +130,3 @@ def _sure(draft: Draft, threshold: float) -> Draft:
         return draft
     unsure = (i for i, score in enumerate(draft.scores) if score < threshold)
     return draft.first(next(unsure, len(draft)))
-
-
-@contextmanager
-def _forgiven(drafter: Drafter, request: str) -> Iterator[None]:
-    """A drafter that fails costs what it would have guessed and nothing else."""
-    try:
-        yield
-    except Exception as problem:
-        log_problem(log, f"drafter {drafter.name} failed; the request {request}", problem)
-
-
-def _drafts(drafter: Drafter, group: Sequence[Turn]) -> list[Draft]:
-    """A drafter that fails costs its guesses and nothing else."""
-    asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
-    try:
-        drafts = drafter.draft(asks)
-    except Exception as problem:
-        log_problem(log, f"drafter {drafter.name} failed; this round goes on without its guesses", problem)
-        return [NO_DRAFT] * len(asks)
-    if len(drafts) != len(asks):
-        log.error("drafter %s gave %d drafts for %d requests", drafter.name, len(drafts), len(asks))
-        return [NO_DRAFT] * len(asks)
-    return drafts

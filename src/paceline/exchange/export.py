@@ -21,6 +21,11 @@ WRITERS: Final[dict[str, Callable[[Any, Card, Target, str], Written]]] = {
 }
 
 
+def known_word(given: str, known: Any) -> None:
+    if given not in get_args(known):
+        raise SettingError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
+
+
 def export(
     folder: Path,
     model: Path,
@@ -35,9 +40,8 @@ def export(
     model: the target, as it was trained for. verifier: where the other engine finds that model, a folder or a
     name on a hub; without one, what the model is called here. float32 keeps every weight as it is.
     """
-    for given, known in ((format, Format), (dtype, Dtype)):
-        if given not in get_args(known):
-            raise SettingError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
+    known_word(format, Format)
+    known_word(dtype, Dtype)
     require_new(out)
     target = Target.open(model)
     loaded = load(folder, target.pieces)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SettingError, UnknownArchitecture
-from paceline.exchange.export import Dtype
+from paceline.exchange.export import Dtype, known_word
 from paceline.exchange.files import require_new, write_folder, write_json
 from paceline.exchange.swapped import ARCHITECTURES, Written
 from paceline.target.folder import GEMMA3_PARTS, PARTS
@@ -24,6 +24,7 @@ def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
     """
     if path.is_dir():
         raise SettingError(f"{path.name} is a folder already: other engines load it as it is")
+    known_word(dtype, Dtype)
     require_new(out)
     weights = load(path)
     shape = weights.shape

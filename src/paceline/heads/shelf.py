@@ -35,6 +35,11 @@ def kept_here() -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+def in_package(folder: Path) -> bool:
+    """Such a drafter never changes."""
+    return folder.resolve().parent == SHIPPED.resolve()
+
+
 def shipped() -> list[Path]:
     """The folders of the drafters in the package, by name."""
     return sorted(card.parent for card in SHIPPED.glob(f"*/{CARD}"))

@@ -3,11 +3,13 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 from paceline.config import EngineConfig, LearnConfig, settings
 from paceline.types import ROOT, Round
+
+LEAST: Final = 2  # tokens of an answer that can be learned from: one to guess from, one to guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,15 @@ class ServedText:
     ]  # drafter -> the last tokens before each draft of its that was refused
     opening: str  # the first thing the user said: all turns of a conversation share it
     constrained: bool = False  # a grammar chose, too
+
+    def first(self, most: int) -> "ServedText":
+        """Its first `most` tokens."""
+        wrong = {name: tuple(at for at in places if at < most) for name, places in self.wrong.items()}
+        return replace(self, tokens=self.tokens[:most], wrong=wrong)
+
+    @property
+    def answered(self) -> int:
+        return len(self.tokens) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.errors import CorruptModel, UnknownModel
+from paceline.errors import CorruptModel, SettingError, UnknownModel
 from paceline.heads.folder import CARD, read_card, write_whole
+from paceline.heads.shelf import in_package
 
 FOLDER: Final = "versions"
 POINTER: Final = "current.json"
@@ -56,6 +57,7 @@ def folder_of(root: Path, number: int) -> Path:
 
 def use(root: Path, number: int) -> None:
     """From now on this version serves."""
+    _writable(root)
     known = numbers(root)
     if number not in known:
         raise UnknownModel(
@@ -79,6 +81,7 @@ def before(root: Path) -> int:
 @contextmanager
 def making(root: Path) -> Iterator[Path]:
     """A folder to make a version in, gone in the end unless `add` took it."""
+    _writable(root)
     for old in (root / FOLDER).glob(f"{_MAKING}*"):
         if not _runs(old.name.removeprefix(_MAKING)):  # its maker was killed
             shutil.rmtree(old, ignore_errors=True)
@@ -110,6 +113,11 @@ def _drop_oldest(root: Path, most: int, new: int) -> None:
     spare = [number for number in learned if number not in (current(root).number, new)]
     for number in spare[: max(0, len(learned) - most)]:
         shutil.rmtree(folder_of(root, number), ignore_errors=True)
+
+
+def _writable(root: Path) -> None:
+    if in_package(root):
+        raise SettingError(f"{root.name} is part of the package and never changes: it has one version")
 
 
 def _mark(root: Path) -> str:

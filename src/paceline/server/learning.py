@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.errors import PacelineError
-from paceline.heads.traffic import LearnJob, ServedText
+from paceline.heads.traffic import LEAST, LearnJob, ServedText
 from paceline.heads.versions import POINTER, current
 from paceline.llm import LLM
 from paceline.logs import log_problem
@@ -108,6 +108,9 @@ class Learning:
                 self._pupil.pause()
 
     def keep(self, text: ServedText) -> None:
+        text = text.first(self._config.max_len)
+        if text.answered < LEAST:
+            return
         self._kept.add(text)
         self._metrics.learn_text()
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from paceline.errors import SettingError
 
-COMMAND: Final = (sys.executable, "-m", "paceline.train.refresh")
+COMMAND: Final = (sys.executable, "-P", "-m", "paceline.train.refresh")  # -P: not from the working folder
 _NICE: Final = 19
 _READ: Final = 1 << 16  # bytes
 
@@ -25,11 +25,16 @@ def check_platform() -> None:
         raise SettingError(f"--learn needs {missing[0]}, which this system does not have: leave it out")
 
 
+def _nameless() -> IO[bytes]:
+    in_memory = getattr(os, "memfd_create", None)
+    return os.fdopen(in_memory("paceline-job"), "w+b") if in_memory else TemporaryFile()
+
+
 class Pupil:
-    """Begins at once. The job never has a name on disk."""
+    """Begins at once. The job, which holds text, is never on disk where the system has files in memory."""
 
     def __init__(self, job: bytes, command: Sequence[str] = COMMAND) -> None:
-        with TemporaryFile() as given:
+        with _nameless() as given:
             given.write(job)
             given.seek(0)
             self._process = subprocess.Popen(

@@ -27,7 +27,7 @@ from paceline.server.service import Service
 from paceline.server.spans import spans_from_environment
 from paceline.target.cpu import share_heaps
 from paceline.trace.recorder import Recorder
-from paceline.trained import find_trained, on_the_shelf
+from paceline.trained import on_the_shelf
 
 log = logging.getLogger("paceline.server")
 
@@ -103,14 +103,14 @@ def build(settings: ServerSettings) -> App:
 
 
 def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> Learning | None:
-    found = find_trained(settings.trained)
+    found = service.llm.found
     for one in found:
         metrics.drafter_version(one.kind, one.version.number)
     if settings.refresh is None:
         return None
     model = models.resolve(settings.model)
-    found = [on_the_shelf(one) for one in found]
-    return Learning(service.llm, service.worker, found, model, metrics, settings.engine, settings.refresh)
+    roots = [on_the_shelf(one) for one in found]
+    return Learning(service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh)
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:

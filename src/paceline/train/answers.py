@@ -117,19 +117,25 @@ def _served(
     llm = LLM(name, config=config.engine)
     said = serve(llm, asks, config.rollout, partial(progress, "answers"))
     kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer]
-    return _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint), len(asks) - len(kept)
+    made = _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
+    return made, len(asks) - len(kept)
 
 
 def _answers(
-    answered: Sequence[tuple[Asked, Sequence[int]]], tokenizer: Tokenizer, vocab_size: int, target: str
+    answered: Sequence[tuple[Asked, Sequence[int]]],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    target: str,
+    enforced: bool = False,
 ) -> Answers:
+    """enforced: even a call that need not be made follows its grammar."""
     asks = [ask for ask, _ in answered]
     return Answers.of(
         [ask.prompt.tokens for ask in asks],
         [said for _, said in answered],
         sampled=[ask.job.sampled for ask in asks],
         held_out=[ask.prompt.held_out for ask in asks],
-        constrained=[ask.required for ask in asks],
+        constrained=[ask.required or (enforced and bool(ask.prompt.tools)) for ask in asks],
         always=always_drafted(tokenizer),
         vocab_size=vocab_size,
         target=target,

@@ -33,6 +33,8 @@ class AnswersConfig:
         for name in ("greedy", "required", "held_out"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 0 to 1")
+        if not 0 <= self.seed < 2**32:
+            raise SettingError(f"seed={self.seed!r} is not usable: expected 0 to {2**32 - 1}")
         for name, least in (("max_prompt", 1), ("max_prompts", 0), ("made_up", 0), ("per_prompt", 1)):
             if getattr(self, name) < least:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")

@@ -154,8 +154,12 @@ class Answers:
     ) -> Iterator[Batch]:
         """Each usable answer once, cut after `max_len` tokens, beside others of about its length."""
         chosen = self.usable(part, max_len)
+        if not len(self.which(part)):
+            raise SettingError(f"there is no {part} answer among {len(self)}: give more conversations")
         if not len(chosen):
-            raise SettingError(f"no {part} answer begins within the first {max_len} tokens: raise max_len")
+            raise SettingError(
+                f"no {part} answer begins within the first {max_len} tokens: allow longer prompts"
+            )
         rng = np.random.default_rng(seed)
         lengths = np.minimum(np.diff(self.offsets), max_len)
         near = lengths[chosen] + rng.uniform(0, _WIDTH, len(chosen))
@@ -183,8 +187,12 @@ class Answers:
         counts = np.bincount(self.said("training"), minlength=self.vocab_size)
         counts[self.always] = counts.max() + 1
         ids = np.sort(np.argsort(-counts, kind="stable")[:size])
+        return DraftVocabulary(ids, self.covered(ids))
+
+    def covered(self, ids: NDArray[np.int64]) -> float:
+        """The share of the held-out answers' tokens that are among these."""
         said = self.said("held out")
-        return DraftVocabulary(ids, float(np.isin(said, ids).mean()) if len(said) else 0.0)
+        return float(np.isin(said, ids).mean()) if len(said) else 0.0
 
 
 def _packed(ordered: NDArray[np.int64], lengths: NDArray[np.int64], most: int) -> list[list[int]]:

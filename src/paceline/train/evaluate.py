@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,12 +57,13 @@ class Acceptance:
 
 def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
     """Held-out answers of greedy decoding, the first `max_len` tokens of each with its prompt."""
+    greedy = [i for i in answers.usable("held out", max_len) if not answers.sampled[i]]
+    drawn = np.random.default_rng(0).permutation(len(greedy))[:most]  # of all sources, whatever their order
     texts: list[Recorded] = []
-    for i in answers.usable("held out", max_len):
-        if not answers.sampled[i] and len(texts) < most:
-            text = answers.tokens[answers.offsets[i] : answers.offsets[i + 1]][:max_len].tolist()
-            own = [at >= answers.prompt_lens[i] for at in range(len(text))]
-            texts.append(Recorded(text, own))
+    for i in (greedy[n] for n in sorted(drawn)):
+        text = answers.tokens[answers.offsets[i] : answers.offsets[i + 1]][:max_len].tolist()
+        own = [at >= answers.prompt_lens[i] for at in range(len(text))]
+        texts.append(Recorded(text, own))
     return texts
 
 

@@ -4,7 +4,7 @@ A conversation that is held out to measure on is never learned from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.config import LearnConfig
 from paceline.heads.net import Net
 from paceline.heads.teach import Lesson, Loss
-from paceline.heads.traffic import ServedText
+from paceline.heads.traffic import LEAST, ServedText
 from paceline.train.conversations import Conversation
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded
@@ -23,7 +23,6 @@ from paceline.train.recipe import TrainConfig
 
 WARM_UP: Final = 0.1  # share of the steps
 CLIP: Final = 1.0
-LEAST: Final = 2  # tokens of an answer: one to guess from, one to guess
 TELL_STEPS: Final = 8
 
 Tell = Callable[[dict[str, Any]], None]
@@ -58,8 +57,7 @@ class Batch:
 
 def split(texts: Sequence[ServedText], config: LearnConfig) -> Split:
     """The latest on each side, as many as its number of tokens allows."""
-    texts = [_cut(text, config.max_len) for text in texts]
-    texts = [text for text in texts if len(text.tokens) - text.prompt_len >= LEAST]
+    texts = [text for text in (text.first(config.max_len) for text in texts) if text.answered >= LEAST]
     talks = [Conversation(({"role": "user", "content": t.opening},)) for t in texts]
     kept = held_out(talks, config.held_out)
     sides: tuple[list[ServedText], list[ServedText]] = ([], [])
@@ -69,11 +67,6 @@ def split(texts: Sequence[ServedText], config: LearnConfig) -> Split:
             sides[out].append(text)
             room[out] -= len(text.tokens)
     return Split(*sides)
-
-
-def _cut(text: ServedText, most: int) -> ServedText:
-    wrong = {name: tuple(at for at in places if at < most) for name, places in text.wrong.items()}
-    return replace(text, tokens=text.tokens[:most], wrong=wrong)
 
 
 def _recorded(text: ServedText) -> Recorded:

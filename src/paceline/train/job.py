@@ -11,11 +11,11 @@ import torch
 
 from paceline import models
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError
+from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import folder as drafter_folder
-from paceline.heads.folder import Card
+from paceline.heads.folder import Card, read_card, write_whole
 from paceline.heads.net import Net
-from paceline.target.load import load
+from paceline.target.load import load, open_checkpoint
 from paceline.target.shape import Weights
 from paceline.target.torch_target import placement
 from paceline.text import Tokenizer
@@ -29,8 +29,10 @@ from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, 
 from paceline.train.loop import Progress, train
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
+from paceline.trained import fingerprint_of
 
 ANSWERS: Final = "answers.npz"
+ASKED: Final = "asked"
 _LOOK: Final = 12  # held-out answers that are looked at while training
 
 
@@ -61,6 +63,7 @@ Report = Callable[[Told], None]
 def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     """Does what is left to do: answers that are there are not written again, a training goes on."""
     path = models.resolve(job.target)
+    _check(job, path)
     tokenizer = Tokenizer.load(path)
     answers, told = answers_in(job.folder, job.target, job.sources, job.answers, report)
     device, dtype = placement(job.answers.engine)
@@ -87,12 +90,28 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     return card
 
 
+def _check(job: TrainJob, path: Path) -> None:
+    """Before answers are written, which takes a while."""
+    vocabulary = open_checkpoint(path).shape.vocab_size
+    if job.train.draft_vocab > vocabulary:
+        raise SettingError(
+            f"draft_vocab={job.train.draft_vocab} is not usable: {job.target} has {vocabulary} tokens"
+        )
+    if job.start is None:
+        return
+    card = read_card(job.start)
+    if card.kind != job.train.kind:
+        raise SettingError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
+    if card.fingerprint != fingerprint_of(path):
+        raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
+
+
 def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
     return {
         "answers": len(answers),
         "answer_tokens": len(answers.said("training")),
         "held_out_answers": len(answers.which("held out")),
-        "draft_vocabulary_covers": answers.draft_ids(len(made.net.draft_ids)).coverage,
+        "draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True)),
         "training": asdict(job.train),
     }
 
@@ -102,9 +121,13 @@ def answers_in(
 ) -> tuple[Answers, dict[str, Any]]:
     """Those the folder has, or those made now; and what the card is to say of them."""
     file, notes = folder / ANSWERS, folder / "answers.json"
+    asked = _asked(sources, config)
     if file.exists() and notes.exists():
-        return Answers.load(file), json.loads(notes.read_text())
-    folder.mkdir(parents=True, exist_ok=True)
+        return Answers.load(file), _told(notes, asked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"{folder} cannot be a folder: {error}; give another --out") from None
     made = make_answers(target, sources, config, lambda what, done, of: report(Told(what, done, of)))
     told = {
         "sources": [Path(str(source)).name for source in sources],
@@ -115,8 +138,32 @@ def answers_in(
         "unanswered": made.unanswered,
     }
     made.answers.save(file)
-    notes.write_text(json.dumps(told))
+    write_whole(notes, json.dumps({**told, ASKED: asked}).encode())
     return made.answers, told
+
+
+def _asked(sources: Sequence[Source], config: AnswersConfig) -> dict[str, Any]:
+    """What the answers follow from, the machine apart."""
+    settings = {name: value for name, value in asdict(config).items() if name != "engine"}
+    found: dict[str, Any] = json.loads(json.dumps({"sources": list(map(str, sources)), **settings}))
+    return found
+
+
+def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(notes.read_bytes())
+        before = told.pop(ASKED)
+    except (ValueError, TypeError, KeyError):
+        raise DataError(
+            f"{notes} is damaged: delete it and {ANSWERS} to have the answers made again"
+        ) from None
+    if before != asked:
+        other = ", ".join(name for name in asked if before.get(name) != asked[name])
+        raise SettingError(
+            f"{notes.parent.name} holds answers that were asked for otherwise ({other}): give the same "
+            f"again, or another --out, or delete its {ANSWERS} and training.pt"
+        )
+    return told
 
 
 def _recipe(job: TrainJob, model: DenseModel, answers: Answers, weights: Weights) -> Recipe:
@@ -124,8 +171,6 @@ def _recipe(job: TrainJob, model: DenseModel, answers: Answers, weights: Weights
         ids = torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids)
         return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
     loaded = drafter_folder.load(job.start, pieces_of(model))
-    if loaded.card.kind != job.train.kind:
-        raise SettingError(f"{job.start.name} is a {loaded.card.kind} drafter: give kind={loaded.card.kind}")
     return Recipe(job.train.kind, loaded.net, loss_of(loaded.net, model, job.train.anchors))
 
 

@@ -4,6 +4,7 @@ A training that was killed goes on from its last checkpoint. With a given number
 it had never stopped: what a step does follows from the seed, its number and the weights alone.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -112,11 +113,12 @@ class _Run:
             self._loss, self._figures = self._recipe.loss(
                 Lesson(tokens, mask, hidden, final, constrained), share, generator
             )
-        self._loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), config.clip)
-        if torch.isfinite(norm):  # a broken step changes nothing
-            self._optimizers.step(_rate(share, config))
-        net.zero_grad(set_to_none=True)
+        if self._loss.requires_grad:  # a batch may hold nothing to learn
+            self._loss.backward()  # type: ignore[no-untyped-call]
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), config.clip)
+            if torch.isfinite(norm):  # a broken step changes nothing
+                self._optimizers.step(_rate(share, config))
+            net.zero_grad(set_to_none=True)
         self.step += 1
 
     def progress(self) -> Progress:
@@ -137,7 +139,7 @@ class _Run:
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "config": _identity(self._config),
+            "config": self._identity(),
             "target": self._model.fingerprint,
             "net": self._recipe.net.state_dict(),
             "optimizers": self._optimizers.state(),
@@ -146,11 +148,18 @@ class _Run:
         torch.save(state, beside)
         beside.replace(self._path)
 
+    def _identity(self) -> dict[str, Any]:
+        """All that the outcome follows from; how long it may take can change while it is interrupted."""
+        net = self._recipe.net
+        ids = hashlib.sha256(net.draft_ids.numpy(force=True).tobytes()).hexdigest()
+        config = asdict(replace(self._config, minutes=1.0, checkpoint_seconds=1.0))
+        return {**config, "shape": repr(net.shape), "draft_ids": ids}
+
     def _resume(self) -> None:
         if self._path is None or not self._path.exists():
             return
         state = _read(self._path, self._model.device)
-        if (state["config"], state["target"]) != (_identity(self._config), self._model.fingerprint):
+        if (state["config"], state["target"]) != (self._identity(), self._model.fingerprint):
             raise SettingError(
                 f"{self._path.parent.name} holds a training with other settings or another target: "
                 "go on with those, or give another folder"
@@ -158,11 +167,6 @@ class _Run:
         self.step, self._used = state["step"], state["seconds"]
         self._recipe.net.load_state_dict(state["net"])
         self._optimizers.restore(state["optimizers"])
-
-
-def _identity(config: TrainConfig) -> dict[str, Any]:
-    """All that the outcome follows from; how long it may take can change while it is interrupted."""
-    return asdict(replace(config, minutes=1.0, checkpoint_seconds=1.0))
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What is trained and how: settings, and for each kind of head a network and its loss."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -22,6 +23,7 @@ from paceline.train.dense import DenseModel
 Kind = Literal["block", "eagle", "medusa"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Optimizer = Literal["adamw", "muon"]
+MOST_SEEDS: Final = 2**32
 _SAMPLE: Final = 256  # tokens
 
 
@@ -63,7 +65,9 @@ class TrainConfig:
                 raise _unusable(self, name, "a whole number, 1 or more")
         if self.block < 2:
             raise _unusable(self, "block", "2 or more")
-        if self.steps < 0 or (self.steps == 0 and self.minutes <= 0):
+        if not 0 <= self.seed < MOST_SEEDS:
+            raise _unusable(self, "seed", f"0 to {MOST_SEEDS - 1}")
+        if self.steps < 0 or (self.steps == 0 and not 0 < self.minutes < math.inf):
             raise SettingError(f"steps={self.steps}, minutes={self.minutes}: one of them must be above 0")
         for name in ("warmup", "last_lr"):
             if not 0 <= getattr(self, name) <= 1:

@@ -86,7 +86,9 @@ def refresh(
 def saves(old: Sequence[int], new: Sequence[int]) -> bool:
     """Whether fewer passes are needed, by more than chance gives and takes from one text to the next."""
     saved = [before - after for before, after in zip(old, new, strict=True)]
-    error = stdev(saved) * len(saved) ** 0.5 if len(saved) > 1 else 0.0  # of their sum
+    if len(saved) < 2:
+        return False  # one text does not say what chance gives
+    error: float = stdev(saved) * len(saved) ** 0.5  # of their sum
     return sum(saved) > error + 1e-9
 
 

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import ConstraintError
+from paceline.errors import ConstraintError, SettingError
 from paceline.train.dense import DenseModel
 from paceline.train.draw import greedy, nucleus
 from paceline.train.slots import KEYS, WORD, Choose, Slots, bytes_per_token
 from paceline.types import Cursor
 
 STEPS: Final = 16  # between looks at which answers are complete
+CPU_CACHE_GB: Final = 1.0
+FREE_SHARE: Final = 0.6  # of a GPU's free memory that the cache may take
 SHORTEST_CACHE: Final = 4 * KEYS  # positions; prompts are answered beside others of up to twice their length
 
 Progress = Callable[[int, int], None]  # answers so far, answers in all
@@ -43,8 +45,13 @@ class Rollout:
     temperature: float = 0.7  # of sampled answers
     top_p: float = 0.9
     slots: int = 1024  # answers at once
-    cache_gb: float = 40.0
+    cache_gb: float = 40.0  # at most; less where there is less
     prefill_tokens: int = 65536  # of prompts in one pass
+
+    def __post_init__(self) -> None:
+        for name in ("max_new", "slots", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 1 or more")
 
 
 def roll_out(
@@ -61,7 +68,7 @@ def roll_out(
     answers: list[list[int]] = [[]] * len(jobs)
     done = 0
     for length, sampled, bound, members in _classes(jobs, how.max_new):
-        room = int(how.cache_gb * 1e9) // (bytes_per_token(model) * length)
+        room = _cache_bytes(model, how) // (bytes_per_token(model) * length)
         count = max(1, min(how.slots, len(members), room))
         make = partial(Slots, model, count, length, how.max_new, eos, _choice(sampled, how), bound)
         guide = _Guide(count, model.shape.vocab_size) if bound else None
@@ -71,6 +78,15 @@ def roll_out(
             if progress is not None:
                 progress(done, len(jobs))
     return answers
+
+
+def _cache_bytes(model: DenseModel, how: Rollout) -> int:
+    """What there is room for; on a CPU there are better uses of memory."""
+    if model.device.type != "cuda":
+        return int(min(how.cache_gb, CPU_CACHE_GB) * 1e9)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return int(min(how.cache_gb * 1e9, FREE_SHARE * free))
 
 
 def _choice(sampled: bool, how: Rollout) -> Choose:

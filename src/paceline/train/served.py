@@ -26,10 +26,17 @@ def serve(
         while len(streams) < AHEAD and (ask := next(waiting, None)) is not None:
             streams.append(_stream(llm, ask, how))
         stream = streams.popleft()
-        answers.append(None if stream is None else list(stream.read().token_ids))
+        answers.append(None if stream is None else _read(stream))
         if progress is not None:
             progress(len(answers), len(asks))
     return answers
+
+
+def _read(stream: Stream) -> list[int] | None:
+    try:
+        return list(stream.read().token_ids)
+    except ConstraintError:  # its grammar led nowhere
+        return None
 
 
 def _stream(llm: LLM, ask: Asked, how: Rollout) -> Stream | None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.drafters.heads.kept import Kept
+from paceline.drafters.heads.kept import TENANTS, Kept
 from paceline.types import Seq
 
 AHEAD = 1
@@ -144,3 +144,15 @@ def test_what_is_kept_is_not_the_callers_memory() -> None:
     kept.append("s", 0, rows)
     rows.zero_()
     assert torch.equal(kept.rows("s")[1], torch.ones(4, 2))
+
+
+def test_many_tenants_have_no_more_than_some() -> None:
+    kept = Kept((2,), most=8)
+    for number in range(40):
+        seq = Seq(f"s{number}", list(range(6)), 6, tenant=f"t{number}")
+        kept.begin(seq)
+        kept.append(seq.id, 0, rows_from(seq, 0, 6))
+        kept.end(seq)
+    held = [kept.held(f"t{number}") for number in range(40)]
+    assert sum(held) <= TENANTS * 8
+    assert held[-5:] == [6] * 5  # those heard of last

@@ -66,9 +66,11 @@ class BlockDrafter(Drafter):
         self._kept.begin(seq)
 
     def end(self, seq: Seq) -> None:
-        self._read_now([seq.id])
-        self._kept.end(seq)
         self._blocks.pop(seq.id, None)
+        try:
+            self._read_now([seq.id])
+        finally:
+            self._kept.end(seq)
 
     def read(self, seen: Sequence[Seen]) -> None:
         """A few rows wait for the next draft, in whose pass they cost little."""

@@ -7,6 +7,7 @@ not compute it again, so nobody sees its hidden states a second time: what was m
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -78,11 +79,15 @@ class _Past:
     track: _Track
 
 
+TENANTS: Final = 4  # that may have all they may have
+
+
 class Kept:
     """Rows by position, for sequences that run and for those that ended.
 
     ahead: how many tokens after its own position a row was made of. most: positions held of each tenant's
-    ended sequences; those used last stay. Tenants never share. shape: that of every row.
+    ended sequences, TENANTS times as many in all; those used last stay. Tenants never share. shape: that of
+    every row.
     """
 
     def __init__(self, shape: Sequence[int], most: int = 16384, ahead: int = 0) -> None:
@@ -117,14 +122,16 @@ class Kept:
         return self._live[seq_id].track.since(position)
 
     def last(self, seq_id: str) -> int:
-        """The last position held; -1: none is."""
-        return self._live[seq_id].track.last
+        """The last position held; -1: none is; -2: it was never begun."""
+        followed = self._live.get(seq_id)
+        return -2 if followed is None else followed.track.last
 
     def end(self, seq: Seq) -> None:
         followed = self._live.pop(seq.id, None)
         if followed is None or not seq.learn or not len(followed.track):
             return
-        tokens, shelf = np.array(seq.tokens, np.int64), self._past.setdefault(seq.tenant, OrderedDict())
+        tokens, shelf = np.array(seq.tokens, np.int64), self._past.pop(seq.tenant, OrderedDict())
+        self._past[seq.tenant] = shelf  # the tenant heard of last is last
         track = followed.track.copied(self._most)
         for number, past in list(shelf.items()):
             if _common(past.tokens, tokens) == len(past.tokens) and _covers(track, past.track):
@@ -133,6 +140,8 @@ class Kept:
         self._ended += 1
         while self.held(seq.tenant) > self._most:
             shelf.popitem(last=False)
+        while sum(map(self.held, self._past)) > TENANTS * self._most:
+            del self._past[next(iter(self._past))]
 
     def held(self, tenant: str) -> int:
         """Positions of ended sequences."""
