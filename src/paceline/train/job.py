@@ -76,6 +76,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     made = _recipe(job, model, answers, weights)
     data = {**told, **_facts(job, answers, made)}
     texts = recorded(answers, 1 << 20, job.measured)
+    data["measured_answers"] = len(texts)
     if job.start is not None:
         data["before"] = asdict(_acceptance(made.net, model, texts))
     _train(job, made, model, answers, report)
