@@ -230,3 +230,15 @@ def test_drafts_of_which_nothing_is_checked_cost_all_the_same() -> None:
     for _ in range(40):
         rate.learn([idle])
     assert rate.plan([seq()], 1) == [0]
+
+
+def test_a_probe_that_was_drafted_for_is_checked() -> None:
+    rate = priced(0.02)
+    block_rounds(rate, (4,), 500, 0, rounds=40)  # nothing comes true
+    unsure = Draft((1, 2, 3), None, ("d",) * 3, (0.1, 0.1, 0.1))
+    probes = 0
+    for _ in range(128):
+        if rate.plan([seq()], 1)[0]:
+            probes += 1
+            assert rate.trim([seq()], [unsure], 1)[0] > 0
+    assert probes == 4

@@ -213,8 +213,10 @@ class Rate(Controller):
         self._draft_us: defaultdict[tuple[str, ...], DraftTime] = defaultdict(DraftTime)
         self._yields: defaultdict[tuple[str, ...], Yield] = defaultdict(Yield)
         self._plain_rounds: Counter[tuple[str, ...]] = Counter()
+        self._probing: set[tuple[str, ...]] = set()  # whose drafts of this pass are not to be cut to nothing
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
+        self._probing.clear()
         return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
 
     def _budget(self, seq: Seq, rows: int) -> int:
@@ -238,11 +240,11 @@ class Rate(Controller):
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
         """Nodes go in by their chance of being kept, whose ever they are, while the rate grows."""
         keep = [len(draft) for draft in drafts]
-        reach = {i: self._reach(seq, drafts[i]) for i, seq in enumerate(seqs) if _may_trim(seq, drafts[i])}
+        loose = [i for i, seq in enumerate(seqs) if _may_trim(seq, drafts[i])]
+        reach = {i: self._trust[seqs[i].spec.drafters].reach(drafts[i]) for i in loose}
         if not reach:
             return keep
-        for i in reach:
-            keep[i] = 0
+        keep = [0 if i in reach else nodes for i, nodes in enumerate(keep)]
         rows += sum(keep)
         context = max(len(seq.tokens) for seq in seqs)
         tokens = float(len(seqs))
@@ -256,16 +258,19 @@ class Rate(Controller):
                 best, chosen = rate, list(taken)
         if best >= MARGIN * plain:
             return chosen
+        planned = frozenset(self._probing)
         for i in reach:
-            keep[i] = self._probe(seqs[i].spec.drafters, PROBE, len(drafts[i]))
+            name, length = seqs[i].spec.drafters, len(drafts[i])
+            keep[i] = min(PROBE, length) if name in planned else self._probe(name, PROBE, length)
+        self._probing.clear()
         return keep
-
-    def _reach(self, seq: Seq, draft: Draft) -> list[float]:
-        return self._trust[seq.spec.drafters].reach(draft)
 
     def _probe(self, drafters: tuple[str, ...], length: int, most: int) -> int:
         self._plain_rounds[drafters] += 1
-        return min(length, most) if self._plain_rounds[drafters] % PROBE_EVERY == 0 else 0
+        if self._plain_rounds[drafters] % PROBE_EVERY:
+            return 0
+        self._probing.add(drafters)
+        return min(length, most)
 
     def learn(self, rounds: Sequence[Round]) -> None:
         nodes, guessed = sum(len(r.draft) for r in rounds), sum(r.guessed for r in rounds)
