@@ -15,7 +15,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
+from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import block_runner
@@ -57,12 +57,6 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             )
         found[kind] = Trained(folder.name, kind, folder, version)
     return list(found.values())
-
-
-def shipped_for(model: Path) -> list[str]:
-    """Names of the drafters in the package that were trained for exactly this model."""
-    mark = fingerprint_of(model)
-    return [folder.name for folder in shipped() if read_card(folder).fingerprint == mark]
 
 
 def fingerprint_of(model: Path) -> str:

@@ -1,6 +1,5 @@
 """Who guesses for whom, how far, and what of it goes into the pass."""
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,6 @@ from paceline.errors import SettingError, short
 from paceline.types import Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
-
-log = logging.getLogger("paceline")
 
 
 class Guessing:

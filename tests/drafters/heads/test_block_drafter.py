@@ -14,6 +14,7 @@ from torch_cases import CONFIG, VOCAB
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads.block import BlockDrafter
+from paceline.drafters.heads.grow import grow
 from paceline.drafters.legal import CERTAIN
 from paceline.engine import accept, judge
 from paceline.engine.control import Fixed
@@ -204,11 +205,30 @@ def test_the_short_way_gives_what_the_long_way_gives(draft_vocab: int) -> None:
     seqs = [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]
     for budget, after in ((3, ()), (9, ()), (9, (7, 8)), (1, (4,) * 4)):
         short = drafter.draft([Ask(seq, budget, after) for seq in seqs])
-        free = ToyCursor(lambda _: None)  # a grammar that allows everything
         for seq, draft in zip(seqs, short, strict=True):
-            (long,) = drafter.draft([Ask(seq, budget, after, free)])
+            (long,) = grow([Ask(seq, budget, after)], drafter._look, "block", VOCAB)
             assert long.tokens == draft.tokens
             assert long.scores == pytest.approx(draft.scores, abs=1e-5)
+
+
+def all_but(banned: set[int]) -> ToyCursor:
+    return ToyCursor(lambda _: set(range(VOCAB)) - banned)
+
+
+@pytest.mark.parametrize("budget", [2, 5, 9])
+def test_a_chain_that_a_grammar_refuses_goes_on_with_the_best_it_takes(budget: int) -> None:
+    drafter = BlockDrafter(random_net())
+    for seq in [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]:
+        (free,) = drafter.draft([Ask(seq, 9)])
+        for refused in range(2):
+            banned = set(free.tokens[refused : refused + 3])
+            cursor = all_but(banned)
+            (short,) = drafter.draft([Ask(seq, budget, (), cursor)])
+            (long,) = grow([Ask(seq, budget, (), cursor)], drafter._look, "block", VOCAB)
+            assert short.tokens == long.tokens
+            assert len(short) == min(budget, drafter.net.shape.block)
+            assert not banned & set(short.tokens)
+            assert short.scores == pytest.approx(long.scores, abs=1e-5)
 
 
 def test_penalties_count_in_guesses() -> None:
