@@ -13,7 +13,7 @@ from paceline.llm import LLM
 from paceline.target.load import load
 from paceline.text import Tokenizer, parse_tool_calls
 from paceline.train.answers import Made, always_drafted, make_answers, rolled_out
-from paceline.train.asks import AnswersConfig, asks_of
+from paceline.train.asks import AnswersConfig, asks_of, chosen
 from paceline.train.prompts import Prompt, collect
 from paceline.train.rollout import Rollout
 from paceline.train.served import serve
@@ -39,9 +39,9 @@ def test_what_is_asked_depends_on_the_prompt_alone() -> None:
     free = [replace(prompt, called=False) for prompt in prompts(50)]
     assert not any(ask.required for ask in asks_of(free, CONFIG))
     calls = replace(CONFIG, only_calls=True)
-    assert asks_of([*free, *prompts(400)], calls) == whole
+    assert chosen([*free, *prompts(400)], calls) == prompts(400)
     with pytest.raises(SettingError, match="none of the recorded answers called a tool"):
-        asks_of(free, calls)
+        chosen(free, calls)
 
 
 def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
@@ -51,9 +51,10 @@ def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
 
 
 def test_fewer_prompts_are_some_of_them() -> None:
-    few = asks_of(prompts(100), AnswersConfig(max_prompts=10))
+    few = chosen(prompts(100), AnswersConfig(max_prompts=10))
     assert len(few) == 10
-    assert all(ask in asks_of(prompts(100), AnswersConfig()) for ask in few)
+    assert all(prompt in prompts(100) for prompt in few)
+    assert few != chosen(prompts(100), AnswersConfig(max_prompts=10, seed=1))
 
 
 def test_settings_out_of_range_are_refused() -> None:

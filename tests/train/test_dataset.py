@@ -135,6 +135,10 @@ def test_the_draft_vocabulary_is_what_training_answers_say_most() -> None:
     assert found.coverage == pytest.approx(np.isin(out, found.ids).mean())
     assert found.coverage < 0.1  # held-out answers say other words, and were not looked at
     assert made.draft_ids(VOCAB).coverage == 1.0
+    never = np.flatnonzero(counts == 0)[-4:]
+    many = made.draft_ids(int((counts > 0).sum()) + len(made.always) + 4, rather=never).ids
+    assert set(never) <= set(many)
+    assert set(np.flatnonzero(counts)) <= set(many)
     for size in (2, VOCAB + 1):
         with pytest.raises(SettingError, match="3 to 200"):
             made.draft_ids(size)

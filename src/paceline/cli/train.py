@@ -44,10 +44,11 @@ def train(
         str, typer.Option(help="A name or a folder; the same again goes on where it stopped.")
     ] = "",
     start: Annotated[str, typer.Option(help="A trained drafter to go on from.")] = "",
-    prompts: Annotated[int, typer.Option(help="Most prompts to answer; 0: all.")] = 0,
+    prompts: Annotated[int, typer.Option(help="Most recorded prompts to answer; 0: all.")] = 0,
     made_up: Annotated[
-        int, typer.Option(help="Further requests that the target makes up for each one recorded.")
+        int, typer.Option(help="Further requests that the target makes up for each one recorded with tools.")
     ] = 0,
+    made_up_chats: Annotated[int, typer.Option(help="The same for each one recorded without tools.")] = 0,
     per_prompt: Annotated[int, typer.Option(help="Answers to each; all but the first are sampled.")] = 1,
     required: Annotated[
         float, typer.Option(help="Share of the recorded tool calls that must be calls again, by grammar.")
@@ -79,6 +80,7 @@ def train(
         max_prompt=max_prompt,
         max_prompts=prompts,
         made_up=made_up,
+        made_up_chats=made_up_chats,
         per_prompt=per_prompt,
         required=required,
         only_calls=only_calls,

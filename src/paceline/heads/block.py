@@ -40,6 +40,7 @@ class BlockShape:
 
 
 class BlockNet(Net):
+    by_token = ("markov_",)
     embed: Tensor
     head: Tensor  # [draft_vocab, width]
 

@@ -50,6 +50,7 @@ class Rows:
 
 
 class EagleNet(Net):
+    by_token = ("head.",)
     embed: Tensor  # [vocab, width], scaled where it is its own
 
     def __init__(self, shape: EagleShape, pieces: Pieces, draft_ids: Tensor) -> None:

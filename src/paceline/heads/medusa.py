@@ -27,6 +27,7 @@ class MedusaShape:
 
 
 class MedusaNet(Net):
+    by_token = ("heads.",)
     head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ class Net(nn.Module):
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
     number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
+    by_token: ClassVar[tuple[str, ...]] = ()  # how parameters are called that have a row for each of them
 
     @property
     @abstractmethod

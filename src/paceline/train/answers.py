@@ -12,7 +12,7 @@ from paceline.errors import SettingError
 from paceline.target.load import load, open_checkpoint
 from paceline.target.torch_target import placement
 from paceline.text import Tokenizer
-from paceline.train.asks import AnswersConfig, Asked, asks_of
+from paceline.train.asks import AnswersConfig, Asked, asks_of, chosen
 from paceline.train.conversations import Source
 from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
@@ -46,9 +46,11 @@ def make_answers(
     config, progress = config or AnswersConfig(), progress or _silent
     path = models.resolve(model)
     tokenizer = Tokenizer.load(path)
-    found = collect(tokenizer, sources, _longest(path, config), config.held_out)
-    if config.made_up:
-        found = _more(path, tokenizer, found, config, progress)
+    longest = _longest(path, config)
+    found = collect(tokenizer, sources, longest, config.held_out)
+    found = replace(found, prompts=tuple(chosen(found.prompts, config)))
+    if config.made_up or config.made_up_chats:
+        found = _more(path, tokenizer, found, config, longest, progress)
     asks = asks_of(found.prompts, config)
     if placement(config.engine)[0].type == "cpu":
         answers, unanswered = _served(model, asks, config, progress)
@@ -71,11 +73,17 @@ def _longest(path: Path, config: AnswersConfig) -> int:
 
 
 def _more(
-    path: Path, tokenizer: Tokenizer, found: Prompts, config: AnswersConfig, progress: Progress
+    path: Path, tokenizer: Tokenizer, found: Prompts, config: AnswersConfig, longest: int, progress: Progress
 ) -> Prompts:
-    told = partial(progress, "made-up requests")
     made = make_up(
-        _model(path, config), tokenizer, found.prompts, config.made_up, config.rollout, config.seed, told
+        _model(path, config),
+        tokenizer,
+        found.prompts,
+        lambda prompt: config.made_up if prompt.tools else config.made_up_chats,
+        config.rollout,
+        longest,
+        config.seed,
+        partial(progress, "made-up requests"),
     )
     return replace(found, prompts=(*found.prompts, *made), made_up=len(made))
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -12,14 +13,23 @@ from paceline.train.held_out import SHARE
 from paceline.train.prompts import Prompt
 from paceline.train.rollout import Job, Rollout
 
+_LEAST: Final = (
+    ("max_prompt", 1),
+    ("max_prompts", 0),
+    ("made_up", 0),
+    ("made_up_chats", 0),
+    ("per_prompt", 1),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
     """Which answers are made, and how."""
 
     max_prompt: int = 3072  # tokens; longer prompts lose their oldest messages
-    max_prompts: int = 0  # 0: all there are
+    max_prompts: int = 0  # recorded ones; 0: all there are
     made_up: int = 0  # further requests in the place of each one recorded; the target makes them up
+    made_up_chats: int = 0  # the same where there are no tools
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
     required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
@@ -35,7 +45,7 @@ class AnswersConfig:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 0 to 1")
         if not 0 <= self.seed < 2**32:
             raise SettingError(f"seed={self.seed!r} is not usable: expected 0 to {2**32 - 1}")
-        for name, least in (("max_prompt", 1), ("max_prompts", 0), ("made_up", 0), ("per_prompt", 1)):
+        for name, least in _LEAST:
             if getattr(self, name) < least:
                 raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
 
@@ -49,14 +59,19 @@ class Asked:
     required: bool  # it must call a tool
 
 
-def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Asked]:
-    """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
-    chosen = [prompt for prompt in prompts if prompt.called or not config.only_calls]
-    if not chosen:
+def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
+    """Those of the recorded prompts that are wanted."""
+    found = [prompt for prompt in prompts if prompt.called or not config.only_calls]
+    if not found:
         raise SettingError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
     if config.max_prompts:
-        chosen = sorted(chosen, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
-    return [ask for prompt in chosen for ask in _asks(prompt, config)]
+        found = sorted(found, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
+    return found
+
+
+def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Asked]:
+    """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
+    return [ask for prompt in prompts for ask in _asks(prompt, config)]
 
 
 def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[Asked]:

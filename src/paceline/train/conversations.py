@@ -31,7 +31,7 @@ class Conversation:
     @property
     def opening(self) -> str:
         """The first thing the user says: all turns of a conversation share it."""
-        return next((_text(m) for m in self.messages if m.get("role") == "user"), "")
+        return next((words_of(m) for m in self.messages if m.get("role") == "user"), "")
 
     def histories(self) -> Iterator[tuple[tuple[Message, ...], bool]]:
         """What stood before each answer, and all of it if it waits for one; and whether a tool was called."""
@@ -127,6 +127,6 @@ def _are_objects(values: object) -> bool:
     return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
 
 
-def _text(message: Message) -> str:
+def words_of(message: Message) -> str:
     content = message.get("content")
     return text_of(content) if isinstance(content, list) else str(content or "")

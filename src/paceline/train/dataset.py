@@ -177,14 +177,19 @@ class Answers:
         parts = (tokens, counts, own, self.constrained[chosen])
         return Batch(*(torch.from_numpy(part) for part in parts))
 
-    def draft_ids(self, size: int) -> DraftVocabulary:
-        """The `size` tokens the training answers say most, those that must always be there among them."""
+    def draft_ids(self, size: int, rather: NDArray[np.int64] | None = None) -> DraftVocabulary:
+        """The `size` tokens the training answers say most, those that must always be there among them.
+
+        rather: which are taken of those that are never said.
+        """
         if not len(self.always) <= size <= self.vocab_size:
             raise SettingError(
                 f"a draft vocabulary of {size} tokens is not usable: "
                 f"expected {len(self.always)} to {self.vocab_size}"
             )
-        counts = np.bincount(self.said("training"), minlength=self.vocab_size)
+        counts = 2 * np.bincount(self.said("training"), minlength=self.vocab_size)
+        if rather is not None:
+            counts[rather] += 1
         counts[self.always] = counts.max() + 1
         ids = np.sort(np.argsort(-counts, kind="stable")[:size])
         return DraftVocabulary(ids, self.covered(ids))

@@ -15,6 +15,7 @@ from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import folder as drafter_folder
 from paceline.heads.folder import Card, read_card, write_whole
 from paceline.heads.net import Net
+from paceline.heads.words import with_words
 from paceline.target.load import load, open_checkpoint
 from paceline.target.shape import Weights
 from paceline.target.torch_target import placement
@@ -41,7 +42,7 @@ class TrainJob:
     target: str
     sources: tuple[Source, ...]
     folder: Path  # where all of it goes
-    start: Path | None = None  # a trained drafter to go on from; it keeps its shape
+    start: Path | None = None  # a trained drafter to go on from; it keeps its shape, not its vocabulary
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     measured: int = 96  # held-out answers the card's figures are from, at most
@@ -73,12 +74,13 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
         raise SettingError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
-    made = _recipe(job, model, answers, weights)
+    before = drafter_folder.load(job.start, pieces_of(model)).net if job.start is not None else None
+    made = _recipe(job, model, answers, weights, before)
     data = {**told, **_facts(job, answers, made)}
     texts = recorded(answers, 1 << 20, job.measured)
     data["measured_answers"] = len(texts)
-    if job.start is not None:
-        data["before"] = asdict(_acceptance(made.net, model, texts))
+    if before is not None:
+        data["before"] = asdict(_acceptance(before, model, texts))
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
     kinds = [buckets(tokenizer, text.tokens) for text in texts]
@@ -167,12 +169,16 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _recipe(job: TrainJob, model: DenseModel, answers: Answers, weights: Weights) -> Recipe:
-    if job.start is None:
+def _recipe(
+    job: TrainJob, model: DenseModel, answers: Answers, weights: Weights, before: Net | None
+) -> Recipe:
+    """before: the drafter to go on from, if any. It learns to say what the answers say."""
+    if before is None:
         ids = torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids)
         return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
-    loaded = drafter_folder.load(job.start, pieces_of(model))
-    return Recipe(job.train.kind, loaded.net, loss_of(loaded.net, model, job.train.anchors))
+    wanted = answers.draft_ids(before.shape.draft_vocab, before.draft_ids.numpy(force=True))
+    net = with_words(job.train.kind, before, pieces_of(model), torch.from_numpy(wanted.ids))
+    return Recipe(job.train.kind, net, loss_of(net, model, job.train.anchors))
 
 
 def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:

@@ -1,11 +1,11 @@
 """Requests that the target makes up itself where users made theirs: more prompts, of the same kind.
 
-Recorded traffic asks few things of each set of tools. What else might be asked, the target can say: it is
-shown a conversation up to the place where the user's words begin, and goes on.
+Recorded traffic asks few things of each set of tools, and is short of plain talk. What else might be asked,
+the target can say: it is shown a conversation up to some place in the user's last words, and goes on.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,52 +13,72 @@ import numpy as np
 
 from paceline.errors import TextError
 from paceline.text import Tokenizer
+from paceline.train.conversations import words_of
 from paceline.train.dense import DenseModel
 from paceline.train.prompts import Prompt
 from paceline.train.rollout import Job, Progress, Rollout, roll_out
 
-MARK: Final = "\u241f"  # where the user's words would stand
-LONGEST: Final = 160  # tokens of a request
+MARK: Final = "\u241f"  # where the target is to go on
+LONGEST: Final = 256  # tokens it may add to a request
 
 
 def make_up(
     model: DenseModel,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
-    times: int,
+    times: Callable[[Prompt], int],
     how: Rollout,
+    max_prompt: int,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Prompt]:
-    """Up to `times` new prompts in the place of each that ends with a user's request and is not held out."""
-    begun = [(p, start) for p in prompts if not p.held_out and (start := _begun(tokenizer, p))]
-    jobs = [Job(start, True, _seed(start, seed, nth)) for _, start in begun for nth in range(times)]
+    """Up to `times` new prompts in the place of each that ends with a user's request and is not held out.
+
+    The first of them, the third, and so on are the target's from the first word on; the others begin as the
+    recorded one does.
+    """
+    wanted = [(p, nth) for p in prompts if _asks(p) for nth in range(times(p))]
+    begun = [
+        (p, kept, _begun(tokenizer, p, kept), nth) for p, nth in wanted for kept in [_kept(p, nth, seed)]
+    ]
+    jobs = [Job(start, True, _number(p, seed, nth)) for p, _, start, nth in begun]
     freely = replace(how, max_new=LONGEST, temperature=1.0, top_p=0.95)
     said = roll_out(model, jobs, sorted(tokenizer.eos_ids), freely, progress)
     known = {p.tokens for p in prompts}
     made = []
-    for i, answer in enumerate(said):
-        prompt = _prompt(tokenizer, begun[i // times][0], answer)
-        if prompt is not None and prompt.tokens not in known:
+    for (origin, kept, _, _), answer in zip(begun, said, strict=True):
+        prompt = _prompt(tokenizer, origin, kept, answer)
+        if prompt is not None and len(prompt.tokens) <= max_prompt and prompt.tokens not in known:
             known.add(prompt.tokens)
             made.append(prompt)
     return made
 
 
-def _begun(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """The prompt up to where its last words, a user's, begin; empty if they are not a user's."""
-    if not prompt.messages or prompt.messages[-1].get("role") != "user":
-        return []
-    messages = [*prompt.messages[:-1], {"role": "user", "content": MARK}]
+def _asks(prompt: Prompt) -> bool:
+    """Whether its last words are a user's, and training may have them."""
+    return not prompt.held_out and bool(prompt.messages) and prompt.messages[-1].get("role") == "user"
+
+
+def _kept(prompt: Prompt, nth: int, seed: int) -> str:
+    """How the recorded request begins, as far as the new one begins so."""
+    if nth % 2 == 0:
+        return ""
+    words = words_of(prompt.messages[-1]).split(" ")
+    return " ".join(words[: _number(prompt, seed, -nth) % len(words)])
+
+
+def _begun(tokenizer: Tokenizer, prompt: Prompt, kept: str) -> list[int]:
+    """The prompt up to where the target goes on."""
+    messages = [*prompt.messages[:-1], {"role": "user", "content": kept + MARK}]
     text = tokenizer.render(messages, list(prompt.tools) or None)
-    return tokenizer.encode(text[: text.rfind(MARK)], bos=False) if MARK in text else []
+    return tokenizer.encode(text[: text.rfind(MARK)], bos=False)
 
 
-def _prompt(tokenizer: Tokenizer, origin: Prompt, said: Sequence[int]) -> Prompt | None:
+def _prompt(tokenizer: Tokenizer, origin: Prompt, kept: str, said: Sequence[int]) -> Prompt | None:
     """None where the request did not come to its end, or is none."""
     if not said or said[-1] not in tokenizer.eos_ids:
         return None
-    words = tokenizer.decode(said[:-1], skip_special=True).strip()
+    words = (kept + tokenizer.decode(said[:-1], skip_special=True)).strip()
     if not words:
         return None
     messages = (*origin.messages[:-1], {"role": "user", "content": words})
@@ -69,6 +89,6 @@ def _prompt(tokenizer: Tokenizer, origin: Prompt, said: Sequence[int]) -> Prompt
     return Prompt(tuple(tokens), False, messages, origin.tools, origin.called)
 
 
-def _seed(start: Sequence[int], seed: int, nth: int) -> int:
-    text = np.asarray((seed, nth, *start), "<i8").tobytes()
+def _number(prompt: Prompt, seed: int, nth: int) -> int:
+    text = np.asarray((seed, nth, *prompt.tokens), "<i8").tobytes()
     return int.from_bytes(hashlib.sha256(text).digest()[:7])
