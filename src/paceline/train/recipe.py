@@ -51,7 +51,7 @@ class TrainConfig:
     block: int = 8  # guesses in one draft
     markov_rank: int = 64
     window: int = 1024
-    anchors: int = 128  # places of each text that a block is guessed from in one step
+    anchors: int = 128  # most places of each text that are guessed from in one step; medusa takes them all
     from_target: bool = True  # a new block begins with copies of the target's last layers
 
     def __post_init__(self) -> None:
@@ -117,11 +117,13 @@ def recipe(
 
 
 def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
-    """anchors: places of each text in one step, for a network that fills blocks."""
+    """anchors: most places of each text that are guessed from in one step; medusa takes them all."""
     if isinstance(net, BlockNet):
         return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
     if isinstance(net, EagleNet):
-        return lambda lesson, progress, generator: eagle_loss(net, lesson, model.head, net.shape.block)
+        return lambda lesson, progress, generator: eagle_loss(
+            net, lesson, model.head, generator, net.shape.block, anchors
+        )
     assert isinstance(net, MedusaNet)
     return lambda lesson, progress, generator: medusa_loss(net, lesson)
 
