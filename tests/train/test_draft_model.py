@@ -24,8 +24,8 @@ from paceline.train.draft_model import DraftJob, run
 from paceline.train.held_out import is_held_out
 from paceline.train.hf_folder import write_folder
 from paceline.train.job import ANSWERS, Told
-from paceline.train.loop import Batches
 from paceline.train.rollout import Rollout
+from paceline.train.steps import Batches
 from paceline.train.tune import TuneConfig, tune
 
 pytestmark = pytest.mark.model

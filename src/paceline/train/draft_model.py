@@ -24,8 +24,8 @@ from paceline.train.draft_net import DraftNet
 from paceline.train.evaluate import Acceptance, Guess, Recorded, acceptance, by_bucket, recorded, replay
 from paceline.train.hf_folder import write_folder
 from paceline.train.job import Report, Told, answers_in
-from paceline.train.loop import Progress
 from paceline.train.retold import retold, same_words, telling
+from paceline.train.steps import Progress
 from paceline.train.tune import TuneConfig, tune
 from paceline.trained import draft_model_path
 
