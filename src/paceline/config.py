@@ -175,7 +175,7 @@ class LearnConfig:
     measure_tokens: int = 8_192  # of the latest held-out texts that old and new are measured on
     max_len: int = 4_096  # tokens of a text that are looked at
     batch_tokens: int = 512
-    anchors: int = 32  # places of each text that a block is guessed from in one step
+    anchors: int = 32  # most places of each text that are guessed from in one step
     steps: int = 64
     lr: float = 1e-4
     others: float = (

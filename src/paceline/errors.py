@@ -14,6 +14,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ ShuttingDown              the server lets nothing new in, and ends what still runs
  ├─ TimedOut                  a request's deadline came before its end
  ├─ CacheFull                 no room in the KV cache for the sequences now running
+ ├─ OutOfMemory               the device has no room for a step of training
  ├─ DrafterMismatch           a drafter cannot draft for this target
  ├─ ConfigFileError           a file of the server's cannot be used; one line per problem
  │   ├─ RouteError            the routes file
@@ -86,6 +87,10 @@ class TimedOut(PacelineError):
 
 
 class CacheFull(PacelineError):
+    pass
+
+
+class OutOfMemory(PacelineError):
     pass
 
 

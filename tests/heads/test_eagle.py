@@ -1,8 +1,12 @@
 """The eagle net: what a place sees when it is taught, and that it can learn."""
 
-import torch
-from head_cases import MODEL, a_lesson, eagle_net
+from dataclasses import replace
 
+import torch
+from head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
+from torch import Tensor
+
+from paceline.heads.eagle import EagleNet
 from paceline.heads.eagle_loss import eagle_loss, unrolled
 from paceline.heads.teach import Lesson
 
@@ -19,9 +23,13 @@ def changed(lesson: Lesson, place: int) -> Lesson:
     return Lesson(tokens, lesson.mask, hidden, lesson.final)
 
 
+def taught(net: EagleNet, lesson: Lesson, anchors: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
+    return eagle_loss(net, lesson, MODEL.head, torch.Generator().manual_seed(0), 4, anchors)
+
+
 def test_a_place_sees_the_text_before_it_and_the_tokens_it_was_told() -> None:
     net, lesson, place = eagle_net(), a_lesson(TAPS, 2), 20
-    before, after = (unrolled(net, one, 4) for one in (lesson, changed(lesson, place)))
+    before, after = (unrolled(net, one, every_place(one), 4) for one in (lesson, changed(lesson, place)))
     for step, (one, other) in enumerate(zip(before, after, strict=True)):
         told = (one != other).any(-1).any(0).nonzero().flatten().tolist()
         assert told == list(range(place - 1 - step, lesson.tokens.shape[1])), step
@@ -29,7 +37,7 @@ def test_a_place_sees_the_text_before_it_and_the_tokens_it_was_told() -> None:
 
 def test_a_window_ends_what_is_seen() -> None:
     net, lesson = eagle_net(window=5), a_lesson(TAPS, 2)
-    before, after = (unrolled(net, one, 2) for one in (lesson, changed(lesson, 10)))
+    before, after = (unrolled(net, one, every_place(one), 2) for one in (lesson, changed(lesson, 10)))
     told = (before[0] != after[0]).any(-1).any(0).nonzero().flatten().tolist()
     assert told == list(range(9, 15))
 
@@ -37,13 +45,13 @@ def test_a_window_ends_what_is_seen() -> None:
 def test_it_learns_a_text_by_heart() -> None:
     net, lesson = eagle_net(), a_lesson(TAPS, 1)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    before = eagle_loss(net, lesson, MODEL.head)[1]
+    before = taught(net, lesson)[1]
     for _ in range(90):
         optimizer.zero_grad()
-        loss, _ = eagle_loss(net, lesson, MODEL.head)
+        loss, _ = taught(net, lesson)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    after = eagle_loss(net, lesson, MODEL.head)[1]
+    after = taught(net, lesson)[1]
     assert float(before["tokens_per_pass"]) < 2
     assert float(after["first"]) > 0.95
     assert float(after["tokens_per_pass"]) > 4.5
@@ -51,11 +59,40 @@ def test_it_learns_a_text_by_heart() -> None:
 
 def test_tokens_that_cannot_be_guessed_are_not_taught() -> None:
     net, lesson = eagle_net(draft_vocab=20), a_lesson(TAPS, 4)
-    loss, said = eagle_loss(net, lesson, MODEL.head)
+    loss, said = taught(net, lesson)
     assert torch.isfinite(loss)
     known = torch.isin(lesson.tokens[:, 4:], net.draft_ids).float().mean()
     assert float(said["first"]) <= float(known) + 0.05
-    loss, _ = eagle_loss(
-        net, Lesson(lesson.tokens, lesson.mask & False, lesson.hidden, lesson.final), MODEL.head
-    )
+    loss, _ = taught(net, replace(lesson, mask=lesson.mask & False))
     assert float(loss) == 0
+
+
+def test_a_chain_is_the_same_whichever_others_are_guessed() -> None:
+    net, lesson = eagle_net(window=9), a_lesson(TAPS, 2)
+    few = torch.tensor([[20, 3, 11], [0, 30, 7]])
+    whole, some = (unrolled(net, lesson, at, 4) for at in (every_place(lesson), few))
+    for one, other in zip(whole, some, strict=True):
+        wanted = torch.stack([rows[at] for rows, at in zip(one, few, strict=True)])
+        assert torch.allclose(other, wanted, atol=1e-5)
+
+
+def test_with_few_anchors_only_so_many_places_of_each_text_are_learned_from() -> None:
+    net, lesson = eagle_net(), a_lesson(TAPS, 4)
+    first = lesson.mask.int().argmax(1)
+    one = torch.zeros_like(lesson.mask)
+    one[torch.arange(4), first + 5] = True
+    there, _ = taught(net, replace(lesson, places=one), anchors=1)
+    wanted, _ = taught(net, replace(lesson, places=one))
+    assert torch.allclose(there, wanted)
+    losses = {round(taught(net, lesson, few)[0].item(), 4) for few in (1, 2, 128)}
+    assert len(losses) == 3
+
+
+def test_neither_attention_nor_logits_are_kept_for_the_gradients() -> None:
+    net, lesson = eagle_net(), a_lesson(TAPS, 16)
+    length, shape = lesson.tokens.shape[1], net.shape
+    most = max(weight.numel() for weight in net.parameters())
+    features = lesson.tokens.numel() * len(TAPS) * shape.width
+    attention = int(lesson.mask.sum()) * shape.heads * length
+    kept = largest_kept(lambda: taught(net, lesson)[0])
+    assert kept <= max(most, features) < attention

@@ -1,7 +1,7 @@
 """Medusa heads: what they begin with, and that they can learn."""
 
 import torch
-from head_cases import MODEL, a_lesson, medusa_net
+from head_cases import MODEL, a_lesson, largest_kept, medusa_net
 
 from paceline.heads.medusa import medusa_loss
 
@@ -43,3 +43,19 @@ def test_only_the_targets_own_words_that_can_be_guessed_are_taught() -> None:
     assert torch.isfinite(loss)
     known = torch.isin(lesson.tokens[:, 3:], few.draft_ids).float().mean()
     assert float(said["first"]) <= float(known)
+
+
+def test_rows_that_nothing_is_learned_from_are_not_computed() -> None:
+    net, lesson = medusa_net(), a_lesson((4,))
+    useless = ~torch.cat((lesson.mask[:, 2:], lesson.mask[:, :2] & False), 1)
+    assert useless[:, :-2].any()
+    lesson.hidden[4][useless] = torch.nan
+    loss, _ = medusa_loss(net, lesson)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in net.parameters())
+
+
+def test_no_logits_are_kept_for_the_gradients() -> None:
+    net, lesson = medusa_net(), a_lesson((4,), 16)
+    kept = largest_kept(lambda: medusa_loss(net, lesson)[0])
+    assert kept <= lesson.hidden[4].numel() < lesson.tokens.numel() * net.shape.draft_vocab

@@ -1,5 +1,6 @@
 """Small heads of every kind for the tiny target, and lessons for them."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,23 @@ def a_lesson(taps: tuple[int, ...], count: int = 4) -> Lesson:
     tokens = said()[:count]
     hidden, final = MODEL.features(tokens, taps)
     return Lesson(tokens, own(tokens), hidden, final)
+
+
+def every_place(lesson: Lesson) -> Tensor:
+    return torch.arange(lesson.tokens.shape[1]).expand_as(lesson.tokens)
+
+
+def largest_kept(loss: Callable[[], Tensor]) -> int:
+    """How many numbers the largest tensor has that is kept for the gradients."""
+    sizes = [0]
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss()
+    return max(sizes)
 
 
 def some_ids(count: int) -> Tensor:

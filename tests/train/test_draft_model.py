@@ -13,6 +13,7 @@ from talk import WEATHER, called, record, user, write
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
 from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.exchange.model import write_model
 from paceline.heads.shelf import DRAFT_CARD
 from paceline.target.load import load
 from paceline.text import Tokenizer
@@ -22,10 +23,9 @@ from paceline.train.dataset import Answers, Batch
 from paceline.train.draft_card import DraftCard, read_draft_card
 from paceline.train.draft_model import DraftJob, run
 from paceline.train.held_out import is_held_out
-from paceline.train.hf_folder import write_folder
 from paceline.train.job import ANSWERS, Told
-from paceline.train.loop import Batches
 from paceline.train.rollout import Rollout
+from paceline.train.steps import Batches
 from paceline.train.tune import TuneConfig, tune
 
 pytestmark = pytest.mark.model
@@ -71,7 +71,7 @@ def cut_down(path: Path, folder: Path) -> Path:
         old = f"layers.{layer}."
         own = {n.removeprefix(old): t for n, t in whole.tensors.items() if n.startswith(old)}
         tensors |= {f"layers.{place}.{part}": t for part, t in own.items()}
-    write_folder(folder, path, replace(whole.shape, layers=len(LAYERS)), tensors)
+    write_model(folder, path, replace(whole.shape, layers=len(LAYERS)), tensors)
     return folder
 
 

@@ -25,9 +25,10 @@ from paceline.train.dense import DenseModel
 from paceline.train.evaluate import acceptance, recorded, replay
 from paceline.train.held_out import is_held_out
 from paceline.train.job import ANSWERS, Told, TrainJob, run
-from paceline.train.loop import CHECKPOINT, Batches, train
+from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.rollout import Rollout
+from paceline.train.steps import CHECKPOINT, Batches
 
 pytestmark = pytest.mark.model
 

@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from torch import Tensor
 from torch_cases import VOCAB
 
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import CorruptModel, SettingError
+from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.heads.folder import Card, load, save
+from paceline.heads.teach import Lesson
 from paceline.train.evaluate import replay
-from paceline.train.loop import CHECKPOINT, Progress, train
+from paceline.train.loop import train
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
+from paceline.train.steps import CHECKPOINT, Progress
 
 MODEL = tiny_model()
 
@@ -54,6 +57,24 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, kind: str, optimiz
     assert steps == [4, 5, 6, 7]  # the fourth was not saved yet
     assert same(weights(straight), weights(again))
     assert not same(weights(straight), weights(killed))
+
+
+def test_a_step_that_does_not_fit_says_so_and_a_smaller_one_goes_on(tmp_path: Path) -> None:
+    config = tiny_config(5, tokens_per_batch=4096, checkpoint_seconds=1e-9)
+    of, after = fresh(config), [3]
+
+    def full(lesson: Lesson, progress: float, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        after[0] -= 1
+        if after[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return of.loss(lesson, progress, generator)
+
+    with pytest.raises(OutOfMemory, match=r"4096 tokens: give a smaller --batch-tokens, such as 2048"):
+        train(replace(of, loss=full), MODEL, batches, config, tmp_path)
+    less, steps = replace(config, tokens_per_batch=2048), []
+    again = fresh(less)
+    train(again, MODEL, batches, less, tmp_path, lambda p: steps.append(p.step))
+    assert steps == [4, 5]
 
 
 @pytest.mark.parametrize("kind", ["block", "eagle", "medusa"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import CorruptModel, SettingError
 from paceline.train.draft_net import DraftNet
-from paceline.train.loop import CHECKPOINT, Progress
+from paceline.train.steps import CHECKPOINT, Progress
 from paceline.train.tune import TuneConfig, loss_of, tune
 
 STEPS = 12
@@ -107,8 +107,14 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptModel, match="delete it"):
         tune(fresh(config), batches, config, tmp_path)
     torch.save({"step": 1}, tmp_path / CHECKPOINT)
-    with pytest.raises(CorruptModel, match="not a checkpoint of a draft model"):
+    with pytest.raises(CorruptModel, match="not a checkpoint"):
         tune(fresh(config), batches, config, tmp_path)
+
+
+def test_nothing_to_train_on_is_said() -> None:
+    config = small()
+    with pytest.raises(SettingError, match="nothing to train on"):
+        tune(fresh(config), lambda _: [], config)
 
 
 def test_time_ends_a_training() -> None:

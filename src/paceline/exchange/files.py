@@ -1,6 +1,7 @@
 """Checkpoints of other formats on disk: config.json and the tensors beside it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +31,8 @@ def write_folder(out: Path, written: Written, dtype: torch.dtype) -> None:
     write_json(out / CONFIG, {**written.config, "dtype": str(dtype).removeprefix("torch.")})
 
 
-def write_json(path: Path, table: dict[str, Any]) -> None:
-    path.write_text(json.dumps(table, indent=2) + "\n")
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def require_new(out: Path) -> None:

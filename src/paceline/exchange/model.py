@@ -1,24 +1,41 @@
-"""A model that paceline runs, as a Hugging Face folder that other engines load."""
+"""A model as a Hugging Face folder that transformers, vLLM and paceline load: weights, config, tokenizer.
 
+What a model that came as a folder says of itself stays word for word; of a GGUF file it is written anew.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from paceline.errors import SettingError, UnknownArchitecture
+from paceline.errors import SettingError
 from paceline.exchange.export import Dtype, known_word
-from paceline.exchange.files import require_new, write_folder, write_json
-from paceline.exchange.swapped import ARCHITECTURES, Written
-from paceline.target.folder import GEMMA3_PARTS, PARTS
+from paceline.exchange.files import require_new, write_json
+from paceline.exchange.model_config import config_of
+from paceline.target.folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
 from paceline.target.load import load
-from paceline.target.shape import ModelShape, Rope
+from paceline.target.safetensors_file import SINGLE, read_json
+from paceline.target.shape import ModelShape
 
-TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
+if TYPE_CHECKING:
+    from paceline.text import Tokenizer
+
+TOKENIZER: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+COPIED: Final = (*TOKENIZER, "generation_config.json")
+PREFIX: Final = "model."
 
 
 def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
-    """Weights as paceline computes with them, settings, tokenizer and chat template, into a new folder.
+    """A GGUF file, with the weights as paceline computes with them, into a new folder.
 
     float32 keeps every weight as it was decoded.
     """
@@ -27,102 +44,94 @@ def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
     known_word(dtype, Dtype)
     require_new(out)
     weights = load(path)
-    shape = weights.shape
-    parts = {ours: theirs for theirs, ours in (GEMMA3_PARTS if _is_gemma(shape) else PARTS).items()}
-    tensors = {_name(name, parts): _stored(name, t, shape) for name, t in weights.tensors.items()}
-    config = _config(shape, tied="head" not in weights.tensors, biased="layers.0.q_bias" in weights.tensors)
-    ends = _write_text(path, out)
-    write_folder(out, Written({**config, "eos_token_id": ends}, tensors), getattr(torch, dtype))
+    write_model(out, path, weights.shape, weights.tensors, getattr(torch, dtype))
     return out
 
 
-def _name(ours: str, parts: dict[str, str]) -> str:
-    outer = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
-    if ours in outer:
-        return outer[ours]
-    _, layer, part = ours.split(".")
-    return f"model.layers.{layer}.{parts[part]}"
+def write_model(
+    folder: Path,
+    source: Path,
+    shape: ModelShape,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """source: the model that the weights are of, or were before training. tensors: by canonical name."""
+    from safetensors.torch import save_file
+
+    if source.resolve() == folder.resolve():
+        raise SettingError(f"{folder.name} is the model itself: give another folder for the trained one")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = str(dtype).removeprefix("torch.")
+    if source.is_dir():
+        _copy_description(source, folder, name)
+    else:
+        _write_description(source, folder, shape, tensors, name)
+    stored = {n: tensor.to("cpu", dtype).contiguous() for n, tensor in _named(shape, tensors)}
+    beside = folder / f"{SINGLE}.new"
+    save_file(stored, beside, {"format": "pt"})
+    beside.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
+    beside.replace(folder / SINGLE)
 
 
-def _stored(name: str, tensor: Tensor, shape: ModelShape) -> Tensor:
-    return tensor - 1 if _is_gemma(shape) and name.endswith("norm") else tensor
+def _named(shape: ModelShape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """As the family's checkpoints name and keep them."""
+    gemma = shape.architecture == "gemma3"
+    parts = {ours: theirs for theirs, ours in (GEMMA3_PARTS if gemma else PARTS).items()}
+    outer = {ours: PREFIX + theirs for theirs, ours in OUTER.items()} | {"head": HEAD}
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        kept = tensor - 1.0 if gemma and part.endswith("norm") else tensor
+        yield (f"{PREFIX}{layer}.{parts[part]}" if layer else outer[name]), kept
 
 
-def _is_gemma(shape: ModelShape) -> bool:
-    return shape.architecture == "gemma3"
+def _copy_description(source: Path, folder: Path, dtype: str) -> None:
+    config = read_json(source / CONFIG)
+    text = config.get("text_config")
+    if isinstance(text, dict):  # a vision tower stands beside it, which is not trained and not kept
+        config = {**text, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    dropped = ("torch_dtype", "quantization_config")
+    write_json(folder / CONFIG, {k: v for k, v in config.items() if k not in dropped} | {"dtype": dtype})
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
-def _config(shape: ModelShape, tied: bool, biased: bool) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[shape.architecture]],
-        "model_type": TYPES.get(shape.architecture, shape.architecture),
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.ff_width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": shape.max_context,
-        "rms_norm_eps": shape.norm_eps,
-        "tie_word_embeddings": tied,
-        "attention_bias": biased,
-        "rope_theta": shape.rope.theta,
-        "rope_parameters": _rope(shape.rope),
+def _write_description(
+    source: Path, folder: Path, shape: ModelShape, tensors: Mapping[str, Tensor], dtype: str
+) -> None:
+    from paceline.text import Tokenizer
+
+    tokenizer = Tokenizer.load(source)
+    names = tokenizer.names
+    ends: dict[str, int | list[int]] = {"eos_token_id": sorted(tokenizer.eos_ids)}
+    if tokenizer.bos_id is not None:
+        ends["bos_token_id"] = tokenizer.bos_id
+    write_json(folder / CONFIG, config_of(shape, tensors, dtype, ends))
+    write_json(folder / "generation_config.json", ends)
+    write_json(folder / "tokenizer.json", _tokenizer(tokenizer))
+    about: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": tokenizer.adds_bos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": shape.max_context,
+        **names,
     }
-    if _is_gemma(shape):
-        kinds = ["sliding_attention" if local else "full_attention" for local in shape.local_layers]
-        local = shape.local_rope or shape.rope
-        return config | {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": round(shape.attn_scale**-2),
-            "sliding_window": shape.window,
-            "layer_types": kinds,
-            "rope_local_base_freq": local.theta,
-            "rope_parameters": {"full_attention": _rope(shape.rope), "sliding_attention": _rope(local)},
+    if template := tokenizer.templates.get("default"):
+        about["chat_template"] = template
+    write_json(folder / "tokenizer_config.json", about)
+
+
+def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
+    """With a step that puts the begin token first, where the model wants one."""
+    table: dict[str, Any] = json.loads(tokenizer.to_json())
+    begin = tokenizer.names.get("bos_token")
+    if tokenizer.adds_bos and begin is not None:
+        first = {"SpecialToken": {"id": begin, "type_id": 0}}
+        text, other = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
+        table["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, text],
+            "pair": [first, text, first, other],
+            "special_tokens": {begin: {"id": begin, "ids": [tokenizer.bos_id], "tokens": [begin]}},
         }
-    if shape.architecture == "mistral":  # whose layers have a window unless none is named
-        config["sliding_window"] = shape.window or None
-    elif any(shape.local_layers):
-        raise UnknownArchitecture(
-            f"some layers of the model see a window only, which is not written for {shape.architecture}: "
-            "give other engines the folder it was made from"
-        )
-    return config | {"hidden_act": "silu"}
-
-
-def _rope(rope: Rope) -> dict[str, Any]:
-    if rope.divisors:
-        raise UnknownArchitecture(
-            "the model lists its rotary frequencies one by one, which config.json cannot say: "
-            "give other engines the folder it was made from"
-        )
-    common = {"rope_type": "default" if rope.kind == "none" else rope.kind, "rope_theta": rope.theta}
-    if rope.kind == "linear":
-        return common | {"factor": rope.factor}
-    if rope.kind == "llama3":
-        return common | {
-            "factor": rope.factor,
-            "low_freq_factor": rope.low_freq_factor,
-            "high_freq_factor": rope.high_freq_factor,
-            "original_max_position_embeddings": rope.original_context,
-        }
-    return common
-
-
-def _write_text(path: Path, out: Path) -> list[int]:
-    """tokenizer.json and what stands beside it; gives the tokens that end an answer."""
-    from paceline.text.gguf_vocab import vocabulary_from_gguf
-
-    found = vocabulary_from_gguf(path)
-    out.mkdir(parents=True, exist_ok=True)
-    found.backend.save(str(out / "tokenizer.json"))
-    ends = sorted(found.eos_ids)
-    names = {name: word for name, word in found.names.items() if name in ("bos_token", "eos_token")}
-    table: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": found.adds_bos}
-    if "default" in found.templates:
-        table["chat_template"] = found.templates["default"]
-    table |= names
-    write_json(out / "tokenizer_config.json", table)
-    write_json(out / "generation_config.json", {"eos_token_id": ends, "bos_token_id": found.bos_id})
-    return ends
+    return table

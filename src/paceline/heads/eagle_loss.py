@@ -5,49 +5,78 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.eagle import EagleNet
-from paceline.heads.teach import Lesson, ahead, begins, figures, wishes
+from paceline.heads.teach import Lesson, ahead, begins, drawn, figures, light, wishes
 
 
 def eagle_loss(
-    net: EagleNet, lesson: Lesson, head: Tensor, steps: int = 4, decay: float = 0.8
+    net: EagleNet,
+    lesson: Lesson,
+    head: Tensor,
+    generator: torch.Generator,
+    steps: int = 4,
+    anchors: int = 128,
+    decay: float = 0.8,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy with the target's law over `steps` guesses; each weighs `decay` times the one before.
 
-    head: the target's whole one, [vocab, width].
+    head: the target's whole one, [vocab, width]. anchors: most places of each text that are guessed from.
     """
     p, known = _wanted(net, lesson, head)
+    # real: whether all up to the guessed token are the target's own words
+    at, real = drawn(begins(lesson) & ahead(lesson.mask, 2), anchors, generator)
     total, places = p.new_zeros(()), []
-    real = begins(lesson)  # and whether all up to the guessed token are the target's own words
-    for j, hidden in enumerate(unrolled(net, lesson, steps)):
-        real = real & ahead(lesson.mask, 2 + j)
-        counts = real & ahead(known >= 0, 1 + j)
+    for j, hidden in enumerate(unrolled(net, lesson, at, steps)):
+        real = real & ahead(lesson.mask, 2 + j).gather(1, at)
+        law = ahead(known, 1 + j).gather(1, at)  # past the end nothing is real
+        counts = real & (law >= 0)
         right = torch.zeros_like(real)
         if counts.any():
-            law = p[ahead(known, 1 + j)[counts]]
-            said = net.logits(hidden[counts])
-            total = total + decay**j * F.cross_entropy(said, law)
-            right[counts] = said.argmax(-1) == law.argmax(-1)
+            loss, right[counts] = light(_taught, net, hidden[counts], p, law[counts])
+            total = total + decay**j * loss
         places.append((right, real))
     right, real = (torch.stack(part, -1) for part in zip(*places, strict=True))
     return total, figures(right, real)
 
 
-def unrolled(net: EagleNet, lesson: Lesson, steps: int) -> list[Tensor]:
-    """The net's output at every place, [b, n, width] for each step.
+def unrolled(net: EagleNet, lesson: Lesson, at: Tensor, steps: int) -> list[Tensor]:
+    """The net's output from places `at` [b, a] of the texts, [b, a, width] for each step.
 
-    From every place, step j reads the token j + 1 after it and guesses the next. Rows of the text are those
-    of step 0, and each place sees its own later steps besides.
+    From a place, step j reads the token j + 1 after it and guesses the next. Rows of the text are those of
+    step 0 at every place, and each chain sees its own later steps besides.
     """
-    at = torch.arange(lesson.tokens.shape[1], device=lesson.tokens.device).expand_as(lesson.tokens)
-    rows = net.rows(ahead(lesson.tokens, 1), net.fused(lesson.hidden), at)
-    text, sees = rows.keys_values, net.sees(at, at)
-    chain = text[:, :, None][:, :, :0]
-    out = [net(rows, text, sees, chain)]
-    for j in range(1, steps):
-        rows = net.rows(ahead(lesson.tokens, 1 + j), out[-1], at + j)
+    everywhere = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
+    fused = net.fused(lesson.hidden)
+    text = light(net.rows, ahead(lesson.tokens, 1), fused, everywhere).keys_values
+    sees, chain = net.sees(at, everywhere), text.new_zeros(*at.shape, 0, *text.shape[2:])
+    out = [fused.gather(1, at[:, :, None].expand(-1, -1, fused.shape[-1]))]
+    for j in range(steps):
+        tokens = ahead(lesson.tokens, 1 + j).gather(1, at)
+        hidden, chain = light(_step, net, tokens, out[-1], at + j, text, sees, chain, j > 0)
+        out.append(hidden)
+    return out[1:]
+
+
+def _step(
+    net: EagleNet,
+    tokens: Tensor,
+    hidden: Tensor,
+    positions: Tensor,
+    text: Tensor,
+    sees: Tensor,
+    chain: Tensor,
+    beyond: bool,
+) -> tuple[Tensor, Tensor]:
+    """The net's output, and the chain with these rows in it where they are beyond the text."""
+    rows = net.rows(tokens, hidden, positions)
+    if beyond:
         chain = torch.cat((chain, rows.keys_values[:, :, None]), 2)
-        out.append(net(rows, text, sees, chain))
-    return out
+    return net(rows, text, sees, chain), chain
+
+
+def _taught(net: EagleNet, hidden: Tensor, laws: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of guesses [r, width] against these of the laws, and which of them [r] are right."""
+    law, said = laws[which], net.logits(hidden)
+    return F.cross_entropy(said, law), said.argmax(-1) == law.argmax(-1)
 
 
 def _wanted(net: EagleNet, lesson: Lesson, head: Tensor) -> tuple[Tensor, Tensor]:

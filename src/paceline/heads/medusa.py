@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.heads.net import Net, Pieces
-from paceline.heads.teach import Lesson, ahead, begins, figures
+from paceline.heads.teach import Lesson, ahead, begins, figures, light
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +58,48 @@ class MedusaNet(Net):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The last layer's output [..., width] -> logits [..., block, draft_vocab]."""
+        rows = [self._row(hidden, i) for i in range(self.shape.block)]
+        if self.shape.own_heads:
+            return torch.stack([head(row) for head, row in zip(self.heads, rows, strict=True)], -2).float()
+        return F.linear(torch.stack(rows, -2).to(self.head.dtype), self.head).float()
+
+    def logits(self, hidden: Tensor, i: int) -> Tensor:
+        """What head i says: [..., width] -> [..., draft_vocab]."""
+        row = self._row(hidden, i)
+        said: Tensor = (
+            self.heads[i](row) if self.shape.own_heads else F.linear(row.to(self.head.dtype), self.head)
+        )
+        return said.float()
+
+    def _row(self, hidden: Tensor, i: int) -> Tensor:
+        """What head i makes logits of, [..., width]."""
         shape = self.shape
         x = F.rms_norm(hidden.float(), (shape.width,), self.norm.float(), shape.norm_eps)
-        x, said = x.to(next(self.parameters()).dtype), []
-        for i in range(shape.block):
-            y = x
-            for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:
-                y = y + F.silu(block(y))
-            said.append(y)
-        if shape.own_heads:
-            return torch.stack([head(y) for head, y in zip(self.heads, said, strict=True)], -2).float()
-        return F.linear(torch.stack(said, -2).to(self.head.dtype), self.head).float()
+        x = x.to(next(self.parameters()).dtype)
+        for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:
+            x = x + F.silu(block(x))
+        return x
 
 
 def medusa_loss(net: MedusaNet, lesson: Lesson, decay: float = 0.8) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy with what was said; a head weighs `decay` times the one before it."""
-    logits = net(lesson.hidden[net.shape.taps[-1]])
-    total, places = logits.new_zeros(()), []
+    hidden = lesson.hidden[net.shape.taps[-1]]
+    total, places = torch.zeros((), device=hidden.device), []
     real = begins(lesson)  # and whether all up to the guessed token are the target's own words
     for i in range(net.shape.block):
         real = real & ahead(lesson.mask, 2 + i)
         wanted = net.number[ahead(lesson.tokens, 2 + i)]
         counts = real & (wanted < net.shape.draft_vocab)
-        rows, right = logits[:, :, i][counts], torch.zeros_like(real)
-        if len(rows):
-            total = total + decay**i * F.cross_entropy(rows, wanted[counts])
-            right[counts] = rows.argmax(-1) == wanted[counts]
+        right = torch.zeros_like(real)
+        if counts.any():
+            loss, right[counts] = light(_taught, net, hidden[counts], i, wanted[counts])
+            total = total + decay**i * loss
         places.append((right, real))
     right, real = (torch.stack(part, -1) for part in zip(*places, strict=True))
     return total, figures(right, real)
+
+
+def _taught(net: MedusaNet, hidden: Tensor, i: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of head i, and which of its guesses [r] are right."""
+    said = net.logits(hidden, i)
+    return F.cross_entropy(said, wanted), said.argmax(-1) == wanted

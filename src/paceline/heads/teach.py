@@ -1,13 +1,16 @@
 """What a head is trained on: texts of the target, and what the target made of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar, TypeVarTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+Given = TypeVarTuple("Given")
+T = TypeVar("T")
 _ROWS: Final = 2048  # of logits over the whole vocabulary at once
 
 
@@ -79,3 +82,19 @@ def ahead(x: Tensor, by: int) -> Tensor:
 def begins(lesson: Lesson) -> Tensor:
     """[b, n]: whether guesses made of this row, and of the last token there is, may count."""
     return torch.ones_like(lesson.mask) if lesson.places is None else ahead(lesson.places, 1)
+
+
+def drawn(fit: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """fit [b, n] -> up to `most` random places of each text where it holds, and whether each is one: [b, a].
+
+    Where a text has fewer than another, others of its places fill up.
+    """
+    count = min(most, max(1, int(fit.sum(1).max())))
+    order, at = torch.rand(fit.shape, generator=generator).to(fit.device).masked_fill(~fit, -1.0).topk(count)
+    return at, order >= 0
+
+
+def light(function: Callable[[*Given], T], *given: *Given) -> T:
+    """What the function makes of its arguments; what is in between is made again for gradients."""
+    made: T = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
+    return made

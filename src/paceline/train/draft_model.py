@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline import models
 from paceline.drafters.model import drafter_for
 from paceline.errors import SettingError
+from paceline.exchange.model import write_model
 from paceline.target.choose import load_draft
 from paceline.target.load import load, open_checkpoint, placed_tensors
 from paceline.target.stored import fingerprint
@@ -22,10 +23,9 @@ from paceline.train.dense import DenseModel
 from paceline.train.draft_card import DraftCard, save_card
 from paceline.train.draft_net import DraftNet
 from paceline.train.evaluate import Acceptance, Guess, Recorded, acceptance, by_bucket, recorded, replay
-from paceline.train.hf_folder import write_folder
 from paceline.train.job import Report, Told, answers_in
-from paceline.train.loop import Progress
 from paceline.train.retold import retold, same_words, telling
+from paceline.train.steps import Progress
 from paceline.train.tune import TuneConfig, tune
 from paceline.trained import draft_model_path
 
@@ -117,7 +117,7 @@ class _Pair:
         max_len = min(config.max_len, weights.shape.max_context)
         batches = partial(shown.batches, tokens_per_batch=config.tokens_per_batch, max_len=max_len)
         tune(net, batches, config, job.folder, _telling(report), teacher)
-        write_folder(job.folder, self.draft_path, weights.shape, net.weights())
+        write_model(job.folder, self.draft_path, weights.shape, net.weights())
         return shown
 
     def by_kind(self, guesses: Sequence[Guess], texts: Sequence[Recorded]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """A draft model whose weights can be trained: all of them, or low-rank additions to its matrices."""
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,11 +49,6 @@ class DraftNet:
             model.run(tokens[:, :start], _rows(turns, 0, start), before.noting(model.causal(start)))
         attend = before.beneath(model, start, length)
         return model.run(tokens[:, start:], _rows(turns, start, length), attend)[-1]
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        for name, weight in self.trained.items():
-            weight.copy_(state[name])
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from paceline.train.conversations import Conversation
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded
 from paceline.train.held_out import held_out
-from paceline.train.optimizers import Optimizers
+from paceline.train.optimizers import optimizers_of
 from paceline.train.recipe import TrainConfig
 
 WARM_UP: Final = 0.1  # share of the steps
@@ -82,7 +82,7 @@ def learn(
     tell: Tell = lambda _: None,
 ) -> None:
     """Trains the network in place, where guesses went wrong and at some of the other places."""
-    optimizers = Optimizers(net.train(), TrainConfig(lr=config.lr))
+    optimizers = optimizers_of(dict(net.train().named_parameters()), TrainConfig(lr=config.lr))
     for step, batch in enumerate(_endless(lessons, config.steps, generator)):
         loss, _ = measure(batch.lesson(config.others, generator), 1.0, generator)
         if loss.requires_grad:

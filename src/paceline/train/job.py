@@ -27,9 +27,10 @@ from paceline.train.conversations import Source
 from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
-from paceline.train.loop import Progress, train
+from paceline.train.loop import train
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
+from paceline.train.steps import Progress
 from paceline.trained import fingerprint_of
 
 ANSWERS: Final = "answers.npz"

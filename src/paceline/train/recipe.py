@@ -1,6 +1,5 @@
 """What is trained and how: settings, and for each kind of head a network and its loss."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
@@ -8,7 +7,6 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.errors import SettingError
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.eagle import EagleNet, EagleShape
@@ -19,30 +17,20 @@ from paceline.heads.net import Net, Pieces, Shape
 from paceline.heads.teach import Loss
 from paceline.target.shape import ModelShape
 from paceline.train.dense import DenseModel
+from paceline.train.schedule import Schedule
 
 Kind = Literal["block", "eagle", "medusa"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Optimizer = Literal["adamw", "muon"]
-MOST_SEEDS: Final = 2**32
 _SAMPLE: Final = 256  # tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TrainConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig(Schedule):
     kind: Kind = "block"
-    steps: int = 0  # 0: as many as fit into the time
-    minutes: float = 10.0  # taken where no steps are given
-    tokens_per_batch: int = 65536
-    max_len: int = 2048
     optimizer: Optimizer = "adamw"
     lr: float = 6e-4
     muon_lr: float = 1e-3  # of matrices, with muon
-    weight_decay: float = 0.0
-    warmup: float = 0.04  # share of the training
-    last_lr: float = 0.1  # share of the rate that is left at the end
-    clip: float = 1.0
-    seed: int = 0
-    checkpoint_seconds: float = 60.0
     look_steps: int = 300  # between two looks at held-out text
     taps: int = 5  # layers of the target that are read; medusa reads the last one only
     draft_vocab: int = 8192
@@ -51,30 +39,18 @@ class TrainConfig:
     block: int = 8  # guesses in one draft
     markov_rank: int = 64
     window: int = 1024
-    anchors: int = 128  # places of each text that a block is guessed from in one step
+    anchors: int = 128  # most places of each text that are guessed from in one step; medusa takes them all
     from_target: bool = True  # a new block begins with copies of the target's last layers
 
     def __post_init__(self) -> None:
+        Schedule.__post_init__(self)
         for name in ("kind", "optimizer"):
             known = get_args(Kind if name == "kind" else Optimizer)
             if getattr(self, name) not in known:
-                raise _unusable(self, name, f"one of {', '.join(known)}")
-        whole = ("tokens_per_batch", "max_len", "look_steps", "taps", "draft_vocab", "layers", "block")
-        for name in (*whole, "markov_rank", "window", "anchors"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise _unusable(self, name, "a whole number, 1 or more")
-        if self.block < 2:
-            raise _unusable(self, "block", "2 or more")
-        if not 0 <= self.seed < MOST_SEEDS:
-            raise _unusable(self, "seed", f"0 to {MOST_SEEDS - 1}")
-        if self.steps < 0 or (self.steps == 0 and not 0 < self.minutes < math.inf):
-            raise SettingError(f"steps={self.steps}, minutes={self.minutes}: one of them must be above 0")
-        for name in ("warmup", "last_lr"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise _unusable(self, name, "0 to 1")
-        for name in ("lr", "muon_lr", "clip", "checkpoint_seconds"):
-            if not getattr(self, name) > 0:
-                raise _unusable(self, name, "more than 0")
+                raise self.unusable(name, f"one of {', '.join(known)}")
+        self.require_whole(look_steps=1, taps=1, draft_vocab=1, layers=1, block=2)
+        self.require_whole(markov_rank=1, window=1, anchors=1)
+        self.require_positive("lr", "muon_lr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +93,13 @@ def recipe(
 
 
 def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
-    """anchors: places of each text in one step, for a network that fills blocks."""
+    """anchors: most places of each text that are guessed from in one step; medusa takes them all."""
     if isinstance(net, BlockNet):
         return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
     if isinstance(net, EagleNet):
-        return lambda lesson, progress, generator: eagle_loss(net, lesson, model.head, net.shape.block)
+        return lambda lesson, progress, generator: eagle_loss(
+            net, lesson, model.head, generator, net.shape.block, anchors
+        )
     assert isinstance(net, MedusaNet)
     return lambda lesson, progress, generator: medusa_loss(net, lesson)
 
@@ -172,7 +150,3 @@ def _medusa_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> Medu
         layers=config.layers,
         norm_eps=of.norm_eps,
     )
-
-
-def _unusable(config: TrainConfig, name: str, expected: str) -> SettingError:
-    return SettingError(f"{name}={getattr(config, name)!r} is not usable: expected {expected}")

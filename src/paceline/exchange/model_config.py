@@ -4,27 +4,20 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from paceline.errors import UnknownArchitecture
+from paceline.exchange.swapped import ARCHITECTURES
 from paceline.target.shape import ModelShape, Rope
 
-# The type and the class that transformers has for each family.
-CLASSES: Final[Mapping[str, tuple[str, str]]] = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "mistral": ("mistral", "MistralForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-}
+TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
 
 
 def config_of(
     shape: ModelShape, names: Collection[str], dtype: str, ends: Mapping[str, int | list[int]]
 ) -> dict[str, Any]:
     """names: of the weights there are, canonical. ends: ids of the tokens that begin and end a text."""
-    model_type, architecture = CLASSES[shape.architecture]
     activation = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}[shape.activation]
     return {
-        "architectures": [architecture],
-        "model_type": model_type,
+        "architectures": [ARCHITECTURES[shape.architecture]],
+        "model_type": TYPES.get(shape.architecture, shape.architecture),
         "dtype": dtype,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.width,
@@ -45,12 +38,18 @@ def config_of(
 
 def _family(shape: ModelShape, names: Collection[str]) -> dict[str, Any]:
     biased = any(name.endswith("q_bias") for name in names)
-    if shape.architecture in ("llama", "qwen3"):
+    if shape.architecture == "llama":
+        if any(shape.local_layers):
+            raise UnknownArchitecture(
+                "some layers of the model see a window only, which config.json cannot say of a llama: "
+                "start from the model's own folder instead"
+            )
         return {"attention_bias": biased}
     if shape.architecture == "mistral":
         return {"sliding_window": shape.window or None}
-    if shape.architecture == "qwen2":
-        return {"use_sliding_window": any(shape.local_layers), **_windows(shape)}
+    if shape.architecture in ("qwen2", "qwen3"):
+        bias = {"attention_bias": biased} if shape.architecture == "qwen3" else {}
+        return {**bias, "use_sliding_window": any(shape.local_layers), **_windows(shape)}
     return {"query_pre_attn_scalar": _whole(shape.attn_scale**-2), **_windows(shape)}
 
 
