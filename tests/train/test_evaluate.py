@@ -110,6 +110,7 @@ def test_rates_count_passes_as_speculation_takes_them() -> None:
     of = acceptance(found, [TEXT], 2)
     assert of.by_place == (3 / 5, 1 / 2)  # the second place was reached three times, once past the end
     assert of.tokens_per_pass == (5 / 3, 5 / 2)  # bc d ef; bcd ef
+    assert of.accepted == 3 / 4  # b c, then e and not f
     buckets = by_bucket(found, [TEXT], 2, lambda _, at: "vowel" if TEXT.tokens[at] in b"ae" else "other")
     assert buckets["vowel"].anchors == 1
     assert sum(bucket.anchors for bucket in buckets.values()) == of.anchors

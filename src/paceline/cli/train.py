@@ -167,6 +167,8 @@ def _bars() -> Iterator["Report"]:
 
 
 def _show(card: "Card", job: "TrainJob") -> None:
+    from paceline.train.publish import ACCEPTED, MEASURED
+
     out = Console(highlight=False)
     table = Table("guess", "right if those before are", "tokens per pass so far")
     for place, (right, rate) in enumerate(zip(card.acceptance, card.tokens_per_pass, strict=True), 1):
@@ -174,4 +176,8 @@ def _show(card: "Card", job: "TrainJob") -> None:
     out.print(table)
     for kind, found in card.data["by_kind_of_text"].items():
         out.print(f"{kind}: {found['tokens_per_pass'][-1]:.2f} tokens per pass", markup=False)
+    accepted = f"{card.data[ACCEPTED]:.1%} of the guesses reached are accepted, {MEASURED} in a draft"
+    if "before" in card.data:
+        accepted += f"; {card.data['before']['accepted']:.1%} before"
+    out.print(accepted, markup=False)
     out.print(str(job.folder), markup=False)

@@ -50,4 +50,4 @@ def read_draft_card(folder: Path) -> DraftCard:
 
 def _acceptance(table: Mapping[str, Any]) -> Acceptance:
     by_place, rates = (tuple(float(x) for x in table[name]) for name in ("by_place", "tokens_per_pass"))
-    return Acceptance(int(table["anchors"]), by_place, rates)
+    return Acceptance(int(table["anchors"]), by_place, rates, float(table.get("accepted", 0.0)))

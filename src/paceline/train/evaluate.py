@@ -5,7 +5,7 @@ asked for a draft, and the draft is compared with what came. No figure here come
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,7 @@ class Acceptance:
     anchors: int
     by_place: tuple[float, ...]  # how often a guess is right if those before it are
     tokens_per_pass: tuple[float, ...]  # with one guess at most, with two, and so on
+    accepted: float = 0.0  # share of the guesses that are reached, where a pass has as many as it may
 
 
 def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
@@ -149,7 +150,7 @@ def acceptance(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -
     at = {(g.text, g.anchor): g.right for g in guesses}
     walks = [list(_passes(at, texts, k)) for k in range(1, most + 1)]
     rates = tuple(sum(n for *_, n in walk) / max(1, len(walk)) for walk in walks)
-    return Acceptance(len(guesses), tuple(by_place), rates)
+    return Acceptance(len(guesses), tuple(by_place), rates, _accepted(guesses, walks[-1], most))
 
 
 def passes_by_text(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -> list[int]:
@@ -173,8 +174,16 @@ def by_bucket(
     for name, group in sorted(groups.items()):
         own = [[n for text, anchor, n in walk if of[text, anchor] == name] for walk in walks]
         rates = tuple(sum(tokens) / max(1, len(tokens)) for tokens in own)
-        found[name] = Acceptance(len(group), acceptance(group, texts, most).by_place, rates)
+        by_place = acceptance(group, texts, most).by_place
+        found[name] = Acceptance(len(group), by_place, rates, _accepted(group, walks[-1], most))
     return found
+
+
+def _accepted(guesses: Sequence[Guess], passes: Iterable[tuple[int, int, int]], most: int) -> float:
+    taken = {(text, anchor) for text, anchor, _ in passes}
+    drafts = [g for g in guesses if (g.text, g.anchor) in taken]
+    reached = sum(min(g.right + 1, g.counted, most) for g in drafts)
+    return sum(min(g.right, most) for g in drafts) / max(1, reached)
 
 
 def _passes(

@@ -13,6 +13,7 @@ from paceline.train.evaluate import BucketAt, Guess, Recorded, acceptance, by_bu
 from paceline.train.recipe import Recipe, pieces_of
 
 MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
+ACCEPTED: Final = f"accepted of {MEASURED}"  # share of the guesses that are reached
 TOGETHER: Final = 48  # texts that are played back beside one another
 
 
@@ -38,6 +39,8 @@ def publish(
     tell(guesses)
     found = acceptance(guesses, texts, most)
     card = replace(card, acceptance=found.by_place, tokens_per_pass=found.tokens_per_pass)
+    few = acceptance(guesses, texts, min(MEASURED, most))
+    card = replace(card, data={**card.data, ACCEPTED: few.accepted})
     if bucket is not None:
         kinds = by_bucket(guesses, texts, min(MEASURED, most), bucket)
         told = {kind: asdict(figures) for kind, figures in kinds.items()}
