@@ -37,7 +37,7 @@ def published_eagle() -> Checkpoint:
 
 def speculator(kind: str) -> Checkpoint:
     net = an_eagle(own_embed=True) if kind == "eagle" else random_net(draft_vocab=60)
-    written = (eagle3 if kind == "eagle" else dspark).written(net, a_card(kind, net), TARGET, "tiny")  # type: ignore[attr-defined]
+    written = (eagle3 if kind == "eagle" else dspark).written(net, a_card(kind, net), TARGET, "tiny")
     return json.loads(json.dumps(written.config)), dict(written.tensors)
 
 
@@ -69,7 +69,7 @@ HARMS: dict[str, Callable[[Tensor], Tensor]] = {
     "huge": lambda t: torch.full_like(t, 2**30),
     "below nothing": lambda t: torch.full_like(t, -(2**30)),
 }
-VALUES = (
+VALUES: tuple[object, ...] = (
     None,
     True,
     0,

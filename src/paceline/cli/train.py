@@ -165,11 +165,16 @@ def _bars() -> Iterator["Report"]:
 
 
 def _show(card: "Card", job: "TrainJob") -> None:
+    from paceline.train.held_out import nothing_measured
+
     out = Console(highlight=False)
-    table = Table("guess", "right if those before are", "tokens per pass so far")
-    for place, (right, rate) in enumerate(zip(card.acceptance, card.tokens_per_pass, strict=True), 1):
-        table.add_row(str(place), f"{right:.1%}", f"{rate:.2f}")
-    out.print(table)
+    if card.acceptance:
+        table = Table("guess", "right if those before are", "tokens per pass so far")
+        for place, (right, rate) in enumerate(zip(card.acceptance, card.tokens_per_pass, strict=True), 1):
+            table.add_row(str(place), f"{right:.1%}", f"{rate:.2f}")
+        out.print(table)
+    else:
+        out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
     for kind, found in card.data["by_kind_of_text"].items():
         out.print(f"{kind}: {found['tokens_per_pass'][-1]:.2f} tokens per pass", markup=False)
     out.print(str(job.folder), markup=False)

@@ -115,8 +115,8 @@ def draft_order(found: Found, size: int, target: Target) -> tuple[Tensor, Tensor
     offset = found.tensor("d2t")
     if offset.shape != (size,) or offset.is_floating_point() or offset.is_complex():
         raise CorruptModel(
-            f"{found.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} tokens "
-            "of draft_vocab_size: fetch it again"
+            f"{found.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} "
+            "tokens of draft_vocab_size: fetch it again"
         )
     ids, rows = (torch.arange(size) + offset).sort()
     if not ids.diff().all() or ids[0] < 0 or ids[-1] >= vocab:
