@@ -18,6 +18,7 @@ from killed_once import (
 )
 from killed_once import Done as AnyDone
 from talk import WEATHER, user
+from torch_cases import some_layers
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
@@ -46,11 +47,7 @@ TUNE = TuneConfig(
 def cut_down(path: Path, folder: Path) -> Path:
     """A few layers of the model, as a model of its own."""
     whole = load(path)
-    tensors = {name: t for name, t in whole.tensors.items() if not name.startswith("layers.")}
-    for place, layer in enumerate(LAYERS):
-        old = f"layers.{layer}."
-        own = {n.removeprefix(old): t for n, t in whole.tensors.items() if n.startswith(old)}
-        tensors |= {f"layers.{place}.{part}": t for part, t in own.items()}
+    tensors = some_layers(whole.tensors, LAYERS)
     write_model(folder, path, replace(whole.shape, layers=len(LAYERS)), tensors)
     return folder
 
