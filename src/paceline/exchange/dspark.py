@@ -98,12 +98,11 @@ def taken(found: Found, target: Target) -> Taken:
     common = decoder_shape(found, layer)
     reads = layer.whole("vocab_size")
     require_target(found, target, common["width"], vocab if reads == vocab + 1 else reads)
-    size = config.whole("draft_vocab_size", vocab)
-    ids, rows = draft_order(found, size, target)
+    ids, rows = draft_order(found, target)
     shape = BlockShape(
         **common,
         vocab=vocab,
-        draft_vocab=size,
+        draft_vocab=len(ids),
         taps=taps_of(found, config.raw("aux_hidden_state_layer_ids"), target),
         layers=layer.whole("num_hidden_layers", most=1000),
         block=config.whole("block_size", speculative_tokens(found, 8), 1000),

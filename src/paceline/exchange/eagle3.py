@@ -91,13 +91,12 @@ def taken(found: Found, target: Target) -> Taken:
         tensors.setdefault(f"layers.0.{LAYER['o']}.bias", torch.zeros(common["width"]))
     found = replace(found, tensors=tensors)
     require_target(found, target, common["width"], vocab)
-    size = found.config.whole("draft_vocab_size", vocab)
-    ids, rows = draft_order(found, size, target)
+    ids, rows = draft_order(found, target)
     embed = found.tensors.get(OUTER["embed"])
     shape = EagleShape(
         **common,
         vocab=vocab,
-        draft_vocab=size,
+        draft_vocab=len(ids),
         taps=taps_of(found, _layers_read(found.config, target), target),
         block=speculative_tokens(found, GUESSES),
         window=layer.whole("sliding_window") if _slides(layer) else WHOLE_TEXT,

@@ -107,9 +107,10 @@ def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
     return {"d2t": draft_ids - torch.arange(len(draft_ids)), "t2d": known}
 
 
-def draft_order(found: Found, size: int, target: Target) -> tuple[Tensor, Tensor]:
+def draft_order(found: Found, target: Target) -> tuple[Tensor, Tensor]:
     """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
     vocab = len(target.pieces.embed)
+    size = found.config.whole("draft_vocab_size", vocab)
     if size == vocab and "d2t" not in found.tensors:
         return torch.arange(vocab), torch.arange(vocab)
     offset = found.tensor("d2t")
