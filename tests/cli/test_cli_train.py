@@ -15,6 +15,7 @@ from paceline.folders import home
 from paceline.heads import versions
 from paceline.heads.folder import WEIGHTS, read_card, save_card
 from paceline.heads.kinds import KINDS
+from paceline.train.held_out import is_held_out
 from paceline.trained import find_trained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
@@ -65,6 +66,23 @@ def test_train_makes_a_drafter_that_generate_takes(
     code, out, _ = run(capsys, *asked, "--trained", "tiny", "--drafters", "medusa")
     assert json.loads(out)["drafted"] > 10
     assert (own_home / "drafters" / "tiny" / "drafter.json").exists()
+
+
+@pytest.mark.model
+def test_a_training_with_nothing_held_out_says_so(
+    capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path
+) -> None:
+    assert not is_held_out("colours")
+    talks = [{"messages": [{"role": "user", "content": text}], "group": "colours"} for text in TALKS[:2]]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    made = ["train", "--traces", str(tmp_path / "talks.jsonl"), "--out", "tiny", "--kind", "medusa"]
+    code, out, _ = run(capsys, *made, "--steps", "1", "--max-new", "4", "--device", "cpu")
+    assert code == 0
+    assert "nothing was measured" in out
+    assert "with 2 prompts it was none; give 50 or more" in out
+    assert "%" not in out
+    card = read_card(own_home / "drafters" / "tiny")
+    assert card.acceptance == card.tokens_per_pass == ()
 
 
 @pytest.mark.model

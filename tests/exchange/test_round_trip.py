@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from head_cases import medusa_net, some_ids
+from exchanged import PIECES, TARGET, a_card, an_eagle
+from head_cases import medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_heads import random_net, tiny_model
+from tiny_heads import random_net
 from torch_cases import VOCAB
 
 from paceline.errors import (
@@ -36,33 +37,7 @@ from paceline.target.load import load as load_weights
 from paceline.target.pieces import load_pieces
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import Recorded, replay
-from paceline.train.recipe import default_taps, pieces_of
-
-MODEL = tiny_model()
-PIECES = pieces_of(MODEL)
-TARGET = Target("tiny", MODEL.shape, PIECES)
-
-
-def shaken(net: Net, seed: int) -> Net:
-    generator = torch.Generator().manual_seed(seed)
-    net.reset(PIECES, generator)
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
-    return net
-
-
-def an_eagle(draft_vocab: int = 40, seed: int = 0, **settings: Any) -> EagleNet:
-    settings = {"window": 7} | settings
-    shape = EagleShape(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), 3, **settings)
-    net = shaken(EagleNet(shape, PIECES, some_ids(draft_vocab)), seed)
-    assert isinstance(net, EagleNet)
-    return net
-
-
-def a_card(kind: str, net: Any) -> Card:
-    calibration = Calibration((1.5,) * net.shape.block, (0.25,) * net.shape.block)
-    return Card(kind, net.shape, "tiny", PIECES.fingerprint, "float32", calibration)
+from paceline.train.recipe import default_taps
 
 
 def found(written: Written) -> Found:
@@ -201,7 +176,7 @@ BROKEN: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
         UnknownArchitecture,
         "a tensor layers.0.mlp.up_proj.bias",
     ),
-    (layer(intermediate_size=65), CorruptModel, r"gate.weight is \(64, 48\)"),
+    (layer(intermediate_size=65), CorruptModel, r"gate_proj.weight is \(64, 48\)"),
     (layer(num_hidden_layers=2), UnknownArchitecture, "2 layers"),
     (layer(model_type="qwen3"), UnknownArchitecture, "type 'qwen3'"),
     (layer(hidden_act="gelu"), UnknownArchitecture, "activation 'gelu'"),

@@ -1,12 +1,24 @@
 """What must hold of a target that runs some of its layers to guess for itself."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch_cases import open_with, random_tree, some_tokens
 
-from paceline.types import Draft, Feed, Seq, Sketcher
+from paceline.types import Draft, Feed, Seq, Sketcher, Target
+
+
+def check_it_is_the_model_without(target: Sketcher, less: Target, layers: Sequence[int]) -> None:
+    """less: the model that has these layers only."""
+    tokens = some_tokens(11, seed=3)
+    for model in (target, less):
+        model.open(Seq("s", tokens, len(tokens), tenant=str(layers)))
+    sketched = target.sketch([Feed("s", tokens)], [0], layers).logits
+    assert torch.equal(sketched, less.forward([Feed("s", tokens)]).logits)
+    target.close("s")
 
 
 def check_all_layers_are_a_pass(target: Sketcher, context: int) -> None:
@@ -64,3 +76,48 @@ def guess(target: Sketcher, start: int, tokens: Sequence[int], layers: Sequence[
 def check_nothing_stays(target: Sketcher, seed: int, context: int, rounds: int = 9) -> None:
     plain, fast = (told(target, seed, context, rounds, sketched) for sketched in (False, True))
     assert all(map(torch.equal, plain, fast)), "a sketch has changed what came after it"
+
+
+def check_a_row_that_stays_is_caught(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(target)
+    real = kind.sketch
+
+    def keeping(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
+        scores = real(self, feeds, [self._cache.length(feed.seq_id) for feed in feeds], layers)
+        for feed in feeds:
+            self._cache.append(feed.seq_id, feed.tokens)
+        return scores
+
+    monkeypatch.setattr(kind, "sketch", keeping)
+    with pytest.raises((AssertionError, ValueError), match=r"a sketch has changed|cannot keep"):
+        check_nothing_stays(target, 5, 40)
+
+
+def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sketch over it is refused, and without that would be caught."""
+    kind = type(target)
+    open_with(target, "s", some_tokens(20))
+    with pytest.raises(ValueError, match="would spoil some"):
+        target.sketch([Feed("s", [1])], [19], (0,))
+    target.close("s")
+    real, make_room = kind.sketch, kind._make_room
+
+    def early(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
+        return real(self, feeds, [start - 1 for start in starts], layers)
+
+    def blind(self: Any, feeds: Any, starts: Any) -> Any:
+        return make_room(self, feeds, [start + 1 for start in starts])
+
+    monkeypatch.setattr(kind, "sketch", early)
+    monkeypatch.setattr(kind, "_make_room", blind)
+    with pytest.raises(AssertionError, match="a sketch has changed"):
+        check_nothing_stays(target, 5, 40)
+
+
+def check_layers_that_are_none(target: Sketcher) -> None:
+    """Of a target with three."""
+    target.open(Seq("s", [1], 1))
+    for layers in ((), (2, 1), (1, 1), (-1,), (3,)):
+        with pytest.raises(ValueError, match="expected some of 0 to 2, ascending"):
+            target.sketch([Feed("s", [1])], [0], layers)
+    target.close("s")

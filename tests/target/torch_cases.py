@@ -1,8 +1,8 @@
 """Small decoders of every family, and ways to run a target, for the tests of the forward passes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from paceline.config import EngineConfig
 from paceline.target.shape import ModelShape, Rope, Weights
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
+T = TypeVar("T")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 VOCAB = 131
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
@@ -140,3 +141,12 @@ def random_tree(nodes: int, width: int, seed: int, vocab: int = VOCAB) -> Draft:
 
 def feed_draft(target: Target, seq_id: str, token: int, draft: Draft = NO_DRAFT) -> Tensor:
     return target.forward([Feed(seq_id, [token], draft)]).logits
+
+
+def some_layers(tensors: Mapping[str, T], layers: Sequence[int]) -> dict[str, T]:
+    """What a model has, by canonical name, without its other layers."""
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.")}
+    for place, layer in enumerate(layers):
+        old, new = f"layers.{layer}.", f"layers.{place}."
+        found |= {new + n.removeprefix(old): t for n, t in tensors.items() if n.startswith(old)}
+    return found

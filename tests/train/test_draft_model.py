@@ -1,14 +1,24 @@
 """The whole job on real weights: a few layers of the model learn to guess for all of it."""
 
-import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from talk import WEATHER, called, record, user, write
+from killed_once import (
+    ASKED,
+    HELD_OUT,
+    TOWNS,
+    ask,
+    check_held_out_is_never_taught,
+    check_it_went_on,
+    copied,
+    killed_once,
+    talks,
+)
+from killed_once import Done as AnyDone
+from talk import WEATHER, user
+from torch_cases import some_layers
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
@@ -17,126 +27,45 @@ from paceline.exchange.model import write_model
 from paceline.heads.shelf import DRAFT_CARD
 from paceline.target.load import load
 from paceline.text import Tokenizer
-from paceline.train import draft_model as the_job
-from paceline.train.asks import AnswersConfig
-from paceline.train.dataset import Answers, Batch
+from paceline.train import tune as the_trainer
 from paceline.train.draft_card import DraftCard, read_draft_card
 from paceline.train.draft_model import DraftJob, run
-from paceline.train.held_out import is_held_out
-from paceline.train.job import ANSWERS, Told
-from paceline.train.rollout import Rollout
-from paceline.train.steps import Batches
-from paceline.train.tune import TuneConfig, tune
+from paceline.train.tune import TuneConfig
 
 pytestmark = pytest.mark.model
 
-TOWNS = ("Oslo", "Rome", "Lima", "Bonn", "Cairo", "Delhi", "Paris", "Tokyo", "Quito", "Riga", "Kyiv", "Bern")
-SHARE = 0.25
-HELD_OUT = [town for town in TOWNS if is_held_out(town, SHARE)]
+Done = AnyDone[DraftJob, DraftCard]
+
 LAYERS = (0, 1, 2, 3, 27, 28, 29)  # of 30: without the others it says nothing of sense
-STEPS, KILLED_AT = 12, 2
+STEPS = 12
 RATES = {16: 5e-3, 0: 5e-4}  # by rank
 TUNE = TuneConfig(
     lora=16, lr=RATES[16], steps=STEPS, tokens_per_batch=512, max_len=512, checkpoint_seconds=1e-9
 )
 
 
-class Killed(Exception):
-    pass
-
-
-@dataclass(slots=True)
-class Done:
-    """A job that was killed once, and what it was seen to do."""
-
-    job: DraftJob
-    card: DraftCard
-    told: list[list[Told]]  # of each run
-    taught: list[str]  # every text in a training batch
-
-
-def ask(town: str) -> str:
-    return f"What is the weather in {town}?"
-
-
-def steps_of(told: Iterable[Told]) -> list[int]:
-    return [int(t.note.split()[1].rstrip(",")) for t in told if t.what == "training"]
-
-
 def cut_down(path: Path, folder: Path) -> Path:
     """A few layers of the model, as a model of its own."""
     whole = load(path)
-    tensors = {name: t for name, t in whole.tensors.items() if not name.startswith("layers.")}
-    for place, layer in enumerate(LAYERS):
-        old = f"layers.{layer}."
-        own = {n.removeprefix(old): t for n, t in whole.tensors.items() if n.startswith(old)}
-        tensors |= {f"layers.{place}.{part}": t for part, t in own.items()}
+    tensors = some_layers(whole.tensors, LAYERS)
     write_model(folder, path, replace(whole.shape, layers=len(LAYERS)), tensors)
     return folder
-
-
-def watched(taught: list[str], tokenizer: Tokenizer) -> Any:
-    """The trainer, which notes the texts it is given."""
-
-    def training(net: Any, batches: Batches, *others: Any) -> Any:
-        def seen(seed: int) -> Iterator[Batch]:
-            for batch in batches(seed):
-                taught.extend(tokenizer.decode(row.tolist()) for row in batch.tokens)
-                yield batch
-
-        return tune(net, seen, *others)
-
-    return training
 
 
 @pytest.fixture(scope="module")
 def done(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
     home = tmp_path_factory.mktemp("draft")
-    source = write(home / "talks.jsonl", [record(user(ask(t)), called(t), group=t) for t in TOWNS])
     small = cut_down(smollm2_path, home / "small")
-    answers = AnswersConfig(
-        required=1.0,
-        greedy=1.0,
-        held_out=SHARE,
-        rollout=Rollout(max_new=24),
-        engine=EngineConfig("cpu", cache_mb=64),
-    )
-    job = DraftJob("smollm2-135m", str(small), (source,), home / "mine", answers, TUNE, measured=2)
-    told: list[list[Told]] = [[], []]
-    taught: list[str] = []
-
-    def kill(t: Told) -> None:
-        told[0].append(t)
-        if steps_of([t]) == [KILLED_AT]:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(the_job, "tune", watched(taught, Tokenizer.load(smollm2_path)))
-        with pytest.raises(Killed):
-            run(job, kill)
-        card = run(job, told[1].append)
-    return Done(job, card, told, taught)
-
-
-def copied(done: Done, folder: Path) -> Path:
-    """A folder with the same answers."""
-    for name in (ANSWERS, "answers.json"):
-        shutil.copy(done.job.folder / name, folder / name)
-    return folder
+    job = DraftJob("smollm2-135m", str(small), (talks(home),), home / "mine", ASKED, TUNE, measured=2)
+    return killed_once(job, run, the_trainer, Tokenizer.load(smollm2_path))
 
 
 def test_it_goes_on_where_it_was_killed(done: Done) -> None:
-    first, second = done.told
-    assert steps_of(first) == list(range(1, KILLED_AT + 1))
-    assert steps_of(second) == list(range(KILLED_AT, STEPS + 1))  # the last step was not saved yet
-    assert "answers" in {t.what for t in first}
-    assert "answers" not in {t.what for t in second}
+    check_it_went_on(done, STEPS)
 
 
 def test_held_out_conversations_are_never_taught(done: Done) -> None:
-    assert 2 <= len(HELD_OUT) <= 6
-    assert len(Answers.load(done.job.folder / ANSWERS).which("held out")) == len(HELD_OUT)
-    assert {town for town in TOWNS if any(town in text for text in done.taught)} == {*TOWNS} - {*HELD_OUT}
+    check_held_out_is_never_taught(done)
 
 
 def test_it_learned_what_it_was_never_taught(done: Done) -> None:

@@ -1,14 +1,23 @@
 """The whole job on the real model: answers, a training that is killed and goes on, a drafter in service."""
 
-import shutil
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from talk import WEATHER, called, record, user, write
+from killed_once import (
+    ASKED,
+    HELD_OUT,
+    TOWNS,
+    ask,
+    check_held_out_is_never_taught,
+    check_it_went_on,
+    copied,
+    killed_once,
+    talks,
+)
+from killed_once import Done as AnyDone
+from talk import WEATHER, user
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
@@ -18,25 +27,20 @@ from paceline.heads.folder import Card, load, read_card
 from paceline.target.load import load as load_weights
 from paceline.target.pieces import load_pieces
 from paceline.text import Tokenizer
-from paceline.train import job as the_job
-from paceline.train.asks import AnswersConfig
-from paceline.train.dataset import Answers, Batch
+from paceline.train import loop as the_trainer
+from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
 from paceline.train.evaluate import acceptance, recorded, replay
-from paceline.train.held_out import is_held_out
-from paceline.train.job import ANSWERS, Told, TrainJob, run
-from paceline.train.loop import train
+from paceline.train.job import ANSWERS, TrainJob, run
 from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.rollout import Rollout
-from paceline.train.steps import CHECKPOINT, Batches
+from paceline.train.steps import CHECKPOINT
 
 pytestmark = pytest.mark.model
 
-TOWNS = ("Oslo", "Rome", "Lima", "Bonn", "Cairo", "Delhi", "Paris", "Tokyo", "Quito", "Riga", "Kyiv", "Bern")
-SHARE = 0.25
-HELD_OUT = [town for town in TOWNS if is_held_out(town, SHARE)]
+Done = AnyDone[TrainJob, Card]
+
 MEASURED = 2  # answers
-STEPS, KILLED_AT = 20, 2
+STEPS = 20
 TRAIN = TrainConfig(
     steps=STEPS,
     tokens_per_batch=256,
@@ -52,88 +56,22 @@ TRAIN = TrainConfig(
 )
 
 
-class Killed(Exception):
-    pass
-
-
-@dataclass(slots=True)
-class Done:
-    """A job that was killed once, and what it was seen to do."""
-
-    job: TrainJob
-    card: Card
-    told: list[list[Told]]  # of each run
-    taught: list[str]  # every text in a training batch
-
-
-def ask(town: str) -> str:
-    return f"What is the weather in {town}?"
-
-
-def steps_of(told: Iterable[Told]) -> list[int]:
-    return [int(t.note.split()[1].rstrip(",")) for t in told if t.what == "training"]
-
-
-def watched(taught: list[str], tokenizer: Tokenizer) -> Any:
-    """The trainer, which notes the texts it is given."""
-
-    def training(recipe: Any, model: Any, batches: Batches, *others: Any) -> Any:
-        def seen(seed: int) -> Iterator[Batch]:
-            for batch in batches(seed):
-                taught.extend(tokenizer.decode(row.tolist()) for row in batch.tokens)
-                yield batch
-
-        return train(recipe, model, seen, *others)
-
-    return training
-
-
 @pytest.fixture(scope="module")
 def done(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
     home = tmp_path_factory.mktemp("job")
-    source = write(home / "talks.jsonl", [record(user(ask(t)), called(t), group=t) for t in TOWNS])
-    answers = AnswersConfig(
-        required=1.0,
-        greedy=1.0,
-        held_out=SHARE,
-        rollout=Rollout(max_new=24),
-        engine=EngineConfig("cpu"),
-    )
-    job = TrainJob("smollm2-135m", (source,), home / "mine", answers=answers, train=TRAIN, measured=MEASURED)
-    told: list[list[Told]] = [[], []]
-    taught: list[str] = []
-
-    def kill(t: Told) -> None:
-        told[0].append(t)
-        if steps_of([t]) == [KILLED_AT]:
-            raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(the_job, "train", watched(taught, Tokenizer.load(smollm2_path)))
-        with pytest.raises(Killed):
-            run(job, kill)
-        card = run(job, told[1].append)
-    return Done(job, card, told, taught)
+    sources = (talks(home),)
+    job = TrainJob("smollm2-135m", sources, home / "mine", answers=ASKED, train=TRAIN, measured=MEASURED)
+    return killed_once(job, run, the_trainer, Tokenizer.load(smollm2_path))
 
 
 def test_it_goes_on_where_it_was_killed(done: Done) -> None:
-    first, second = done.told
-    assert steps_of(first) == list(range(1, KILLED_AT + 1))
-    assert steps_of(second) == list(range(KILLED_AT, STEPS + 1))  # the last step was not saved yet
-    assert "answers" in {t.what for t in first}
-    assert "answers" not in {t.what for t in second}
+    check_it_went_on(done, STEPS)
     assert (done.job.folder / CHECKPOINT).exists()
 
 
 def test_held_out_conversations_are_never_taught(done: Done) -> None:
-    answers = Answers.load(done.job.folder / ANSWERS)
-    assert 2 <= len(HELD_OUT) <= 6
-    assert len(answers.which("held out")) == len(HELD_OUT)
+    check_held_out_is_never_taught(done)
     assert len(done.taught) >= STEPS
-    assert {town for town in TOWNS if any(ask(town) in text for text in done.taught)} == set(TOWNS) - set(
-        HELD_OUT
-    )
-    assert not any(town in text for town in HELD_OUT for text in done.taught)
 
 
 def test_it_learned_what_it_was_never_taught(done: Done, smollm2_path: Path) -> None:
@@ -180,8 +118,7 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
 
 
 def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Path, tmp_path: Path) -> None:
-    for name in (ANSWERS, "answers.json"):
-        shutil.copy(done.job.folder / name, tmp_path / name)
+    copied(done, tmp_path)
     first = done.job.folder
     other = replace(TRAIN, steps=1, lr=1e-6, layers=2, block=8)  # a drafter keeps its shape
     again = replace(done.job, folder=tmp_path, start=first, train=other)

@@ -167,9 +167,19 @@ def _bars() -> Iterator["Report"]:
 
 
 def _show(card: "Card", job: "TrainJob") -> None:
-    from paceline.train.publish import ACCEPTED, MEASURED
+    from paceline.train.held_out import nothing_measured
 
     out = Console(highlight=False)
+    if card.acceptance:
+        _show_figures(card, out)
+    else:
+        out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
+    out.print(str(job.folder), markup=False)
+
+
+def _show_figures(card: "Card", out: Console) -> None:
+    from paceline.train.publish import ACCEPTED, MEASURED
+
     table = Table("guess", "right if those before are", "tokens per pass so far")
     for place, (right, rate) in enumerate(zip(card.acceptance, card.tokens_per_pass, strict=True), 1):
         table.add_row(str(place), f"{right:.1%}", f"{rate:.2f}")
@@ -180,4 +190,3 @@ def _show(card: "Card", job: "TrainJob") -> None:
     if "before" in card.data:
         accepted += f"; {card.data['before']['accepted']:.1%} before"
     out.print(accepted, markup=False)
-    out.print(str(job.folder), markup=False)

@@ -13,6 +13,7 @@ from paceline.train.asks import AnswersConfig
 from paceline.train.conversations import Source
 from paceline.train.draft_card import DraftCard
 from paceline.train.draft_model import DraftJob, run
+from paceline.train.held_out import nothing_measured
 from paceline.train.job import Report
 from paceline.train.tune import TuneConfig
 from paceline.trained import draft_model_path
@@ -51,5 +52,5 @@ def _show(card: DraftCard, folder: Path) -> None:
             table.add_row(str(guesses), f"{before:.2f}", f"{after:.2f}")
         out.print(table)
     else:
-        out.print("no greedy answer was held out, so nothing could be measured")
+        out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
     out.print(str(folder), markup=False)

@@ -4,7 +4,7 @@ The format marks empty slots by a token, which ours have none: they get one more
 tokens. Its table of pairs tells all of the target's tokens apart; ours those that it can guess.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from paceline.errors import DrafterMismatch
 from paceline.exchange.layers import (
     PARTS,
     decoder_shape,
+    decoder_sizes,
     layer_config,
+    parts_of,
     speculative_tokens,
     speculators_config,
     unusable,
@@ -48,7 +50,6 @@ MARKOV_IN: Final = "markov_head.markov_w1.weight"
 MARKOV_OUT: Final = "markov_head.markov_w2.weight"
 SURE: Final = "confidence_head.proj"
 LEFT: Final = (MARKOV_IN, MARKOV_OUT, EMBED, HEAD, f"{SURE}.weight", f"{SURE}.bias", "d2t")
-UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 def written(net: BlockNet, card: Card, target: Target, verifier: str) -> Written:
@@ -97,25 +98,19 @@ def taken(found: Found, target: Target) -> Taken:
     common = decoder_shape(found, layer)
     reads = layer.whole("vocab_size")
     require_target(found, target, common["width"], vocab if reads == vocab + 1 else reads)
-    size = config.whole("draft_vocab_size", vocab)
-    ids, rows = draft_order(found, size, target)
+    ids, rows = draft_order(found, target)
     shape = BlockShape(
         **common,
         vocab=vocab,
-        draft_vocab=size,
+        draft_vocab=len(ids),
         taps=taps_of(found, config.raw("aux_hidden_state_layer_ids"), target),
         layers=layer.whole("num_hidden_layers", most=1000),
         block=config.whole("block_size", speculative_tokens(found, 8), 1000),
         markov_rank=config.whole("markov_rank"),
         window=config.fields(OURS).whole("window", WHOLE_TEXT),
     )
-    names = _names(shape.layers)
-    surplus = {*found.tensors} - {*names.values(), *LEFT}
-    surplus -= {name for name in surplus if name.endswith(UNUSED)}
-    if surplus:
-        raise unusable(found, f"a tensor {min(surplus)[:80]}", "the parts of a DSpark head")
-    _require_targets_own(found, target, ids, rows)
-    return Taken("block", shape, ids, _weights(found, shape, target, ids, rows))
+    _require_targets_own(found, shape, reads, target, ids, rows)
+    return Taken("block", shape, ids, _weights(found, shape, reads, target, ids, rows))
 
 
 def _names(layers: int) -> dict[str, str]:
@@ -140,39 +135,56 @@ def _require_known(found: Found, layer: Fields) -> None:
         raise unusable(found, "layers with a sliding window", "full attention")
 
 
-def _require_targets_own(found: Found, target: Target, ids: Tensor, rows: Tensor) -> None:
+def _require_targets_own(
+    found: Found, shape: BlockShape, reads: int, target: Target, ids: Tensor, rows: Tensor
+) -> None:
     """Of these a block head has none of its own."""
-    embed, head = found.tensors.get(EMBED), found.tensors.get(HEAD)
-    different = None
-    if embed is not None and not is_targets(embed[: len(target.pieces.embed)], target.embed):
-        different = EMBED
-    elif head is not None and not is_targets(head[rows], target.pieces.head[ids]):
-        different = HEAD
-    if different:
-        raise DrafterMismatch(
-            f"{found.name}: {different} is not that of {target.name}, which block heads borrow: "
-            "import it for the model that it was trained for, with the very weights"
-        )
+    own = {
+        EMBED: (reads, torch.arange(shape.vocab), target.embed),
+        HEAD: (len(rows), rows, target.pieces.head[ids]),
+    }
+    for name, (size, some, theirs) in own.items():
+        if name not in found.tensors:
+            continue
+        found.weight(name, size, shape.width)
+        if not is_targets(found.tensors[name][some], theirs):
+            raise DrafterMismatch(
+                f"{found.name}: {name} is not that of {target.name}, which block heads borrow: "
+                "import it for the model that it was trained for, with the very weights"
+            )
 
 
-def _weights(found: Found, shape: BlockShape, target: Target, ids: Tensor, rows: Tensor) -> dict[str, Any]:
-    weights = {ours: found.tensor(theirs).float() for ours, theirs in _names(shape.layers).items()}
-    mask = found.config.whole(MASK)
-    table = target.embed if mask < shape.vocab and EMBED not in found.tensors else found.tensor(EMBED).float()
-    weights["mask"] = table[mask : mask + 1]
+def _weights(
+    found: Found, shape: BlockShape, reads: int, target: Target, ids: Tensor, rows: Tensor
+) -> dict[str, Tensor]:
+    width, rank = shape.width, shape.markov_rank
+    sizes = decoder_sizes(shape, width) | {"context_norm": (width,), "attn_norm": (width,)}
+    weights = parts_of(found, _names(shape.layers), sizes, LEFT)
+    weights["mask"] = _mask(found, shape, reads, target)
     weights["markov_in.weight"] = _pairs(found, shape, ids)
-    weights["markov_out.weight"] = found.tensor(MARKOV_OUT).float()[rows]
-    sure = torch.zeros(1, shape.width + shape.markov_rank)
-    bias = torch.zeros(1)
+    weights["markov_out.weight"] = found.weight(MARKOV_OUT, shape.draft_vocab, rank)[rows]
+    sure, bias = torch.zeros(1, width + rank), torch.zeros(1)
     if found.config.flag("enable_confidence_head", False):
-        given = found.tensor(f"{SURE}.weight").float()
+        given = found.weight(f"{SURE}.weight", 1, None)
+        if given.shape[1] != width:  # it reads the pairs, too
+            given = found.weight(f"{SURE}.weight", 1, width + rank)
         sure[:, : given.shape[1]] = given
-        bias = found.tensor(f"{SURE}.bias").float()
+        bias = found.weight(f"{SURE}.bias", 1)
     return weights | {"sure.weight": sure, "sure.bias": bias}
 
 
+def _mask(found: Found, shape: BlockShape, reads: int, target: Target) -> Tensor:
+    """[1, width]: the row that stands in empty slots."""
+    mask = found.config.whole(MASK, most=reads - 1)
+    borrowed = mask < shape.vocab and EMBED not in found.tensors
+    table = target.embed if borrowed else found.weight(EMBED, reads, shape.width)
+    return table[mask : mask + 1]
+
+
 def _pairs(found: Found, shape: BlockShape, ids: Tensor) -> Tensor:
-    table = found.tensor(MARKOV_IN).float()
+    table = found.weight(MARKOV_IN, None, shape.markov_rank)
+    if len(table) < shape.vocab:
+        found.weight(MARKOV_IN, shape.vocab, shape.markov_rank)
     others = torch.ones(len(table), dtype=torch.bool)
     others[ids] = False
     rest = table[others]
@@ -180,6 +192,6 @@ def _pairs(found: Found, shape: BlockShape, ids: Tensor) -> Tensor:
         rest = torch.zeros(1, table.shape[1])
     if not torch.equal(rest, rest[:1].expand_as(rest)):
         raise unusable(
-            found, "a Markov head that tells tokens apart which it cannot guess", "one row for all"
+            found, f"a {MARKOV_IN} that tells tokens apart which it cannot guess", "one row for all"
         )
     return torch.cat((table[ids], rest[:1]))

@@ -9,7 +9,9 @@ from torch import Tensor
 from paceline.exchange.layers import (
     PARTS,
     decoder_shape,
+    decoder_sizes,
     layer_config,
+    parts_of,
     speculative_tokens,
     speculators_config,
     unusable,
@@ -42,7 +44,6 @@ LAYER: Final = {
     **{ours: theirs for ours, theirs in PARTS.items() if ours not in ("q_norm", "k_norm")},
 }
 BIASED: Final = ("q", "k", "v", "o")
-UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
 GUESSES: Final = 5  # where a checkpoint does not say how many
 
 
@@ -90,13 +91,12 @@ def taken(found: Found, target: Target) -> Taken:
         tensors.setdefault(f"layers.0.{LAYER['o']}.bias", torch.zeros(common["width"]))
     found = replace(found, tensors=tensors)
     require_target(found, target, common["width"], vocab)
-    size = found.config.whole("draft_vocab_size", vocab)
-    ids, rows = draft_order(found, size, target)
+    ids, rows = draft_order(found, target)
     embed = found.tensors.get(OUTER["embed"])
     shape = EagleShape(
         **common,
         vocab=vocab,
-        draft_vocab=size,
+        draft_vocab=len(ids),
         taps=taps_of(found, _layers_read(found.config, target), target),
         block=speculative_tokens(found, GUESSES),
         window=layer.whole("sliding_window") if _slides(layer) else WHOLE_TEXT,
@@ -146,15 +146,18 @@ def _tap_norm(config: Fields) -> TapNorm:
 
 def _weights(found: Found, shape: EagleShape, rows: Tensor) -> dict[str, Tensor]:
     """Under our names; what the norms before fc weigh becomes part of fc."""
-    names, norms = _names(shape), _norms(shape)
-    used = {*names.values(), *norms, "d2t", OUTER["embed"]}
-    surplus = [name for name in sorted(found.tensors) if name not in used and not name.endswith(UNUSED)]
-    if surplus:
-        raise unusable(found, f"a tensor {surplus[0][:80]}", "the parts of an EAGLE-3 layer")
-    weights = {ours: found.tensor(theirs).float() for ours, theirs in names.items()}
+    names, norms, width = _names(shape), _norms(shape), shape.width
+    sizes = decoder_sizes(shape, 2 * width) | {
+        "embed": (shape.vocab, width),
+        "embed_norm": (width,),
+        "hidden_norm": (width,),
+        "head": (shape.draft_vocab, width),
+    }
+    weights = parts_of(found, names, sizes, (*norms, "d2t", OUTER["embed"]))
     weights["head.weight"] = weights["head.weight"][rows]
     if norms:
-        weights["fc.weight"] = weights["fc.weight"] * torch.cat([found.tensor(n).float() for n in norms])
+        across = len(shape.taps) * width // len(norms)
+        weights["fc.weight"] = weights["fc.weight"] * torch.cat([found.weight(n, across) for n in norms])
     return weights
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.errors import CorruptModel, SettingError, UnknownModel, short
 from paceline.exchange.swapped import Found, Written
 from paceline.target.checkpoint import Fields
 from paceline.target.safetensors_file import INDEX, SINGLE, read_json
@@ -44,27 +44,42 @@ def require_new(out: Path) -> None:
 def read_folder(folder: Path) -> Found:
     if not folder.is_dir():
         raise UnknownModel(f"there is no folder {folder}: expected one with {CONFIG} and weights")
-    config = Fields(f"{folder.name}/{CONFIG}", read_json(folder / CONFIG))
-    return Found(folder.name, config, _tensors(folder))
+    try:
+        config = read_json(folder / CONFIG)
+    except OSError as error:
+        raise CorruptModel(f"{folder.name}/{CONFIG} cannot be read: {error}") from None
+    return Found(folder.name, Fields(f"{folder.name}/{CONFIG}", config), _tensors(folder))
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
+    try:
+        tensors = _stored(folder)
+    except Exception as error:  # torch has many
+        raise CorruptModel(f"the weights in {folder.name} are damaged: {str(error)[:120]}") from None
+    if tensors is None:
+        raise CorruptModel(f"{folder.name} has no weights: expected one of {', '.join((*PLAIN, *PICKLED))}")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise CorruptModel(
+                f"the weights in {folder.name} are damaged: {short(name)} is {type(tensor).__name__}, "
+                "expected a name and a tensor"
+            )
+    return tensors
+
+
+def _stored(folder: Path) -> dict[str, Tensor] | None:
     from safetensors.torch import load_file
 
-    try:
-        if (folder / INDEX).is_file():
-            names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
-            return {name: t for shard in names for name, t in load_file(_inside(folder, shard)).items()}
-        for name in PLAIN:
-            if (folder / name).is_file():
-                return dict(load_file(folder / name))
-        for name in PICKLED:
-            if (folder / name).is_file():
-                return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
-    except (SafetensorError, OSError, ValueError, RuntimeError, EOFError, AttributeError) as error:
-        raise CorruptModel(f"the weights in {folder.name} are damaged: {str(error)[:120]}") from None
-    raise CorruptModel(f"{folder.name} has no weights: expected one of {', '.join((*PLAIN, *PICKLED))}")
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        return {name: t for shard in names for name, t in load_file(_inside(folder, shard)).items()}
+    for name in PLAIN:
+        if (folder / name).is_file():
+            return dict(load_file(folder / name))
+    for name in PICKLED:
+        if (folder / name).is_file():
+            return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
+    return None
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -1,7 +1,9 @@
 """How a decoder layer's parts are called in heads of ours, and in checkpoints of Hugging Face's kind."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
+
+from torch import Tensor
 
 from paceline.errors import UnknownArchitecture
 from paceline.exchange.swapped import ARCHITECTURES, OURS, Found, Target
@@ -22,6 +24,8 @@ PARTS: Final = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+_THETA: Final = 1e9  # the largest
 VERSION: Final = "0.9.0"  # of the speculators format
 
 
@@ -85,15 +89,55 @@ def decoder_shape(found: Found, layer: Fields) -> dict[str, Any]:
     if kind != "default" or (layer.raw("partial_rotary_factor") or 1) != 1:
         raise unusable(found, f"rotary positions of type {str(kind)[:40]!r}", "default")
     width, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
+    kv_heads, head_dim = layer.whole("num_key_value_heads", heads), layer.whole("head_dim", width // heads)
+    if heads % kv_heads:
+        raise layer.unusable("num_key_value_heads", kv_heads, f"a part of {heads}, num_attention_heads")
+    if head_dim % 2:
+        raise layer.unusable("head_dim", head_dim, "an even number")
     return {
         "width": width,
         "heads": heads,
-        "kv_heads": layer.whole("num_key_value_heads", heads),
-        "head_dim": layer.whole("head_dim", max(1, width // heads)),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
         "ff_width": layer.whole("intermediate_size"),
-        "norm_eps": layer.number("rms_norm_eps", 1e-6),
-        "theta": rope.number("rope_theta", layer.number("rope_theta", 1e4)),
+        "norm_eps": layer.number("rms_norm_eps", 1e-6, 1.0),
+        "theta": rope.number("rope_theta", layer.number("rope_theta", 1e4, _THETA), _THETA),
     }
+
+
+def decoder_sizes(shape: BlockShape | EagleShape, reads: int) -> dict[str, tuple[int, ...]]:
+    """Of what block and eagle heads have in common, by our names. reads: how wide attention's input is."""
+    width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "fc": (width, len(shape.taps) * width),
+        "norm": (width,),
+        "q": (queries, reads),
+        "k": (keys, reads),
+        "v": (keys, reads),
+        "o": (width, queries),
+        "q_norm": (shape.head_dim,),
+        "k_norm": (shape.head_dim,),
+        "ffn_norm": (width,),
+        "gate": (shape.ff_width, width),
+        "up": (shape.ff_width, width),
+        "down": (width, shape.ff_width),
+    }
+
+
+def parts_of(
+    found: Found, names: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]], others: Iterable[str]
+) -> dict[str, Tensor]:
+    """Weights by our names, which `names` are the checkpoint's of; others: what else it may have."""
+    known = {*names.values(), *others}
+    surplus = [name for name in sorted(found.tensors) if name not in known and not name.endswith(UNUSED)]
+    if surplus:
+        raise unusable(found, f"a tensor {surplus[0][:80]}", "the parts of such a head")
+    weights = {}
+    for ours, theirs in names.items():
+        part, _, leaf = ours.rpartition(".")
+        size = sizes[part.rpartition(".")[2] or ours]
+        weights[ours] = found.weight(theirs, *(size[:1] if leaf == "bias" else size))
+    return weights
 
 
 def speculative_tokens(found: Found, default: int) -> int:

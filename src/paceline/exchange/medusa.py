@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paceline.errors import DrafterMismatch
+from paceline.errors import CorruptModel
 from paceline.exchange.layers import unusable
 from paceline.exchange.swapped import Found, Taken, Target, require_target
 from paceline.heads.medusa import MedusaShape
@@ -33,12 +33,13 @@ def taken(found: Found, target: Target) -> Taken:
         own_heads=True,
     )
     weights, used = {}, set()
+    width, block = shape.width, {"weight": (shape.width, shape.width), "bias": (shape.width,)}
     for i in range(heads):
         for j in range(layers):
-            for leaf in ("weight", "bias"):
-                weights[f"blocks.{i * layers + j}.{leaf}"] = found.tensor(f"{i}.{j}.linear.{leaf}").float()
+            for leaf, sizes in block.items():
+                weights[f"blocks.{i * layers + j}.{leaf}"] = found.weight(f"{i}.{j}.linear.{leaf}", *sizes)
                 used.add(f"{i}.{j}.linear.{leaf}")
-        weights[f"heads.{i}.weight"] = found.tensor(f"{i}.{layers}.weight").float()
+        weights[f"heads.{i}.weight"] = found.weight(f"{i}.{layers}.weight", vocab, width)
         used.add(f"{i}.{layers}.weight")
     surplus = sorted(set(found.tensors) - used)
     if surplus:
@@ -48,8 +49,8 @@ def taken(found: Found, target: Target) -> Taken:
 
 def _sizes(found: Found, layers: int, target: Target) -> tuple[int, Tensor]:
     """How many tokens its heads know, the first of the vocabulary; and the target's embedding."""
-    first, own = found.tensor(f"0.{layers}.weight"), target.pieces.embed
-    if first.dim() != 2:
-        raise DrafterMismatch(f"{found.name}: 0.{layers}.weight is no matrix: fetch the checkpoint again")
+    first, own = found.weight(f"0.{layers}.weight", None, None), target.pieces.embed
     require_target(found, target, first.shape[1], max(len(first), len(own)))
+    if not len(first):
+        raise CorruptModel(f"{found.name}: 0.{layers}.weight is empty: fetch the checkpoint again")
     return len(first), own

@@ -67,6 +67,19 @@ class Found:
             raise CorruptModel(f"{self.name} has no tensor {name} (there are {there}, ...): fetch it again")
         return self.tensors[name]
 
+    def weight(self, name: str, *sizes: int | None) -> Tensor:
+        """In float32. sizes: what its config.json makes it; None: any."""
+        tensor = self.tensor(name)
+        there = [None if size is None else real for size, real in zip(sizes, tensor.shape, strict=False)]
+        if tensor.dim() != len(sizes) or there != list(sizes) or not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            wanted = " x ".join("any" if size is None else str(size) for size in sizes)
+            raise CorruptModel(
+                f"{self.name}: {name} is {tuple(tensor.shape)} of {kind}, and its config.json makes it "
+                f"{wanted} numbers: fetch it again"
+            )
+        return tensor.float()
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -94,16 +107,17 @@ def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
     return {"d2t": draft_ids - torch.arange(len(draft_ids)), "t2d": known}
 
 
-def draft_order(found: Found, size: int, target: Target) -> tuple[Tensor, Tensor]:
+def draft_order(found: Found, target: Target) -> tuple[Tensor, Tensor]:
     """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
     vocab = len(target.pieces.embed)
+    size = found.config.whole("draft_vocab_size", vocab)
     if size == vocab and "d2t" not in found.tensors:
         return torch.arange(vocab), torch.arange(vocab)
-    offset = found.tensor("d2t").long()
-    if offset.shape != (size,):
+    offset = found.tensor("d2t")
+    if offset.shape != (size,) or offset.is_floating_point() or offset.is_complex():
         raise CorruptModel(
-            f"{found.name}: d2t is {tuple(offset.shape)}, expected one number for each of the {size} tokens "
-            "of draft_vocab_size: fetch it again"
+            f"{found.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} "
+            "tokens of draft_vocab_size: fetch it again"
         )
     ids, rows = (torch.arange(size) + offset).sort()
     if not ids.diff().all() or ids[0] < 0 or ids[-1] >= vocab:
@@ -144,4 +158,4 @@ def taps_of(found: Found, inputs: object, target: Target) -> tuple[int, ...]:
 
 def is_targets(tensor: Tensor, own: Tensor) -> bool:
     """Whether this is the target's own, in the type that it is stored in."""
-    return tensor.shape == own.shape and torch.equal(tensor, own.to(tensor.dtype))
+    return tensor.shape == own.shape and torch.equal(tensor.float(), own.to(tensor.dtype).float())

@@ -1,6 +1,6 @@
 """A model on disk, whatever its format: its shape, and where each tensor lies."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -39,10 +39,10 @@ class Fields:
             raise self.unusable(key, value, f"a whole number from 1 to {most}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, most: float = sys.float_info.max) -> float:
         value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.unusable(key, value, "a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise self.unusable(key, value, f"a number above 0, at most {most:.3g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from paceline.train.conversations import Conversation
 
 SHARE: Final = 0.1
+ENOUGH: Final = 50  # conversations that differ: of so many, one at least is held out in 199 of 200 cases
 
 
 def held_out(conversations: Sequence[Conversation], share: float = SHARE) -> list[bool]:
@@ -30,3 +31,11 @@ def is_held_out(key: str, share: float = SHARE) -> bool:
     """Depends on nothing but the key."""
     digest = hashlib.sha256(b"paceline held out\0" + key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
+
+
+def nothing_measured(prompts: int) -> str:
+    """What to say where no answer was there to measure on."""
+    return (
+        "nothing was measured: of the conversations a tenth is held out for that, chosen by a hash, and with "
+        f"{prompts} prompts it was none; give {ENOUGH} or more that open differently"
+    )

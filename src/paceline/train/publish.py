@@ -37,10 +37,15 @@ def publish(
     net, most = load(folder, pieces_of(model)).net, card.shape.block
     guesses = replay(drafter_of(net), model, texts, most, batch=TOGETHER)
     tell(guesses)
-    found = acceptance(guesses, texts, most)
-    card = replace(card, acceptance=found.by_place, tokens_per_pass=found.tokens_per_pass)
-    few = acceptance(guesses, texts, min(MEASURED, most))
-    card = replace(card, data={**card.data, ACCEPTED: few.accepted})
+    if guesses:
+        found = acceptance(guesses, texts, most)
+        accepted = acceptance(guesses, texts, min(MEASURED, most)).accepted
+        card = replace(
+            card,
+            acceptance=found.by_place,
+            tokens_per_pass=found.tokens_per_pass,
+            data={**card.data, ACCEPTED: accepted},
+        )
     if bucket is not None:
         kinds = by_bucket(guesses, texts, min(MEASURED, most), bucket)
         told = {kind: asdict(figures) for kind, figures in kinds.items()}
