@@ -1,7 +1,8 @@
 """Goes on training drafters with what a server served: a process of its own, which the server may pause.
 
 It reads a job from standard input and writes a line of JSON for each thing there is to tell. A new version is
-published only if it beats the old one on conversations that nothing was learned from.
+made only if it beats the old one on conversations that nothing was learned from. That it serves is for the
+server to say, which nobody pauses while it holds a lock.
 """
 
 import json
@@ -50,12 +51,12 @@ def run(job: LearnJob, tell: Tell) -> None:
 def refresh(
     root: Path, model: DenseModel, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
 ) -> dict[str, Any]:
-    """One drafter. Says what became of it: a version was made, or refused and why."""
-    began, pieces, texts = versions.current(root), pieces_of(model), parts.recorded()
-    loaded = load(began.folder, pieces)
+    """One drafter. Says what became of it: a version was made, from which, or refused and why."""
+    served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
+    loaded = load(began.folder, pieces_of(model))
     net, card = loaded.net, loaded.card
     most, block = min(MEASURED, net.shape.block), net.shape.block
-    old = replay(drafter_of(load(began.folder, pieces).net), model, texts, block, batch=TOGETHER)
+    old = replay(drafter_of(net), model, texts, block, batch=TOGETHER)
     new: list[Guess] = []
     recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors))
     lessons = batches(card.kind, net.shape.taps, model, parts.learned, config)
@@ -68,7 +69,7 @@ def refresh(
         passes = [passes_by_text(guesses, texts, most) for guesses in (old, new)]
         if now < was + config.least_gain or not saves(*passes):
             return {**told, "refused": "it is not clearly better on held-out conversations"}
-        if versions.current(root) != began:
+        if versions.serving(root) != served:
             return {**told, "refused": "another version serves by now"}
         learned = {
             "from": began.number,
@@ -78,9 +79,7 @@ def refresh(
             "tokens_per_pass": {"before": was, "after": now},
         }
         save_card(folder, replace(made, data={**made.data, "learned": learned}))
-        number = versions.add(root, folder, config.versions)
-        versions.use(root, number)
-        return {**told, "made": number}
+        return {**told, "made": versions.add(root, folder), "learned_from": served}
 
 
 def saves(old: Sequence[int], new: Sequence[int]) -> bool:
