@@ -1,8 +1,9 @@
 """What the server makes of what a process learned: it serves, unless somebody said otherwise meanwhile."""
 
 import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from paceline.testing import ToyTarget
 from paceline.trained import Trained, find_trained
 
 WAIT_S = 60
+Against = Callable[[Path, Sequence[Path], LearnConfig], str]
 CONFIG = LearnConfig(idle_s=0.0, new_texts=1)  # always idle
 
 
@@ -37,11 +39,21 @@ class Taught(Learning):
         self.served.append(one.version.number)
 
 
-def learning(root: Path, begin: Callable[[bytes], Pupil]) -> Taught:
+def learning(root: Path, begin: Callable[[bytes], Pupil], against: Against = lambda *_: "") -> Taught:
     worker = Worker(Engine(ToyTarget(), model_free(), Fixed()))
     no_model, found = cast(Any, None), find_trained([root])
     metrics = Metrics("toy", ["block"], lambda: 0, lambda: 0, lambda: 0)
-    made = Taught(no_model, worker, found, root, metrics, EngineConfig("cpu"), CONFIG, begin=begin)
+    made = Taught(
+        no_model,
+        worker,
+        found,
+        root,
+        metrics,
+        EngineConfig("cpu"),
+        CONFIG,
+        begin=begin,
+        against=against,
+    )
     made.served = []
     made.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
     return made
@@ -104,3 +116,33 @@ def test_a_server_that_ends_does_not_lose_what_was_made(root: Path) -> None:
     assert until(lambda: pupil.exit_code is not None, WAIT_S)
     server.close(1)
     assert versions.current(root).number == 1
+
+
+def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[bytes] = []
+    lacks = ["too little", "too little", "", "too little"]
+
+    def begin(job: bytes) -> Pupil:
+        begun.append(job)
+        return Pupil(job, (sys.executable, "-c", ""))
+
+    server = learning(root, begin, lambda *_: lacks.pop(0))
+    with caplog.at_level(logging.WARNING, "paceline.server"):
+        for expected in (0, 0, 1):
+            server.look()
+            server.look()  # tried again only once there are new texts
+            assert len(begun) == expected
+            server.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
+        assert caplog.messages == ["too little"]
+
+        def ended() -> bool:
+            server.look()
+            return server.pupil is None
+
+        assert until(ended, WAIT_S)
+        server.look()
+    assert caplog.messages == ["too little"] * 2
+    assert len(begun) == 1
+    assert lacks == []

@@ -21,6 +21,7 @@ from paceline.logs import log_problem
 from paceline.server.following import Following
 from paceline.server.metrics import Metrics
 from paceline.server.pupil import Pupil
+from paceline.server.room import reason_against
 from paceline.server.worker import Worker
 from paceline.trained import Trained, load_trained, run_beside
 
@@ -73,9 +74,11 @@ class Learning:
         config: LearnConfig,
         clock: Callable[[], float] = monotonic,
         begin: Callable[[bytes], Pupil] = Pupil,
+        against: Callable[[Path, Sequence[Path], LearnConfig], str] = reason_against,
     ) -> None:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
+        self._reason_against, self._warned = against, False
         self._following = Following(found, self._serve, config.patience_s, clock)
         self._kept = Kept(config.kept_tokens)
         self._pupil: Pupil | None = None
@@ -117,11 +120,15 @@ class Learning:
         self._metrics.learn_text()
 
     def _run(self) -> None:
+        self._try(self._may_begin)  # whoever starts a server with too little memory hears of it at once
         while not self._ended.wait(LOOK_S):
-            try:
-                self.look()
-            except Exception as problem:
-                log_problem(log, "learning failed; requests are served as before", problem)
+            self._try(self.look)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as problem:
+            log_problem(log, "learning failed; requests are served as before", problem)
 
     def look(self) -> None:
         """Pauses or goes on, begins, and sees what came of it."""
@@ -145,9 +152,19 @@ class Learning:
                 self._pupil.go_on()
             return True
 
+    def _may_begin(self) -> bool:
+        """Whether there is memory for it. If not, that is told once, until there is."""
+        against = self._reason_against(self._model, list(self._following.roots.values()), self._config)
+        if against and not self._warned:
+            log.warning("%s", against)
+        self._warned = bool(against)
+        return not against
+
     def _learn(self) -> None:
-        folders = tuple(map(str, self._following.roots.values()))
         texts = self._kept.take()
+        if not self._may_begin():
+            return
+        folders = tuple(map(str, self._following.roots.values()))
         job = LearnJob(str(self._model), folders, self._engine, texts, self._config)
         log.info("%d texts are there to learn from", len(texts))
         pupil = self._begin(job.encode())
