@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_float32_copy_of_the_target_and_what_loading_it_takes(root: Path, smollm2_path: Path) -> None:
     """All 134.5 million weights, and the 69.7 million that are joined with others once more."""
-    little = replace(CONFIG, train_tokens=512, batch_tokens=64)
+    little = replace(CONFIG, train_tokens=512, batch_tokens=64, max_len=512)
     needed = needed_bytes(smollm2_path, [root], little)
     assert needed - PROGRAM == pytest.approx(4 * (134_515_008 + 69_672_960), rel=1e-6)
 
