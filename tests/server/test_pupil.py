@@ -140,7 +140,7 @@ def test_it_goes_though_somebody_takes_in_orphans(paused: bool) -> None:
         pid = int(outer.stdout.readline())
         try:
             assert outer.stdout.readline() == "its server is gone\n"
-            assert until(lambda: state(pid) == "", 10)
+            assert until(lambda: state(pid) == "", WAIT_S)
         finally:
             if state(pid):
                 os.kill(pid, signal.SIGKILL)

@@ -16,6 +16,7 @@ from paceline.heads.folder import WEIGHTS, Card, Loaded, load, read_card, save
 from paceline.heads.net import Pieces
 from paceline.heads.traffic import LearnJob, ServedText
 from paceline.train import refresh as the_refresh
+from paceline.train.dense import DenseModel
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.from_traffic import split
 from paceline.train.publish import MEASURED, publish
@@ -173,3 +174,20 @@ def test_with_too_little_to_measure_on_nothing_is_tried() -> None:
     run(LearnJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
     (only,) = told
     assert "places in held-out ones" in only["waits"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_it_computes_on_the_cpu_wherever_the_server_does(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A process that is stopped still holds what it has on a GPU."""
+    placed: list[tuple[torch.device, torch.dtype]] = []
+
+    def place(_: Any, device: torch.device, dtype: torch.dtype) -> DenseModel:
+        placed.append((device, dtype))
+        return MODEL
+
+    monkeypatch.setattr(the_refresh, "load_weights", lambda *_: None)
+    monkeypatch.setattr(the_refresh, "DenseModel", place)
+    run(LearnJob("tiny", (), EngineConfig(device, "bfloat16"), tuple(served()), CONFIG), lambda _: None)
+    assert placed == [(torch.device("cpu"), torch.float32)]
