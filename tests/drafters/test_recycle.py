@@ -79,11 +79,11 @@ def test_the_largest_are_found(rows: int, size: int, k: int, seed: int) -> None:
     assert all(len(set(row)) == len(row) for row in places.tolist())
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The names of all that torch computes meanwhile."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(
