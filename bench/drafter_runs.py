@@ -16,7 +16,8 @@ from typing import Final
 from bench.drafter_arms import PLAIN, Arm, Stock
 from bench.drafter_turns import Turn
 from paceline import SamplingParams, SpecConfig
-from paceline.engine.control import Prior, Rate
+from paceline.engine.control import Rate
+from paceline.engine.cost_curve import Prior
 from paceline.engine.engine import Engine
 from paceline.types import Drafter, Round, Seq, Target
 

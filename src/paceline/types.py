@@ -297,6 +297,9 @@ class Controller(Protocol):
         return [len(draft) for draft in drafts]
 
     def learn(self, rounds: Sequence[Round]) -> None: ...
+    def forget(self, drafter: str) -> None:
+        """Another one has this name from now on: what was learned of the old one says nothing."""
+        return
 
 
 class Sink(Protocol):

@@ -6,12 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy_grammar import sentence
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.recycle import Recycle, RecycleSettings, recycle
 from paceline.drafters.recycle.table import Table
-from paceline.drafters.recycle.top import largest
+from paceline.drafters.recycle.top import Floats, Places, largest
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.errors import SettingError
@@ -73,9 +74,37 @@ def first_guesses(draft: Draft) -> set[int]:
 def test_the_largest_are_found(rows: int, size: int, k: int, seed: int) -> None:
     values = torch.from_numpy(np.random.default_rng(seed).integers(0, 500, (rows, size)).astype(np.float32))
     found, places = largest(values, k)
-    assert torch.equal(found, values.sort(1, descending=True).values[:, :k])
-    assert torch.equal(found, values.gather(1, places))
+    assert np.array_equal(found, values.sort(1, descending=True).values[:, :k].numpy())
+    assert np.array_equal(found, np.take_along_axis(values.numpy(), places, 1))
     assert all(len(set(row)) == len(row) for row in places.tolist())
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The names of all that torch computes meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_computes_nothing_on_a_cpu() -> None:
+    """Its threads would fight those of a native target."""
+    drafter, seq = Recycle(BOLD), a_seq(prompt=[1, 2])
+    drafter.begin(seq)
+    logits = torch.randn(3, 4096, generator=torch.Generator().manual_seed(1))
+    seq.tokens += [3, 4]
+    verdict = Verdict((0,), 4, Draft((3, 5)))
+    with Operations() as seen:
+        drafter.observe([seq], [verdict], Scores(logits, (0,)))
+        (draft,) = drafter.draft([Ask(seq, 4, after=(3,))])
+    assert draft.tokens[0] in logits[1].topk(8).indices
+    assert seen.names <= {"slice", "detach", "alias"}
 
 
 def test_prompts_seed_it() -> None:
@@ -113,7 +142,7 @@ def test_a_kept_row_counts_before_a_refused_one_of_the_same_token() -> None:
     rows = torch.zeros(4, VOCAB)
     rows[1, 9], rows[3, 11] = 20.0, 20.0
     draft = Draft((7, 4, 7), (ROOT, ROOT, 1))
-    drafter, seq = Recycle(), a_seq(prompt=[1, 2])
+    drafter, seq = Recycle(BOLD), a_seq(prompt=[1, 2])
     drafter.begin(seq)
     seq.tokens += [7, 3]
     drafter.observe([seq], [Verdict((0,), 3, draft)], Scores(rows, (0,)))
@@ -134,7 +163,7 @@ def test_floor_on_home_ground(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chain > 1.7
     assert tree > 2.4
 
-    def shuffled(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def shuffled(rows: torch.Tensor, k: int) -> tuple[Floats, Places]:
         values, tokens = largest(rows, k)
         return values, (7 * tokens + 5) % VOCAB
 

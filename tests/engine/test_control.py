@@ -1,11 +1,15 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from paceline.config import SpecConfig
-from paceline.engine.control import CostCurve, Rate
+from paceline.engine.control import Rate
+from paceline.engine.cost_curve import CostCurve
+from paceline.engine.engine import Engine
 from paceline.target.cost import CostTable
-from paceline.types import Draft, Round, Seq
+from paceline.testing import ToyTarget
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Round, Seq
 
 
 def seq(**spec: object) -> Seq:
@@ -167,7 +171,7 @@ def test_drafters_that_take_turns_cost_their_mean() -> None:
         mixed.learn([timed_round(1, 1100 if i % 4 == 0 else 1)])
     assert dear.plan([seq()], 1) == [0]
     assert mixed.plan([seq()], 1)[0] > 0
-    assert mixed._draft_us[("d",)](1) == pytest.approx(1100 / 4, rel=0.4)
+    assert mixed._known[("d",)].draft_us(1) == pytest.approx(1100 / 4, rel=0.4)
 
 
 def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> None:
@@ -206,10 +210,10 @@ def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:
     block_rounds(fixed, (2, 4, 8), 600, 2)
     for i in range(40):
         each.learn([timed_round((2, 4, 8)[i % 3], 100 * (2, 4, 8)[i % 3])])
-    assert fixed._draft_us[("d",)](1) == pytest.approx(600, rel=0.1)
-    assert fixed._draft_us[("d",)](8) == pytest.approx(600, rel=0.1)
-    assert each._draft_us[("d",)](2) == pytest.approx(200, rel=0.1)
-    assert each._draft_us[("d",)](8) == pytest.approx(800, rel=0.1)
+    assert fixed._known[("d",)].draft_us(1) == pytest.approx(600, rel=0.1)
+    assert fixed._known[("d",)].draft_us(8) == pytest.approx(600, rel=0.1)
+    assert each._known[("d",)].draft_us(2) == pytest.approx(200, rel=0.1)
+    assert each._known[("d",)].draft_us(8) == pytest.approx(800, rel=0.1)
 
 
 def test_guesses_that_come_true_too_seldom_for_what_they_cost_are_not_made() -> None:
@@ -242,3 +246,32 @@ def test_a_probe_that_was_drafted_for_is_checked() -> None:
             probes += 1
             assert rate.trim([seq()], [unsure], 1)[0] > 0
     assert probes == 4
+
+
+class Modest(Drafter):
+    name = "d"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [NO_DRAFT for _ in asks]
+
+
+def test_a_new_drafter_does_not_pay_for_the_one_whose_name_it_has() -> None:
+    useless, boaster = taught(0.0, 0.1), priced(0.3)
+    for _ in range(80):
+        boaster.learn([scored_round((0.9, 0.9), 0)])
+    assert useless.plan([seq()], 1) == boaster.trim([seq()], [sure(0.9, 0.9)], 1) == [0]
+    for rate in (useless, boaster):
+        Engine(ToyTarget(), {"d": Modest()}, rate).exchange(Modest())
+    assert useless.plan([seq()], 1)[0] > 2  # no probe
+    assert boaster.trim([seq()], [sure(0.9, 0.9)], 1) == [2]
+
+
+def test_others_of_its_list_are_trusted_as_before() -> None:
+    rate, both = priced(0.3), ("d", "other")
+    draft = Draft((0, 1), None, both, (0.9, 0.9))
+    for _ in range(80):
+        rate.learn([Round("s", 1, both, draft, (0,), (0, 1), 2, 1, 3, 0, 1000)])  # the other is wrong
+    rate.forget("d")
+    pair = Seq("s", [1], 1, spec=SpecConfig(both))
+    assert rate.trim([pair], [replace(sure(0.9), sources=("other",))], 1) == [0]
+    assert rate.trim([pair], [sure(0.9)], 1) == [1]

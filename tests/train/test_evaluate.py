@@ -1,5 +1,6 @@
 """Measured through the code that serves, a head is as good as its training says; and only then."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
 from paceline.heads.teach import Lesson
+from paceline.train import evaluate
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.evaluate import recorded as recorded_answers
@@ -114,3 +116,28 @@ def test_rates_count_passes_as_speculation_takes_them() -> None:
     buckets = by_bucket(found, [TEXT], 2, lambda _, at: "vowel" if TEXT.tokens[at] in b"ae" else "other")
     assert buckets["vowel"].anchors == 1
     assert sum(bucket.anchors for bucket in buckets.values()) == of.anchors
+
+
+def test_on_a_cpu_few_rows_are_computed_at_once_and_nothing_else_changes(
+    net: BlockNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short texts beside a long one are as long as it is."""
+    texts = [*TEXTS[:6], replace(TEXTS[6], tokens=list(TEXTS[6].tokens) * 3, own=list(TEXTS[6].own) * 3)]
+    whole, passes = MODEL.features, list[int]()
+
+    def counted(
+        tokens: torch.Tensor, taps: Sequence[int] = ()
+    ) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+        passes.append(tokens.numel())
+        return whole(tokens, taps)
+
+    monkeypatch.setattr(MODEL, "features", counted)
+    together = replay(BlockDrafter(net), MODEL, texts, net.shape.block, batch=48)
+    length = len(TEXTS[0].tokens)
+    assert passes == [7 * 3 * length]
+    passes.clear()
+    monkeypatch.setattr(evaluate, "CPU_ROWS", 4 * length)
+    apart = replay(BlockDrafter(net), MODEL, texts, net.shape.block, batch=48)
+    assert passes == [4 * length, 2 * length, 3 * length]
+    assert {(g.text, g.anchor, g.right) for g in apart} == {(g.text, g.anchor, g.right) for g in together}
+    assert len(apart) == len(together)

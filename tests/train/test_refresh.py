@@ -12,9 +12,11 @@ from torch_cases import VOCAB
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
-from paceline.heads.folder import WEIGHTS, Card, load, read_card, save
+from paceline.heads.folder import WEIGHTS, Card, Loaded, load, read_card, save
+from paceline.heads.net import Pieces
 from paceline.heads.traffic import LearnJob, ServedText
 from paceline.train import refresh as the_refresh
+from paceline.train.dense import DenseModel
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.from_traffic import split
 from paceline.train.publish import MEASURED, publish
@@ -42,6 +44,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
+def taught(root: Path, config: LearnConfig = CONFIG) -> dict[str, Any]:
+    """As the server has it: what was made serves."""
+    told = refresh(root, MODEL, PARTS, config)
+    assert "made" not in told or versions.take_over(root, told["made"], told["learned_from"])
+    return told
+
+
 def rate(folder: Path) -> float:
     """Measured anew, from what is stored."""
     net, texts = load(folder, pieces_of(MODEL)).net, PARTS.recorded()
@@ -52,7 +61,7 @@ def rate(folder: Path) -> float:
 
 def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
     first = (root / WEIGHTS).read_bytes()
-    told = refresh(root, MODEL, PARTS, CONFIG)
+    told = taught(root)
     assert told["made"] == 1
     assert told["after"] > told["before"] + 0.5
     now = versions.current(root)
@@ -66,7 +75,7 @@ def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
         "held_out_texts": len(PARTS.held_out),
         "tokens_per_pass": {"before": told["before"], "after": told["after"]},
     }
-    again = refresh(root, MODEL, PARTS, CONFIG)
+    again = taught(root)
     assert again["before"] == told["after"]  # it goes on from what serves
     assert versions.numbers(root)[:2] == [0, 1]
 
@@ -84,16 +93,16 @@ def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_worse_one_is_refused(root: Path) -> None:
-    refresh(root, MODEL, PARTS, CONFIG)
+    taught(root)
     serving = versions.current(root)
     weights = (serving.folder / WEIGHTS).read_bytes()
     broken = LearnConfig(steps=5, lr=10.0, held_out=0.3)
-    told = refresh(root, MODEL, PARTS, broken)
+    told = taught(root, broken)
     assert told["after"] < told["before"]
     assert "not clearly better" in told["refused"]
     assert versions.current(root) == serving
     assert (serving.folder / WEIGHTS).read_bytes() == weights
-    assert sorted(path.name for path in (root / "versions").iterdir()) == ["0001"]
+    assert [path.name for path in (root / "versions").glob("*/")] == ["0001"]
 
 
 def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
@@ -112,6 +121,25 @@ def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
     assert told["after"] > told["before"]
     assert told["refused"] == "another version serves by now"
     assert versions.current(root).number == 0
+
+
+def test_what_is_made_serves_only_once_the_server_says_so(root: Path) -> None:
+    told = refresh(root, MODEL, PARTS, CONFIG)
+    assert versions.current(root).number == 0
+    assert versions.take_over(root, told["made"], told["learned_from"])
+    assert versions.current(root).number == 1
+
+
+def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[Path] = []
+
+    def counted(folder: Path, pieces: Pieces) -> Loaded:
+        loads.append(folder)
+        return load(folder, pieces)
+
+    monkeypatch.setattr(the_refresh, "load", counted)
+    refresh(root, MODEL, PARTS, CONFIG)
+    assert loads == [root]
 
 
 def test_a_crash_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,3 +174,20 @@ def test_with_too_little_to_measure_on_nothing_is_tried() -> None:
     run(LearnJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
     (only,) = told
     assert "places in held-out ones" in only["waits"]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_it_computes_on_the_cpu_wherever_the_server_does(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """A process that is stopped still holds what it has on a GPU."""
+    placed: list[tuple[torch.device, torch.dtype]] = []
+
+    def place(_: Any, device: torch.device, dtype: torch.dtype) -> DenseModel:
+        placed.append((device, dtype))
+        return MODEL
+
+    monkeypatch.setattr(the_refresh, "load_weights", lambda *_: None)
+    monkeypatch.setattr(the_refresh, "DenseModel", place)
+    run(LearnJob("tiny", (), EngineConfig(device, "bfloat16"), tuple(served()), CONFIG), lambda _: None)
+    assert placed == [(torch.device("cpu"), torch.float32)]

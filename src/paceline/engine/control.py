@@ -1,10 +1,11 @@
 """How far to guess: as far as makes the expected rate of tokens largest, and not at all if nothing pays."""
 
-from bisect import bisect_left, insort
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from paceline.engine.cost_curve import CostCurve, Prior
 from paceline.types import ROOT, Controller, Draft, Round, Seq
 
 MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here
@@ -18,8 +19,6 @@ SAME: Final = 0.25  # spread of the drafts' lengths, in nodes squared, below whi
 TRIED: Final = 8  # rounds after which it is known what drafts bring
 FORGET_YIELD: Final = 0.9
 MOST_TRUST: Final = 1.2  # drafters that are too modest are believed this much more
-SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
-STALE: Final = 128  # passes after which what was learned of a row count is forgotten
 
 
 class Fixed(Controller):
@@ -30,72 +29,6 @@ class Fixed(Controller):
 
     def learn(self, rounds: Sequence[Round]) -> None:
         return
-
-
-Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
-
-
-def _guess(rows: int, context: int) -> float:
-    return 1 + SLOPE * rows
-
-
-class CostCurve:
-    """Microseconds of a target pass by its rows and the tokens before them.
-
-    A curve measured beforehand is corrected by what passes take while decoding. The machine's speed drifts
-    for all row counts together, so it is kept apart from the corrections. Those that are not renewed are
-    forgotten: a row count that looked dear in a slow moment is not chosen, so it would never look otherwise.
-    """
-
-    def __init__(self, prior: Prior | None = None) -> None:
-        self._prior = prior or _guess
-        self._speed = 1000.0 if prior else 1.0  # microseconds for a unit of the prior, until measured
-        self._fresh = True
-        self._correction: dict[int, float] = {}
-        self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
-        self._passes = 0
-        self._known: list[int] = []  # the row counts with a correction, ascending
-
-    def learn(self, rows: int, us: float, context: int = 0) -> None:
-        expected = self._prior(rows, context)
-        self._forget(rows)
-        if self._fresh:
-            self._speed, self._fresh = us / expected, False
-        if rows not in self._correction:
-            seen = us / (self._speed * expected)
-            near = self._corrected(rows)
-            self._correction[rows] = min(max(seen, near / 2), near * 2)
-            insort(self._known, rows)
-            return
-        drift = us / (self._speed * self._correction[rows] * expected)
-        drift = min(max(drift, 1 / 3), 3.0)  # one hiccup of the machine must not count for much
-        self._speed *= drift**0.3
-        self._correction[rows] *= drift**0.1
-
-    def _forget(self, rows: int) -> None:
-        """Whatever is stale, now that `rows` are learned of again."""
-        self._passes += 1
-        self._learned.pop(rows, None)
-        self._learned[rows] = self._passes
-        oldest = next(iter(self._learned))
-        if self._learned[oldest] < self._passes - STALE:
-            del self._learned[oldest], self._correction[oldest]
-            self._known.remove(oldest)
-
-    def __call__(self, rows: int, context: int = 0) -> float:
-        return self._speed * self._prior(rows, context) * self._corrected(rows)
-
-    def _corrected(self, rows: int) -> float:
-        """Linear between what was measured, level beyond."""
-        known = self._known
-        at = bisect_left(known, rows)
-        if not known:
-            return 1.0
-        if at == len(known) or at == 0 or known[at] == rows:
-            return self._correction[known[min(at, len(known) - 1)]]
-        low, high = known[at - 1], known[at]
-        share = (rows - low) / (high - low)
-        return self._correction[low] + share * (self._correction[high] - self._correction[low])
 
 
 class Acceptance:
@@ -138,6 +71,10 @@ class Trust:
             if score < 1:
                 self._true[source] = FORGET * self._true[source] + (node in kept)
                 self._claimed[source] = FORGET * self._claimed[source] + score
+
+    def forget(self, source: str) -> None:
+        self._true.pop(source, None)
+        self._claimed.pop(source, None)
 
     def reach(self, draft: Draft) -> list[float]:
         """For each node the chance that it is kept."""
@@ -196,6 +133,18 @@ class Yield:
         return self._tokens / (cost(rows + round(self._nodes), context) + self._us)
 
 
+@dataclass(slots=True)
+class _Known:
+    """Of one list of drafters."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    trust: Trust = field(default_factory=Trust)
+    draft_us: DraftTime = field(default_factory=DraftTime)
+    past: Yield = field(default_factory=Yield)
+    sure: bool = False  # they said how sure they were, the last time
+    plain_rounds: int = 0
+
+
 class Rate(Controller):
     """Picks the draft length with the most expected tokens per measured time, 0 included.
 
@@ -207,12 +156,7 @@ class Rate(Controller):
 
     def __init__(self, prior: Prior | None = None) -> None:
         self.cost = CostCurve(prior)
-        self._acceptance: defaultdict[tuple[str, ...], Acceptance] = defaultdict(Acceptance)
-        self._trust: defaultdict[tuple[str, ...], Trust] = defaultdict(Trust)
-        self._sure: set[tuple[str, ...]] = set()  # those who said how sure they were, the last time
-        self._draft_us: defaultdict[tuple[str, ...], DraftTime] = defaultdict(DraftTime)
-        self._yields: defaultdict[tuple[str, ...], Yield] = defaultdict(Yield)
-        self._plain_rounds: Counter[tuple[str, ...]] = Counter()
+        self._known: defaultdict[tuple[str, ...], _Known] = defaultdict(_Known)
         self._probing: set[tuple[str, ...]] = set()  # whose drafts of this pass are not to be cut to nothing
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
@@ -220,18 +164,17 @@ class Rate(Controller):
         return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
 
     def _budget(self, seq: Seq, rows: int) -> int:
-        spec, context = seq.spec, len(seq.tokens)
-        draft_us, most, plain = self._draft_us[spec.drafters], spec.max_draft, self.cost(rows, context)
-        trimmed = spec.accept == "match" and spec.drafters in self._sure
+        spec, context, known = seq.spec, len(seq.tokens), self._known[seq.spec.drafters]
+        draft_us, most, plain = known.draft_us, spec.max_draft, self.cost(rows, context)
+        trimmed = spec.accept == "match" and known.sure
         if trimmed and draft_us(most) < CHEAP * plain:
             return most
-        tokens = self._acceptance[spec.drafters].expected(most)
+        tokens = known.acceptance.expected(most)
         rates = [t / (self.cost(rows + k, context) + draft_us(k)) for k, t in enumerate(tokens)]
         best = max(range(len(rates)), key=rates.__getitem__)
-        past = self._yields[spec.drafters]
-        if trimmed and past.rounds >= TRIED:
+        if trimmed and known.past.rounds >= TRIED:
             best = most if draft_us(most) - draft_us(1) < CHEAP * plain else max(best, PROBE)
-            pays = past.rate(self.cost, rows, context) * plain >= MARGIN
+            pays = known.past.rate(self.cost, rows, context) * plain >= MARGIN
             return best if pays else self._probe(spec.drafters, best, most)
         if best and rates[best] >= MARGIN * rates[0]:
             return best
@@ -241,7 +184,7 @@ class Rate(Controller):
         """Nodes go in by their chance of being kept, whose ever they are, while the rate grows."""
         keep = [len(draft) for draft in drafts]
         loose = [i for i, seq in enumerate(seqs) if _may_trim(seq, drafts[i])]
-        reach = {i: self._trust[seqs[i].spec.drafters].reach(drafts[i]) for i in loose}
+        reach = {i: self._known[seqs[i].spec.drafters].trust.reach(drafts[i]) for i in loose}
         if not reach:
             return keep
         keep = [0 if i in reach else nodes for i, nodes in enumerate(keep)]
@@ -266,8 +209,9 @@ class Rate(Controller):
         return keep
 
     def _probe(self, drafters: tuple[str, ...], length: int, most: int) -> int:
-        self._plain_rounds[drafters] += 1
-        if self._plain_rounds[drafters] % PROBE_EVERY:
+        known = self._known[drafters]
+        known.plain_rounds += 1
+        if known.plain_rounds % PROBE_EVERY:
             return 0
         self._probing.add(drafters)
         return min(length, most)
@@ -283,20 +227,25 @@ class Rate(Controller):
         for r in rounds:
             if r.guessed:
                 draft_us = r.draft_us * r.guessed / guessed
-                self._draft_us[r.drafters].learn(r.guessed, draft_us, r.target_us)
+                self._known[r.drafters].draft_us.learn(r.guessed, draft_us, r.target_us)
                 if not r.finish:
-                    self._yields[r.drafters].learn(r, draft_us)
+                    self._known[r.drafters].past.learn(r, draft_us)
+
+    def forget(self, drafter: str) -> None:
+        for names in [names for names in self._known if drafter in names]:
+            trust = self._known[names].trust
+            trust.forget(drafter)
+            self._known[names] = _Known(trust=trust)  # the others of the list are who they were
 
     def _learn_acceptance(self, r: Round) -> None:
         accepted = _risky(r.draft, r.path)
         depth = max(_risky(r.draft, path) for path in r.draft.paths())
         judged = accepted if r.finish else depth  # what lies beyond an end was not refused
-        self._acceptance[r.drafters].learn(judged, accepted)
-        if r.draft.scores:
-            self._sure.add(r.drafters)
-            self._trust[r.drafters].learn(r)
-        else:
-            self._sure.discard(r.drafters)
+        known = self._known[r.drafters]
+        known.acceptance.learn(judged, accepted)
+        known.sure = bool(r.draft.scores)
+        if known.sure:
+            known.trust.learn(r)
 
 
 def _risky(draft: Draft, path: Sequence[int]) -> int:

@@ -45,8 +45,9 @@ class Guessing:
         self.drafter(seq).end(seq)
 
     def exchange(self, drafter: Drafter, running: Sequence[Seq]) -> None:
-        """Puts a drafter in the place of the one with its name."""
+        """Puts a drafter in the place of the one with its name, of which nothing is remembered."""
         self._drafters[drafter.name] = drafter
+        self._controller.forget(drafter.name)
         self._lists = {names: relay for names, relay in self._lists.items() if drafter.name not in names}
         for seq in running:
             if drafter.name in seq.spec.drafters:

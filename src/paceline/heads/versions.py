@@ -1,17 +1,20 @@
 """Versions of a drafter: the first in its folder itself, those it learned since in versions/0001 and so on.
 
 One small file names the version that serves. It is replaced whole, and only once the version is there.
+Processes that share the folder, on other machines too, keep out of each other's way by file locks: those
+of a process that is killed are free again at once, and no process number is compared.
 """
 
+import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 from paceline.errors import CorruptModel, SettingError, UnknownModel
 from paceline.heads.folder import CARD, read_card, write_whole
@@ -21,6 +24,7 @@ FOLDER: Final = "versions"
 POINTER: Final = "current.json"
 MOST: Final = 8  # kept of those that were learned
 _MAKING: Final = ".making-"
+_LOCK: Final = ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,35 @@ def folder_of(root: Path, number: int) -> Path:
     return root / FOLDER / f"{number:04}" if number else root
 
 
+def serving(root: Path) -> str:
+    """Tells whether the same version of the same training still serves."""
+    return f"{current(root).number} of {_mark(root)}"
+
+
 def use(root: Path, number: int) -> None:
     """From now on this version serves."""
     _writable(root)
+    with _locked(root / FOLDER / _LOCK):
+        _name(root, number)
+
+
+def take_over(root: Path, number: int, learned_from: str, most: int = MOST) -> bool:
+    """The same, for one that was just added, if what it was learned from still serves; else it goes.
+
+    learned_from: what `serving` said then. most: how many are kept of those that were learned.
+    """
+    _writable(root)
+    with _locked(root / FOLDER / _LOCK):
+        if serving(root) != learned_from:
+            if current(root).number != number:
+                shutil.rmtree(folder_of(root, number), ignore_errors=True)
+            return False
+        _name(root, number)
+        _drop_oldest(root, most)
+        return True
+
+
+def _name(root: Path, number: int) -> None:
     known = numbers(root)
     if number not in known:
         raise UnknownModel(
@@ -82,35 +112,36 @@ def before(root: Path) -> int:
 def making(root: Path) -> Iterator[Path]:
     """A folder to make a version in, gone in the end unless `add` took it."""
     _writable(root)
-    for old in (root / FOLDER).glob(f"{_MAKING}*"):
-        if not _runs(old.name.removeprefix(_MAKING)):  # its maker was killed
+    for old in (root / FOLDER).glob(f"{_MAKING}*/"):
+        if not _is_held(_lock_of(old)):  # its maker was killed
             shutil.rmtree(old, ignore_errors=True)
-    folder = root / FOLDER / f"{_MAKING}{os.getpid()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            _lock_of(old).unlink(missing_ok=True)
+    folder = root / FOLDER / f"{_MAKING}{uuid4().hex}"
+    with _locked(_lock_of(folder)):  # before the folder is there, which nobody may take for a dead one's
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            _lock_of(folder).unlink(missing_ok=True)
 
 
-def add(root: Path, made: Path, most: int = MOST) -> int:
+def add(root: Path, made: Path) -> int:
     """Gives what was made in a folder the next number. It does not serve yet."""
     number = numbers(root)[-1] + 1
     while True:
         try:
             made.rename(folder_of(root, number))
-            break
+            return number
         except OSError:
             if not folder_of(root, number).exists():
                 raise
             number += 1  # another server was quicker
-    _drop_oldest(root, most, number)
-    return number
 
 
-def _drop_oldest(root: Path, most: int, new: int) -> None:
+def _drop_oldest(root: Path, most: int) -> None:
     learned = numbers(root)[1:]
-    spare = [number for number in learned if number not in (current(root).number, new)]
+    spare = [number for number in learned if number != current(root).number]
     for number in spare[: max(0, len(learned) - most)]:
         shutil.rmtree(folder_of(root, number), ignore_errors=True)
 
@@ -125,14 +156,35 @@ def _mark(root: Path) -> str:
     return hashlib.sha256((root / CARD).read_bytes()).hexdigest()[:16]
 
 
-def _runs(process: str) -> bool:
+def _lock_of(making: Path) -> Path:
+    """Beside the folder, which `add` takes away."""
+    return making.with_name(making.name + _LOCK)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise SettingError(
+                f"{path.parent.parent.name} lies where files cannot be locked ({error.strerror}): "
+                "versions need that, so keep it on another volume"
+            ) from None
+        yield
+
+
+def _is_held(lock: Path) -> bool:
+    """By a process that lives, here or on another machine; yes where that cannot be told."""
     try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
+        with lock.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    except PermissionError:
+    except OSError:
         return True
-    return True
+    return False
 
 
 def _way_back(root: Path) -> str:

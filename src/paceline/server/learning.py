@@ -9,17 +9,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any, Final
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.errors import PacelineError
 from paceline.heads.traffic import LEAST, LearnJob, ServedText
-from paceline.heads.versions import POINTER, current
+from paceline.heads.versions import take_over
 from paceline.llm import LLM
 from paceline.logs import log_problem
+from paceline.server.following import Following
 from paceline.server.metrics import Metrics
 from paceline.server.pupil import Pupil
+from paceline.server.room import reason_against
 from paceline.server.worker import Worker
 from paceline.trained import Trained, load_trained, run_beside
 
@@ -72,11 +74,12 @@ class Learning:
         config: LearnConfig,
         clock: Callable[[], float] = monotonic,
         begin: Callable[[bytes], Pupil] = Pupil,
+        against: Callable[[Path, Sequence[Path], LearnConfig], str] = reason_against,
     ) -> None:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
-        self._found = {one.kind: one for one in found}
-        self._moved: dict[str, float] = {}  # when it was last said which version of each serves
+        self._reason_against, self._warned = against, False
+        self._following = Following(found, self._serve, config.patience_s, clock)
         self._kept = Kept(config.kept_tokens)
         self._pupil: Pupil | None = None
         self._busy_at = clock()
@@ -97,6 +100,8 @@ class Learning:
             self._thread.join(timeout)
         with self._lock:
             if self._pupil is not None:
+                for told in self._pupil.told():  # a version that was made is not lost
+                    self._note(told)
                 self._pupil.kill()
                 self._pupil = None
 
@@ -115,18 +120,22 @@ class Learning:
         self._metrics.learn_text()
 
     def _run(self) -> None:
+        self._try(self._may_begin)  # whoever starts a server with too little memory hears of it at once
         while not self._ended.wait(LOOK_S):
-            try:
-                self.look()
-            except Exception as problem:
-                log_problem(log, "learning failed; requests are served as before", problem)
+            self._try(self.look)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as problem:
+            log_problem(log, "learning failed; requests are served as before", problem)
 
     def look(self) -> None:
         """Pauses or goes on, begins, and sees what came of it."""
         if self._worker.running or self._worker.waiting:
             self.arrived()
         idle = self._go_on()
-        self._follow(idle)
+        self._following.look(idle)
         if not idle:
             return
         if self._pupil is not None:
@@ -143,9 +152,19 @@ class Learning:
                 self._pupil.go_on()
             return True
 
+    def _may_begin(self) -> bool:
+        """Whether there is memory for it. If not, that is told once, until there is."""
+        against = self._reason_against(self._model, list(self._following.roots.values()), self._config)
+        if against and not self._warned:
+            log.warning("%s", against)
+        self._warned = bool(against)
+        return not against
+
     def _learn(self) -> None:
-        folders = tuple(str(one.root) for one in self._found.values())
         texts = self._kept.take()
+        if not self._may_begin():
+            return
+        folders = tuple(map(str, self._following.roots.values()))
         job = LearnJob(str(self._model), folders, self._engine, texts, self._config)
         log.info("%d texts are there to learn from", len(texts))
         pupil = self._begin(job.encode())
@@ -174,6 +193,9 @@ class Learning:
             log.info("too little to learn from so far: %s", told["waits"])
         if "failed" in told:
             log.error("learning failed: %s", told["failed"])
+        if "made" in told and (against := self._against(told)):
+            del told["made"]
+            told["refused"] = against
         for outcome in ("made", "refused"):
             if outcome in told:
                 self._metrics.learn_outcome(outcome)
@@ -186,23 +208,17 @@ class Learning:
                     told["after"],
                 )
 
-    def _follow(self, idle: bool) -> None:
-        """Takes up the versions that are to serve, whether they were learned or gone back to."""
-        latest = time() - (0 if idle else self._config.patience_s)
-        for kind, one in self._found.items():
-            try:
-                moved = _moved(one.root)
-                if moved == self._moved.get(kind, 0) or moved > latest:
-                    continue
-                self._moved[kind] = moved
-                version = current(one.root)
-                if version == one.version:
-                    continue
-                new = Trained(one.name, kind, one.root, version)
-                self._serve(new)
-                self._found[kind] = new
-            except PacelineError as error:
-                log.error("%s goes on with the version it has: %s", one.name, error)
+    def _against(self, told: dict[str, Any]) -> str:
+        """Has what was made serve from now on; why not, where that cannot be."""
+        root = self._following.roots[told["kind"]]
+        try:
+            if take_over(root, told["made"], told["learned_from"], self._config.versions):
+                return ""
+        except PacelineError as error:
+            return str(error)
+        except OSError as error:
+            return f"it cannot be written: {error.strerror}"
+        return "another version serves by now"
 
     def _serve(self, one: Trained) -> None:
         (drafter,) = load_trained([one], self._model, self._engine)
@@ -214,11 +230,3 @@ class Learning:
             log.info("%s guesses with version %d now", one.name, one.version.number)
 
         self._worker.between_passes(exchange)
-
-
-def _moved(root: Path) -> float:
-    """When it was last said which version serves; 0: never."""
-    try:
-        return (root / POINTER).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

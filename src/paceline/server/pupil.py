@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
 from paceline.errors import SettingError
 
-COMMAND: Final = (sys.executable, "-P", "-m", "paceline.train.refresh")  # -P: not from the working folder
+COMMAND: Final = (sys.executable, "-P", "-m", "paceline.train.aside")  # -P: not from the working folder
 _NICE: Final = 19
+_OOM_SCORE: Final = 500  # of 1000: the kernel takes it before the server where memory runs out
 _READ: Final = 1 << 16  # bytes
 
 
@@ -42,6 +44,7 @@ class Pupil:
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # what a GPU holds is the server's
                 process_group=0,  # a group that loses its server while it is stopped is ended by the system
             )
         assert self._process.stdout is not None
@@ -51,6 +54,7 @@ class Pupil:
         self._paused = False
         with suppress(ProcessLookupError):  # one that has ended already is told of like any other
             os.setpriority(os.PRIO_PROCESS, self.pid, _NICE)
+        _take_first(self.pid)
 
     @property
     def pid(self) -> int:
@@ -88,3 +92,11 @@ class Pupil:
         self._process.kill()
         self._process.wait()
         self._out.close()
+
+
+def _take_first(pid: int) -> None:
+    """Where the kernel has such a score (Linux); a higher one, which the server gave it, stays."""
+    score = Path(f"/proc/{pid}/oom_score_adj")
+    with suppress(OSError):
+        if int(score.read_text()) < _OOM_SCORE:
+            score.write_text(str(_OOM_SCORE))

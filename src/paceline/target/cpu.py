@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import torch
 
 from paceline.folders import home
+from paceline.target import memory
 
 Amx = Literal["absent", "works", "illegal"]
 
@@ -134,12 +135,7 @@ def _cpuinfo() -> dict[str, str]:
 
 def free_memory() -> int:
     """Bytes a program may take without pushing others out; 0 where the system does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text("utf-8")
-    except OSError:
-        return 0
-    found = [line.split() for line in text.splitlines() if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 1024 if found else 0
+    return memory.available() or 0
 
 
 def _memory_bytes() -> int:

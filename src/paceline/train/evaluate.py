@@ -7,6 +7,7 @@ asked for a draft, and the draft is compared with what came. No figure here come
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from paceline.train.dataset import Answers
 from paceline.train.dense import DenseModel
 from paceline.types import Ask, Drafter, Seen, Seq
 
+CPU_ROWS: Final = 4096  # of texts beside one another: a server shares its memory with what is measured
 BucketAt = Callable[[int, int], str]  # the number of a text and a place in it -> what stands there
 
 
@@ -76,11 +78,26 @@ def replay(
     model: the target; a drafter that reads none of its layers needs none.
     """
     guesses = []
-    for first in range(0, len(texts), batch):
-        some = texts[first : first + batch]
+    rows = CPU_ROWS if model is not None and model.device.type == "cpu" else None
+    for first, stop in _groups(texts, batch, rows):
+        some = texts[first:stop]
         hidden = {} if model is None else _hidden(model, some, drafter.taps)
         guesses += _played(drafter, some, hidden, most, first)
     return guesses
+
+
+def _groups(texts: Sequence[Recorded], batch: int, rows: int | None) -> Iterator[tuple[int, int]]:
+    """From where to where; no more than `rows` rows with those that fill up short texts, if one fits."""
+    first = 0
+    while first < len(texts):
+        stop, longest = first + 1, len(texts[first].tokens)
+        while stop < min(first + batch, len(texts)):
+            longest = max(longest, len(texts[stop].tokens))
+            if rows is not None and longest * (stop + 1 - first) > rows:
+                break
+            stop += 1
+        yield first, stop
+        first = stop
 
 
 def _hidden(model: DenseModel, texts: Sequence[Recorded], taps: Sequence[int]) -> dict[int, Tensor]:

@@ -1,23 +1,21 @@
 """Goes on training drafters with what a server served: a process of its own, which the server may pause.
 
 It reads a job from standard input and writes a line of JSON for each thing there is to tell. A new version is
-published only if it beats the old one on conversations that nothing was learned from.
+made only if it beats the old one on conversations that nothing was learned from. That it serves is for the
+server to say, which nobody pauses while it holds a lock.
 """
 
 import json
-import os
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import torch
 
-from paceline.config import LearnConfig
+from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
 from paceline.heads.folder import Card, load, save_card
@@ -31,6 +29,9 @@ from paceline.train.from_traffic import Split, Tell, batches, learn, split
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Kind, Recipe, loss_of, pieces_of
 
+# Wherever the server computes: to stop a process frees no memory of a GPU, nor what it has queued there.
+ON: Final = EngineConfig("cpu", "float32")
+
 
 def run(job: LearnJob, tell: Tell) -> None:
     """Every drafter of the job, one after the other."""
@@ -39,8 +40,8 @@ def run(job: LearnJob, tell: Tell) -> None:
     if not parts.learned or places < job.config.least_places:
         tell({"waits": f"{len(parts.learned)} texts to learn from, {places} places in held-out ones"})
         return
-    device, dtype = placement(job.engine)
-    if device.type == "cpu" and job.engine.threads:
+    device, dtype = placement(ON)
+    if job.engine.threads:
         torch.set_num_threads(job.engine.threads)
     model = DenseModel(load_weights(Path(job.model), dtype), device, dtype)
     for root in job.drafters:
@@ -50,12 +51,12 @@ def run(job: LearnJob, tell: Tell) -> None:
 def refresh(
     root: Path, model: DenseModel, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
 ) -> dict[str, Any]:
-    """One drafter. Says what became of it: a version was made, or refused and why."""
-    began, pieces, texts = versions.current(root), pieces_of(model), parts.recorded()
-    loaded = load(began.folder, pieces)
+    """One drafter. Says what became of it: a version was made, from which, or refused and why."""
+    served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
+    loaded = load(began.folder, pieces_of(model))
     net, card = loaded.net, loaded.card
     most, block = min(MEASURED, net.shape.block), net.shape.block
-    old = replay(drafter_of(load(began.folder, pieces).net), model, texts, block, batch=TOGETHER)
+    old = replay(drafter_of(net), model, texts, block, batch=TOGETHER)
     new: list[Guess] = []
     recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors))
     lessons = batches(card.kind, net.shape.taps, model, parts.learned, config)
@@ -68,7 +69,7 @@ def refresh(
         passes = [passes_by_text(guesses, texts, most) for guesses in (old, new)]
         if now < was + config.least_gain or not saves(*passes):
             return {**told, "refused": "it is not clearly better on held-out conversations"}
-        if versions.current(root) != began:
+        if versions.serving(root) != served:
             return {**told, "refused": "another version serves by now"}
         learned = {
             "from": began.number,
@@ -78,9 +79,7 @@ def refresh(
             "tokens_per_pass": {"before": was, "after": now},
         }
         save_card(folder, replace(made, data={**made.data, "learned": learned}))
-        number = versions.add(root, folder, config.versions)
-        versions.use(root, number)
-        return {**told, "made": number}
+        return {**told, "made": versions.add(root, folder), "learned_from": served}
 
 
 def saves(old: Sequence[int], new: Sequence[int]) -> bool:
@@ -100,22 +99,9 @@ def _tell(told: dict[str, Any]) -> None:
     print(json.dumps(told), flush=True)
 
 
-def _end_with(server: int) -> None:
-    """Nobody is left to hear of it."""
-    while os.getppid() == server:
-        time.sleep(1)
-    os._exit(0)
-
-
-def main(server: int) -> None:
-    """server: the process that began this one."""
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+def main() -> None:
     try:
         run(LearnJob.decode(sys.stdin.buffer.read()), _tell)
     except Exception as problem:
         _tell({"failed": place_of(problem)})
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

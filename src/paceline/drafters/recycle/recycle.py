@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from paceline.drafters.legal import unsure
 from paceline.drafters.recycle.table import Successors, Table
 from paceline.drafters.recycle.top import largest
@@ -65,9 +67,10 @@ class Recycle(Drafter):
         row_after = {token: 1 + node for node, token in enumerate(verdict.draft.tokens)}
         row_after |= zip(said, (0, *(1 + node for node in verdict.path)), strict=False)
         values, tokens = largest(rows[: 1 + len(verdict.draft)], table.width)
-        chances = values.softmax(1).numpy(force=True)
+        chances = np.exp(values - values[:, :1])
+        chances /= chances.sum(1, keepdims=True)
         chosen = list(row_after.values())
-        table.write(list(row_after), tokens.numpy(force=True)[chosen], chances[chosen])
+        table.write(list(row_after), tokens[chosen], chances[chosen])
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]

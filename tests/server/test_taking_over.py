@@ -1,0 +1,148 @@
+"""What the server makes of what a process learned: it serves, unless somebody said otherwise meanwhile."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from running import until
+from tiny_heads import random_net, tiny_model
+
+from paceline.config import EngineConfig, LearnConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.heads import versions
+from paceline.heads.folder import Card, read_card, save, save_card
+from paceline.heads.traffic import ServedText
+from paceline.server.learning import Learning
+from paceline.server.metrics import Metrics
+from paceline.server.pupil import Pupil
+from paceline.server.worker import Worker
+from paceline.testing import ToyTarget
+from paceline.trained import Trained, find_trained
+
+WAIT_S = 60
+Against = Callable[[Path, Sequence[Path], LearnConfig], str]
+CONFIG = LearnConfig(idle_s=0.0, new_texts=1)  # always idle
+
+
+class Taught(Learning):
+    """Notes what it is to serve, for want of a model."""
+
+    served: list[int]
+
+    def _serve(self, one: Trained) -> None:
+        self.served.append(one.version.number)
+
+
+def learning(root: Path, begin: Callable[[bytes], Pupil], against: Against = lambda *_: "") -> Taught:
+    worker = Worker(Engine(ToyTarget(), model_free(), Fixed()))
+    no_model, found = cast(Any, None), find_trained([root])
+    metrics = Metrics("toy", ["block"], lambda: 0, lambda: 0, lambda: 0)
+    made = Taught(
+        no_model,
+        worker,
+        found,
+        root,
+        metrics,
+        EngineConfig("cpu"),
+        CONFIG,
+        begin=begin,
+        against=against,
+    )
+    made.served = []
+    made.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root, net = tmp_path / "mine", random_net(draft_vocab=60)
+    save(root, Card("block", net.shape, "tiny", tiny_model().fingerprint), net)
+    return root
+
+
+def add(root: Path) -> int:
+    with versions.making(root) as folder:
+        save_card(folder, read_card(root))
+        return versions.add(root, folder)
+
+
+def says_made(root: Path) -> Callable[[bytes], Pupil]:
+    """A process that has learned from what serves now."""
+    told = {"drafter": "mine", "kind": "block", "before": 1.0, "after": 2.0}
+    line = json.dumps({**told, "made": add(root), "learned_from": versions.serving(root)})
+    return lambda job: Pupil(job, (sys.executable, "-c", f"print({line!r})"))
+
+
+def test_what_was_made_serves(root: Path) -> None:
+    server = learning(root, says_made(root))
+
+    def serves() -> bool:
+        server.look()
+        return server.served == [1] and server.pupil is None
+
+    assert until(serves, WAIT_S)
+    assert versions.current(root).number == 1
+
+
+def test_going_back_is_not_undone_by_what_is_made_meanwhile(root: Path) -> None:
+    assert versions.take_over(root, add(root), versions.serving(root))
+    server = learning(root, says_made(root))
+    server.look()
+    assert server.pupil is not None
+    versions.use(root, 0)
+
+    def ended() -> bool:
+        server.look()
+        return server.pupil is None
+
+    assert until(ended, WAIT_S)
+    server.look()
+    assert versions.current(root).number == 0
+    assert server.served == [0]
+    assert versions.numbers(root) == [0, 1]
+
+
+def test_a_server_that_ends_does_not_lose_what_was_made(root: Path) -> None:
+    server = learning(root, says_made(root))
+    server.look()
+    pupil = server.pupil
+    assert pupil is not None
+    assert until(lambda: pupil.exit_code is not None, WAIT_S)
+    server.close(1)
+    assert versions.current(root).number == 1
+
+
+def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[bytes] = []
+    lacks = ["too little", "too little", "", "too little"]
+
+    def begin(job: bytes) -> Pupil:
+        begun.append(job)
+        return Pupil(job, (sys.executable, "-c", ""))
+
+    server = learning(root, begin, lambda *_: lacks.pop(0))
+    with caplog.at_level(logging.WARNING, "paceline.server"):
+        for expected in (0, 0, 1):
+            server.look()
+            server.look()  # tried again only once there are new texts
+            assert len(begun) == expected
+            server.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
+        assert caplog.messages == ["too little"]
+
+        def ended() -> bool:
+            server.look()
+            return server.pupil is None
+
+        assert until(ended, WAIT_S)
+        server.look()
+    assert caplog.messages == ["too little"] * 2
+    assert len(begun) == 1
+    assert lacks == []
