@@ -1,11 +1,12 @@
 """The drafter's network in C++: against torch, and against itself in other company."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from block_cases import SHAPES, a_net, a_text, all_of, as_float32, native, rows_of, some_hidden
+from block_cases import SHAPES, a_net, a_team, a_text, all_of, as_float32, native, rows_of, some_hidden
 from packed_cases import every_path, runnable
 from torch import Tensor
 
@@ -194,3 +195,16 @@ def test_a_net_may_be_gone_before_its_runner() -> None:
     del net
     (after,) = runner.fill([text], shape.block)
     assert torch.equal(after.base, kept.base)
+
+
+def test_weights_stay_as_long_as_threads_may_fetch_them() -> None:
+    shape = SHAPES["odd"]
+    net, team = a_net(shape), a_team()
+    first = NativeBlock(net, team)
+    first.fill([a_text(first, shape, 3)], shape.block)
+    weights = weakref.ref(first._held[0])
+    del first
+    assert weights() is not None
+    second = NativeBlock(net, team)
+    second.fill([a_text(second, shape, 3)], shape.block)
+    assert weights() is None

@@ -42,6 +42,7 @@ void BlockFiller::run(const Drafting& drafting) {
     if (filling_->texts) prepare_filling();
     if (chaining_->chains) prepare_chaining();
     team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
+    team_.expect({model_.weights, (size_t)model_.weights_bytes});
 }
 
 void BlockFiller::work(int me) {

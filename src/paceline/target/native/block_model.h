@@ -13,6 +13,8 @@ struct BlockModel {
     const float *context_norm, *norm, *mask;  // [width]
     const float* markov_in;                   // [draft_vocab + 1][rank]
     const float* sure;                        // [width + rank]
+    const char* weights;                      // where all but `markov_in` lie
+    int64_t weights_bytes;
 };
 
 struct Rotations {  // by position

@@ -107,6 +107,8 @@ class BlockModel(c.Structure):
         ("layer", c.c_void_p),
         *((name, Linear) for name in ("fc", "head", "markov_out")),
         *((name, c.c_void_p) for name in ("context_norm", "norm", "mask", "markov_in", "sure")),
+        ("weights", c.c_void_p),
+        ("weights_bytes", c.c_int64),
     )
 
 

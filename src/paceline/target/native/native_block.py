@@ -183,6 +183,7 @@ class NativeBlock(BlockRunner):
     def _run(self) -> None:
         if self._native(self._filler, self._call.given):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
+        self._team.held = self._held
 
 
 class _Call:
@@ -277,6 +278,8 @@ def _model(net: BlockNet, weights: DenseWeights, layers: Any) -> library.BlockMo
         context_norm=weights.floats(net.context_norm.weight),
         norm=weights.floats(net.norm.weight),
         mask=weights.floats(net.mask),
-        markov_in=weights.floats(net.markov_in.weight),
         sure=weights.floats(net.sure.weight),
+        weights=weights.start,
+        weights_bytes=weights.used,
+        markov_in=weights.floats(net.markov_in.weight),  # the last: of this only some rows are read
     )

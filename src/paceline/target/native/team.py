@@ -20,6 +20,7 @@ class NativeTeam:
         if not self.handle:
             raise ModelError("the native engine could not start its threads: give fewer of them")
         weakref.finalize(self, self.lib.paceline_disband, self.handle).atexit = False
+        self.held: object = None  # the weights that threads fetch while nobody has work for them
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
 
