@@ -10,8 +10,10 @@ from block_cases import SHAPES, a_net, a_team, a_text, all_of, as_float32, nativ
 from packed_cases import every_path, runnable
 from torch import Tensor
 
+from paceline.config import SamplingParams
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, Place, Read, Rows, TorchBlock, places_of
+from paceline.heads.block_runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
+from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.native.native_block import NativeBlock, reason_against
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
@@ -62,6 +64,33 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockShape) -> None:
             assert token == net.draft_ids[int(np.argmax(row))]
             assert chance == pytest.approx(one, abs=1e-5)
             at = Place(place.block, at.slot + 1, token)
+
+
+@shapes
+@pytest.mark.parametrize("threads", [1, 3])
+def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockShape, threads: int) -> None:
+    net = a_net(shape)
+    ours = native(net, threads=threads)
+    params = SamplingParams(temperature=1.5, top_p=0.95)
+    among = chooser(params).among
+    assert among is not None
+    blocks = ours.fill([a_text(ours, shape, 9, seed) for seed in range(3)], shape.block)
+    places, sizes = [Place(block, 0, 5 + i) for i, block in enumerate(blocks)], [shape.block, shape.block, 2]
+    keys = [noise_key(1, 0, CHOICE, i) for i in range(shape.block)]
+    draw = Draw(among.function, among.settings, keys, None)
+    said, sure = ours.chains(places, sizes, [draw, None, draw])
+    plain, plain_sure = ours.chains(places, sizes)
+    assert (said[1], sure[1]) == (plain[1], plain_sure[1])
+    assert said[0] != plain[0]
+    for chain in (0, 2):
+        at = places[chain]
+        for step, token in enumerate(said[chain][: sizes[chain]]):
+            (row,), (one,) = ours.look([at])
+            whole = np.full(shape.vocab, -np.inf, np.float32)
+            whole[net.draft_ids.numpy()] = row
+            assert token == chooser(params)(whole, keys[step])
+            assert sure[chain][step] == one
+            at = Place(at.block, at.slot + 1, token)
 
 
 @shapes
@@ -171,7 +200,7 @@ def test_odd_numbers_harm_no_other_text() -> None:
     (alone,) = runner.fill([text], shape.block)
     kept = as_float32(alone)
     lost = rows_of(runner, shape, {tap: h * np.nan for tap, h in some_hidden(shape, 12).items()})
-    broken = Before(3, 12, np.arange(12), all_of(lost))
+    broken = Before(3, 12, range(12), all_of(lost))
     bad, good = runner.fill([broken, text], shape.block)
     assert torch.equal(good.base, kept.base)
     said, _ = runner.chains([Place(bad, 0, 1)], [shape.block])

@@ -56,6 +56,7 @@ private:
     void finish(int me);
     void score(int me);
     void look(int step, int me, Best* best);
+    void draw(int step, int me, Best* best);
     float confidence(const Chain& chain, int step, const float* pair) const;
 
     int64_t row_size() const { return (int64_t)model_.layers * 2 * model_.kv_heads * model_.head_dim; }
@@ -94,6 +95,9 @@ private:
     std::vector<Activations> pairs_;      // of each member
     std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number
     std::vector<Best> best_;              // [2][members][chains]: of steps in turn
+    bool draws_ = false;                  // whether any chain does
+    Buffer<float> logits_;                // [chains][head.outputs]
+    float* kept_ = nullptr;               // where the logits of a step go, if anywhere
     std::vector<Buffer<float>> scratch_;  // of each member
 };
 

@@ -3,8 +3,6 @@
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from paceline.errors import ModelError
 from paceline.target.native import library
@@ -24,11 +22,10 @@ class NativeTeam:
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> threading.Lock:
+        """To be held during a pass."""
         if os.getpid() != self._process:
             raise ModelError(
                 "the process was forked after this model was loaded: load it again in the new one"
             )
-        with self._one_at_a_time:
-            yield
+        return self._one_at_a_time
