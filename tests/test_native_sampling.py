@@ -241,7 +241,7 @@ def test_without_a_compiler_numpy_chooses(
 
 
 def forget() -> None:
-    native._function.cache_clear()
+    native._functions.cache_clear()
     native.chooser.cache_clear()
 
 
