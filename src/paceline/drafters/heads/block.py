@@ -15,12 +15,13 @@ from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
 from paceline.drafters.legal import unsure, walk
+from paceline.errors import ConstraintError
 from paceline.heads.block import BlockNet
 from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows, TorchBlock
 from paceline.heads.calibration import Calibration, as_it_is
 from paceline.sampling import CHOICE, Floats, chooser, noise_key
 from paceline.sampling.law import penalises
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, Seen, Seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class BlockDrafter(Drafter):
         self.runner = runner or TorchBlock(net)
         self._window, self._size = shape.window, shape.block
         self._ids = net.draft_ids.numpy(force=True)
+        self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
@@ -146,7 +148,7 @@ class BlockDrafter(Drafter):
             if taken == len(chain) or at.finished or (taken and ask.certain > 0 and at.forced()):
                 break
             here = replace(ask, after=(*ask.after, *tokens), cursor=at, budget=1)
-            (one,) = grow([here], self._look, self.name, self.net.shape.vocab)
+            one = self._allowed(here)
             tokens += one.tokens
             scores += one.scores
             left = self._wanted(ask) - len(tokens)
@@ -159,6 +161,24 @@ class BlockDrafter(Drafter):
                 break
             (chain,) = self._chains([rest])
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))
+
+    def _allowed(self, ask: Ask) -> Draft:
+        """The one guess that `grow` would give, without a row of the whole vocabulary where it can be."""
+        if ask.seq.params.temperature > 0 or ask.cursor is None or len(ask.after) >= self._size:
+            return grow([ask], self._look, self.name, self.net.shape.vocab)[0]
+        mask: Bits = np.zeros((self.net.shape.vocab + 31) // 32, np.uint32)
+        try:
+            bound = ask.cursor.fill(mask)
+        except ConstraintError:  # which ends the output only if it comes by here
+            return NO_DRAFT
+        (row,), (logit,) = self.runner.look([self._place(ask, ask.after)])
+        if bound:
+            row[(mask[self._words] >> self._bits & 1) == 0] = -np.inf
+        best = int(row.argmax())
+        if row[best] == -np.inf:
+            return NO_DRAFT
+        score = unsure(self.calibration.chance(len(ask.after), logit))
+        return Draft((int(self._ids[best]),), None, (self.name,), (score,))
 
     def _ready(self, ask: Ask) -> bool:
         """Whether all that stands before the last token has been seen, as far as it ever will be."""

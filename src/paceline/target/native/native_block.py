@@ -189,8 +189,8 @@ class NativeBlock(BlockRunner):
         logits: int = 0,
     ) -> None:
         """last: the position before which all lies that is computed."""
-        turn = self._turn.up_to(last)
-        if self._native(self._filler, self._call.whole(turn, parts, texts, slots, chains, steps, logits)):
+        given = self._call.whole(self._turn.up_to(last), parts, texts, slots, chains, steps, logits)
+        if self._native(self._filler, given):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
         self._team.held = self._held
 
