@@ -96,7 +96,7 @@ class BlockRunner(Protocol):
         """Fills the rows of each part."""
 
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        """One pass for all of them. slots: how many of each block are wanted."""
+        """One pass for all of them. slots: how many rows each block has."""
 
     def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
         """The likeliest tokens from each place on, or those drawn. sizes: how many of each."""
@@ -144,8 +144,8 @@ class TorchBlock(BlockRunner):
         positions, context = self._context(texts)
         tokens = torch.tensor([[text.token] for text in texts], device=device)
         anchors = torch.tensor([[text.position] for text in texts], device=device)
-        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions))[:, 0]
-        base = net.base_logits(hidden[:, :slots])
+        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions), slots)[:, 0]
+        base = net.base_logits(hidden)
         return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()

@@ -50,6 +50,7 @@ def _together(seen: Seen) -> tuple[int, int, Mapping[int, Tensor]]:
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
 MOST_UNREAD: Final = 16  # rows of a sequence
+FEWEST: Final = 4  # rows of a block: more than are wanted cost time, and far fewer it was not trained with
 
 
 class BlockDrafter(Drafter):
@@ -123,13 +124,14 @@ class BlockDrafter(Drafter):
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
         simple = [ask for ask in ready if self._is_simple(ask)]
-        if ready and len(new) == len(simple) == len(ready):
+        slots = {self._slots(ask) for ask in new}
+        if len(new) == len(simple) == len(ready) and len(slots) == 1:
             drafts = self._guesses(ready, parts)
         else:
             if parts:
                 self.runner.read(parts)
-            if new:
-                self._fill([ask.seq for ask in new], max(map(self._slots, new)))
+            for size in slots:
+                self._fill([ask.seq for ask in new if self._slots(ask) == size], size)
             others = [ask for ask in ready if not self._is_simple(ask)]
             drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
             ready = [*simple, *others]
@@ -186,8 +188,8 @@ class BlockDrafter(Drafter):
         return seen and len(ask.after) < self._size
 
     def _slots(self, ask: Ask) -> int:
-        """How many of the block it may come to."""
-        return min(self._size, max(1, len(ask.after) + ask.budget))
+        """How many rows its block has: those that it may come to."""
+        return min(self._size, max(FEWEST, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
@@ -207,10 +209,10 @@ class BlockDrafter(Drafter):
         )
 
     def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
-        """All that there is to do, at once."""
+        """All that there is to do, at once, for blocks of one size."""
         sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
-        draws, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
+        draws, slots = list(map(_draw, asks, sizes)), self._slots(asks[0])
         filled, said = self.runner.guess(parts, texts, slots, firsts, sizes, draws)
         for ask, block in zip(asks, filled, strict=True):
             self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)

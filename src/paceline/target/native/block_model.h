@@ -44,7 +44,7 @@ struct Text {
 };
 
 struct Filling {
-    int32_t texts, slots;  // slots: how many of each block are wanted
+    int32_t texts, slots;  // slots: how many rows each block has
     const Text* text;
     Rotations turn;
 };
