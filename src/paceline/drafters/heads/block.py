@@ -124,14 +124,13 @@ class BlockDrafter(Drafter):
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
         simple = [ask for ask in ready if self._is_simple(ask)]
-        slots = {self._slots(ask) for ask in new}
-        if len(new) == len(simple) == len(ready) and len(slots) == 1:
+        if ready and len(new) == len(simple) == len(ready):
             drafts = self._guesses(ready, parts)
         else:
             if parts:
                 self.runner.read(parts)
-            for size in slots:
-                self._fill([ask.seq for ask in new if self._slots(ask) == size], size)
+            for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
+                self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
             others = [ask for ask in ready if not self._is_simple(ask)]
             drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
             ready = [*simple, *others]
@@ -209,10 +208,10 @@ class BlockDrafter(Drafter):
         )
 
     def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
-        """All that there is to do, at once, for blocks of one size."""
+        """All that there is to do, at once: the blocks are as large as any must be."""
         sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
-        draws, slots = list(map(_draw, asks, sizes)), self._slots(asks[0])
+        draws, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
         filled, said = self.runner.guess(parts, texts, slots, firsts, sizes, draws)
         for ask, block in zip(asks, filled, strict=True):
             self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)

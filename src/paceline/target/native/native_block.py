@@ -45,7 +45,7 @@ def reason_against(net: BlockNet) -> str | None:
 
 
 class NativeBlock(BlockRunner):
-    """A block's bits depend on its own text alone. Runs on the threads of its target."""
+    """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
     draws = True
 
