@@ -241,9 +241,39 @@ def test_without_a_compiler_numpy_chooses(
 
 
 def forget() -> None:
-    native._function.cache_clear()
+    native._functions.cache_clear()
     native.chooser.cache_clear()
 
 
 def test_settings_are_laid_out_as_in_c() -> None:
     assert ctypes.sizeof(native.Settings) == 3 * 8 + 4 * 4 + 3 * 8
+
+
+@given(rows, params, st.integers(1, 2000), st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_among_some_tokens_it_chooses_as_if_the_others_could_not_come(
+    row: Floats, given_params: SamplingParams, apart: int, seed: int
+) -> None:
+    native_chooser = chooser(given_params)
+    if native_chooser.among is None:
+        assert native_chooser.needs_history
+        return
+    some = np.random.default_rng(seed).random(len(row)) < 1 / apart if apart > 1 else np.ones(len(row), bool)
+    ids = np.flatnonzero(some) if some.any() else np.array([len(row) - 1])
+    few = np.ascontiguousarray(row[ids])
+    if not (few > -np.inf).any():
+        return
+    whole = np.full(len(row), -np.inf, np.float32)
+    whole[ids] = few
+    key = noise_key(seed, 0, CHOICE, 7)
+    kinds = (
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+    )
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(native_chooser.among.function)
+    place = function(few.ctypes.data, ids.ctypes.data, len(ids), native_chooser.among.settings, *key)
+    assert ids[place] == native_chooser(whole, key)

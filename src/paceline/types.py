@@ -221,7 +221,15 @@ class Seen:
 
     seq: Seq
     start: int  # position of the first row
-    hidden: Mapping[int, "Tensor"]  # layer -> [rows, width] float32: its output, after its residual additions
+    states: Mapping[int, "Tensor"]  # layer -> [n, width] float32: its output, after its residual additions
+    rows: slice | list[int] | None = None  # which of the n are meant; None: all
+
+    @property
+    def hidden(self) -> dict[int, "Tensor"]:
+        """Layer -> [rows, width]."""
+        if self.rows is None:
+            return dict(self.states)
+        return {layer: states[self.rows] for layer, states in self.states.items()}
 
 
 class Drafter(Protocol):

@@ -119,7 +119,7 @@ def _seen(turn: Turn, kept: tuple[int, ...], first: int, hidden: Mapping[int, Te
     if kept != tuple(range(len(kept))):
         rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
     start = seq.computed - fed - len(kept)
-    return Seen(seq, start, {layer: states[rows] for layer, states in hidden.items()})
+    return Seen(seq, start, hidden, rows)
 
 
 def _sure(draft: Draft, threshold: float) -> Draft:

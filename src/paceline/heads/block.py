@@ -114,12 +114,19 @@ class BlockNet(Net):
         back = anchors[:, :, None] - positions[:, None, :]
         return (back > 0) & (back <= self.shape.window) & (positions >= 0)[:, None, :]
 
-    def block(self, tokens: Tensor, positions: Tensor, context: Sequence[KeysValues], sees: Tensor) -> Tensor:
-        """Anchors [b, a] at positions [b, a] -> [b, a, block, width], normed: row k guesses position + k + 1.
+    def block(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        context: Sequence[KeysValues],
+        sees: Tensor,
+        size: int | None = None,
+    ) -> Tensor:
+        """Anchors [b, a] at positions [b, a] -> [b, a, size, width], normed: row k guesses position + k + 1.
 
-        sees: [b, a, n], which rows of the context belong to which anchor.
+        sees: [b, a, n], which rows of the context belong to which anchor. size: None for the whole block.
         """
-        size = self.shape.block
+        size = size or self.shape.block
         anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self.embed_scale
         masked = self.mask.expand(*tokens.shape, size - 1, -1)
         x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)

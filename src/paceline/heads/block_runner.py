@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.heads.block import BlockNet, KeysValues
 
 Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
 # Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
 # mean nothing.
 Said = tuple[list[list[int]], list[list[float]]]
@@ -36,8 +35,12 @@ class Read:
     """What the target made of some tokens."""
 
     start: int  # position of the first
-    hidden: Mapping[int, Tensor]  # of each layer tapped: [n, width] float32
+    hidden: Mapping[int, Tensor]  # of each layer tapped: [first + count or more, width] float32
     rows: Rows  # to be filled
+    first: int = 0  # which of the hidden states is the first
+
+    def of(self, tap: int) -> Tensor:
+        return self.hidden[tap][self.first : self.first + self.rows.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Before:
 
     token: int
     position: int
-    positions: Ids  # of the rows, and of others before and behind them: those of the whole tensor
+    positions: Sequence[int]  # of the rows, and of others before and behind them: those of the whole tensor
     rows: Rows  # as `read` made them
     old: Filled | None = None  # a block that nobody needs any more: its memory may be used
 
@@ -67,7 +70,18 @@ class Place:
     previous: int  # the token before it
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How C++ draws the guesses of a chain: see sampling/choose.cpp."""
+
+    choose: int  # where paceline_choose_among is
+    settings: int  # and what it is given
+    keys: Sequence[tuple[int, int]]  # of each guess
+    owner: object  # of the settings
+
+
 First = tuple[int, int]  # a slot, and the token before it
+Draws = Sequence[Draw | None]  # of each chain, None for the likeliest; or of none at all
 
 
 def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
@@ -76,15 +90,16 @@ def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
 
 class BlockRunner(Protocol):
     like: Tensor  # of the type that rows are
+    draws: bool = False  # whether guesses of chains can be drawn; else they are the likeliest
 
     def read(self, parts: Sequence[Read]) -> None:
         """Fills the rows of each part."""
 
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        """One pass for all of them. slots: how many of each block are wanted."""
+        """One pass for all of them. slots: how many rows each block has."""
 
-    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
-        """The likeliest tokens from each place on. sizes: how many of each."""
+    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+        """The likeliest tokens from each place on, or those drawn. sizes: how many of each."""
 
     def guess(
         self,
@@ -93,12 +108,13 @@ class BlockRunner(Protocol):
         slots: int,
         firsts: Sequence[First],
         sizes: Sequence[int],
+        draws: Draws = (),
     ) -> tuple[list[Filled], Said]:
-        """Reads, fills, and says the likeliest tokens from the first place of each on."""
+        """Reads, fills, and says what `chains` does from the first place of each on."""
         if parts:
             self.read(parts)
         filled = self.fill(texts, slots)
-        return filled, self.chains(places_of(filled, firsts), sizes)
+        return filled, self.chains(places_of(filled, firsts), sizes, draws)
 
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         """Logits [places, draft_vocab], and the logits of confidence."""
@@ -113,9 +129,9 @@ class TorchBlock(BlockRunner):
     @torch.inference_mode()
     def read(self, parts: Sequence[Read]) -> None:
         net, device = self._net, self._net.draft_ids.device
-        sizes = [len(next(iter(part.hidden.values()))) for part in parts]
+        sizes = [part.rows.count for part in parts]
         positions = [torch.arange(p.start, p.start + n) for p, n in zip(parts, sizes, strict=True)]
-        hidden = {tap: torch.cat([p.hidden[tap] for p in parts]).to(device) for tap in net.shape.taps}
+        hidden = {tap: torch.cat([p.of(tap) for p in parts]).to(device) for tap in net.shape.taps}
         at = torch.cat(positions)[None].to(device)
         layers = net.context(net.features(hidden)[None], at)
         rows = torch.stack([torch.stack(kv) for kv in layers])  # [layers, 2, 1, kv_heads, rows, head_dim]
@@ -128,13 +144,13 @@ class TorchBlock(BlockRunner):
         positions, context = self._context(texts)
         tokens = torch.tensor([[text.token] for text in texts], device=device)
         anchors = torch.tensor([[text.position] for text in texts], device=device)
-        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions))[:, 0]
-        base = net.base_logits(hidden[:, :slots])
+        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions), slots)[:, 0]
+        base = net.base_logits(hidden)
         return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()
-    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
-        """Without leaving the device."""
+    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+        """Without leaving the device, and without drawing."""
         net, device = self._net, self._net.draft_ids.device
         base = pad_sequence([place.block.base for place in places], batch_first=True)
         hidden = pad_sequence([place.block.hidden for place in places], batch_first=True)
@@ -166,7 +182,7 @@ class TorchBlock(BlockRunner):
         rows = cut[0].new_zeros(len(texts), longest, *cut[0].shape[1:])
         for i, (text, own) in enumerate(zip(texts, cut, strict=True)):
             at = text.positions[text.rows.first : text.rows.first + text.rows.count]
-            positions[i, : len(own)] = torch.from_numpy(at)
+            positions[i, : len(own)] = torch.tensor(at)
             rows[i, : len(own)] = own
         layers = rows.permute(2, 3, 0, 4, 1, 5)  # [layers, 2, b, kv_heads, n, head_dim]
         return positions.to(self._net.draft_ids.device), [(layer[0], layer[1]) for layer in layers]

@@ -1,8 +1,8 @@
 """How often a guess really is right that a head is so sure of."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,12 @@ class Calibration:
     shift: tuple[float, ...]
 
     def chance(self, place: int, logit: float) -> float:
-        x = self.scale[place] * logit + self.shift[place]
-        return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+        return self.chances(place, [logit])[0]
+
+    def chances(self, first: int, logits: Sequence[float]) -> list[float]:
+        """Of the places from `first` on."""
+        places = zip(self.scale[first:], self.shift[first:], logits, strict=False)
+        return [1 / (1 + exp(min(-scale * logit - shift, 700))) for scale, shift, logit in places]
 
 
 def as_it_is(places: int) -> Calibration:
@@ -23,7 +27,7 @@ def as_it_is(places: int) -> Calibration:
 
 def logit(chance: float) -> float:
     chance = min(max(chance, 1e-9), 1 - 1e-9)
-    return math.log(chance / (1 - chance))
+    return log(chance / (1 - chance))
 
 
 def gap(chances: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:

@@ -13,7 +13,7 @@ native.py    from logits to a token in one go (choose.cpp), the same token; law 
 
 from paceline.sampling.choice import choose, greedy, logprob, ranked
 from paceline.sampling.law import NO_HISTORY, Floats, History, Law, law
-from paceline.sampling.native import Chooser, chooser
+from paceline.sampling.native import Among, Chooser, chooser
 from paceline.sampling.noise import (
     ACCEPT,
     CHOICE,
@@ -33,6 +33,7 @@ __all__ = [
     "DRAFT",
     "NO_HISTORY",
     "RESAMPLE",
+    "Among",
     "Chooser",
     "Doubles",
     "Floats",

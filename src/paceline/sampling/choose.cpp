@@ -193,14 +193,21 @@ inline bool may_reach(float depth, uint32_t bits, float bar) {
 
 inline float bar_of(double score) { return static_cast<float>(std::exp(-score) * 0x1p31 * 1.001); }
 
-// The next block, from b on, in which a token no deeper than the limit may reach the bar.
-FOR_EACH_MACHINE int64_t next_block(const float* depth, const uint32_t* least, int64_t b, int64_t blocks,
-                                    uint32_t limit, Key key, float bar) {
+// The next block, from b on, in which a token no deeper than the limit may reach the bar. ids: null, or of all
+// tokens in whole blocks; a block that is not whole is not looked into.
+FOR_EACH_MACHINE int64_t next_block(const float* depth, const uint32_t* least, const int64_t* ids, int64_t n,
+                                    int64_t b, int64_t blocks, uint32_t limit, Key key, float bar) {
     for (; b < blocks; b++) {
         if (least[b] > limit) continue;
-        int32_t any = 0;
-        for (int64_t i = b * BLOCK; i < (b + 1) * BLOCK; i++)
-            any |= may_reach(depth[i], noise_bits(static_cast<uint32_t>(i), key), bar);
+        const int64_t first = b * BLOCK, end = first + BLOCK;
+        int32_t any = ids != nullptr && end > n;
+        if (ids == nullptr) {
+            for (int64_t i = first; i < end; i++)
+                any |= may_reach(depth[i], noise_bits(static_cast<uint32_t>(i), key), bar);
+        } else if (!any) {
+            for (int64_t i = first; i < end; i++)
+                any |= may_reach(depth[i], noise_bits(static_cast<uint32_t>(ids[i]), key), bar);
+        }
         if (any) break;
     }
     return b;
@@ -229,14 +236,14 @@ void race_of(const Scratch& own, const Row& row, int64_t first, int64_t end, Edg
 int64_t race(const Scratch& own, const Row& row, int64_t top, Edge edge, Key key) {
     const uint32_t bits = noise_bits(static_cast<uint32_t>(row.id(top)), key);
     Leader leader{top, noise_of(bits) - own.depth[top]};
-    if (row.ids != nullptr) {  // few
+    if (row.n <= FEW) {
         race_of(own, row, 0, row.n, edge, key, leader);
         return leader.at;
     }
     const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
     for (int64_t b = 0;; b++) {
         const float reach = std::min(edge.depth, static_cast<float>(MOST_NOISE - leader.score));
-        b = next_block(own.depth.data(), own.least.data(), b, blocks, bits_of(reach), key,
+        b = next_block(own.depth.data(), own.least.data(), row.ids, row.n, b, blocks, bits_of(reach), key,
                        bar_of(leader.score));
         if (b == blocks) return leader.at;
         race_of(own, row, b * BLOCK, std::min((b + 1) * BLOCK, row.n), edge, key, leader);
@@ -274,4 +281,14 @@ extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Set
     if (mask != nullptr && !few && !(greedy && allows(mask, top))) top = best_allowed(row, mask, top, own);
     if (!greedy && std::isfinite(row.x[top])) top = drawn(row, top, *settings, {key_high, key_low}, own);
     return row.id(top);
+}
+
+// The place of the token where the row is of some tokens only, ids [n] ascending; nothing is asked of the text.
+extern "C" int64_t paceline_choose_among(const float* logits, const int64_t* ids, int64_t n, const Settings* settings,
+                                         uint32_t key_high, uint32_t key_low) {
+    thread_local Scratch own;
+    const Row row = processed({logits, ids, n}, *settings, {nullptr, 0, 0}, own);
+    const int64_t top = best_of(row.x, row.n);
+    if (settings->per_temperature == 0 || !std::isfinite(row.x[top])) return top;
+    return drawn(row, top, *settings, {key_high, key_low}, own);
 }

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,14 @@ SOURCE: Final = Path(__file__).with_name("choose.cpp")
 HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "mask.h", "numbers.h"))
 
 Function = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """For C++ that chooses from rows of some tokens, with nothing asked of the text: see choose.cpp."""
+
+    function: int  # where paceline_choose_among is
+    settings: int  # and what it is to be given; good as long as the chooser is there
 
 
 class Settings(ctypes.Structure):
@@ -46,6 +55,7 @@ class Chooser:
 
     def __init__(self, params: SamplingParams) -> None:
         self.needs_history = penalises(params)
+        self.among: Among | None = None
         self._params = params
 
     def __call__(
@@ -56,7 +66,7 @@ class Chooser:
 
 
 class NativeChooser(Chooser):
-    def __init__(self, params: SamplingParams, function: Function) -> None:
+    def __init__(self, params: SamplingParams, function: Function, among: int = 0) -> None:
         super().__init__(params)
         self._function = function
         self._ids = np.array([token for token, _ in params.logit_bias], np.int64)  # the settings point here
@@ -74,6 +84,8 @@ class NativeChooser(Chooser):
             biases=self._biases.ctypes.data,
         )
         self._where = ctypes.addressof(self._settings)
+        if among and not self.needs_history:
+            self.among = Among(among, self._where)
 
     def __call__(
         self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Bits | None = None
@@ -101,14 +113,16 @@ class NativeChooser(Chooser):
 @lru_cache(maxsize=64)
 def chooser(params: SamplingParams) -> Chooser:
     """The fastest there is on this machine."""
-    function = _function()
-    return Chooser(params) if function is None else NativeChooser(params, function)
+    found = _functions()
+    return Chooser(params) if found is None else NativeChooser(params, *found)
 
 
 @cache
-def _function() -> Function | None:
+def _functions() -> tuple[Function, int] | None:
     try:
-        return bind(load("sampling", [Unit(SOURCE)], HEADERS))
+        library = load("sampling", [Unit(SOURCE)], HEADERS)
+        among = ctypes.cast(library.paceline_choose_among, ctypes.c_void_p).value
+        return bind(library), among or 0
     except NotCompiled as error:
         logging.getLogger("paceline").info("%s", error)  # whoever loads a model has warned already
         return None

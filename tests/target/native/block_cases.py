@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import numpy as np
 import torch
 from native_cases import wanted_path
 from packed_cases import built
@@ -71,7 +70,7 @@ def all_of(rows: Tensor) -> Rows:
 
 def a_text(runner: BlockRunner, shape: BlockShape, count: int, seed: int = 0) -> Before:
     rows = rows_of(runner, shape, some_hidden(shape, count, seed))
-    return Before(7 + seed, count, np.arange(count), all_of(rows))
+    return Before(7 + seed, count, range(count), all_of(rows))
 
 
 def as_float32(block: Filled) -> Filled:

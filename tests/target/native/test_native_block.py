@@ -1,16 +1,19 @@
 """The drafter's network in C++: against torch, and against itself in other company."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from block_cases import SHAPES, a_net, a_text, all_of, as_float32, native, rows_of, some_hidden
+from block_cases import SHAPES, a_net, a_team, a_text, all_of, as_float32, native, rows_of, some_hidden
 from packed_cases import every_path, runnable
 from torch import Tensor
 
+from paceline.config import SamplingParams
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, Place, Read, Rows, TorchBlock, places_of
+from paceline.heads.block_runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
+from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.native.native_block import NativeBlock, reason_against
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
@@ -31,10 +34,12 @@ def test_it_says_what_torch_says(shape: BlockShape, path: str) -> None:
     for count in (1, 30, 300):
         text, same = (a_text(runner, shape, count) for runner in (ours, theirs))
         assert off(text.rows.cut(), same.rows.cut()) < CLOSE
-        (block,), (expected,) = (r.fill([t], shape.block) for r, t in ((ours, text), (theirs, same)))
-        assert off(block.hidden, expected.hidden) < 2 * CLOSE  # a few steps of 1/127, layer upon layer
-        assert off(block.base, expected.base) < 2 * CLOSE
-        assert (block.base - expected.base).norm() < CLOSE * expected.base.norm()
+        for slots in (shape.block, 3, 1):
+            (block,), (expected,) = (r.fill([t], slots) for r, t in ((ours, text), (theirs, same)))
+            hidden, base = block.hidden[:slots], block.base[:slots]
+            assert off(hidden, expected.hidden) < 2 * CLOSE  # a few steps of 1/127, layer upon layer
+            assert off(base, expected.base) < 2 * CLOSE
+            assert (base - expected.base).norm() < CLOSE * expected.base.norm()
 
 
 @shapes
@@ -64,6 +69,33 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockShape) -> None:
 
 
 @shapes
+@pytest.mark.parametrize("threads", [1, 3])
+def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockShape, threads: int) -> None:
+    net = a_net(shape)
+    ours = native(net, threads=threads)
+    params = SamplingParams(temperature=1.5, top_p=0.95)
+    among = chooser(params).among
+    assert among is not None
+    blocks = ours.fill([a_text(ours, shape, 9, seed) for seed in range(3)], shape.block)
+    places, sizes = [Place(block, 0, 5 + i) for i, block in enumerate(blocks)], [shape.block, shape.block, 2]
+    keys = [noise_key(1, 0, CHOICE, i) for i in range(shape.block)]
+    draw = Draw(among.function, among.settings, keys, None)
+    said, sure = ours.chains(places, sizes, [draw, None, draw])
+    plain, plain_sure = ours.chains(places, sizes)
+    assert (said[1], sure[1]) == (plain[1], plain_sure[1])
+    assert said[0] != plain[0]
+    for chain in (0, 2):
+        at = places[chain]
+        for step, token in enumerate(said[chain][: sizes[chain]]):
+            (row,), (one,) = ours.look([at])
+            whole = np.full(shape.vocab, -np.inf, np.float32)
+            whole[net.draft_ids.numpy()] = row
+            assert token == chooser(params)(whole, keys[step])
+            assert sure[chain][step] == one
+            at = Place(at.block, at.slot + 1, token)
+
+
+@shapes
 def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
     net = a_net(shape)
     alone, pair = native(net, threads=1), native(net, threads=3)
@@ -73,10 +105,6 @@ def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
         (whole,) = alone.fill([text], shape.block)
         assert torch.equal(whole.base, block.base)
         assert torch.equal(whole.hidden, block.hidden)
-        for slots in (1, 3):
-            (some,) = alone.fill([text], slots)
-            assert torch.equal(some.base[:slots], block.base[:slots])
-            assert torch.equal(some.hidden[:slots], block.hidden[:slots])
     places = [Place(block, i % 2, 3 + i) for i, block in enumerate(together)]
     sizes = [shape.block - i % 2 for i in range(len(places))]
     said, sure = pair.chains(places, sizes)
@@ -170,7 +198,7 @@ def test_odd_numbers_harm_no_other_text() -> None:
     (alone,) = runner.fill([text], shape.block)
     kept = as_float32(alone)
     lost = rows_of(runner, shape, {tap: h * np.nan for tap, h in some_hidden(shape, 12).items()})
-    broken = Before(3, 12, np.arange(12), all_of(lost))
+    broken = Before(3, 12, range(12), all_of(lost))
     bad, good = runner.fill([broken, text], shape.block)
     assert torch.equal(good.base, kept.base)
     said, _ = runner.chains([Place(bad, 0, 1)], [shape.block])
@@ -194,3 +222,16 @@ def test_a_net_may_be_gone_before_its_runner() -> None:
     del net
     (after,) = runner.fill([text], shape.block)
     assert torch.equal(after.base, kept.base)
+
+
+def test_weights_stay_as_long_as_threads_may_fetch_them() -> None:
+    shape = SHAPES["odd"]
+    net, team = a_net(shape), a_team()
+    first = NativeBlock(net, team)
+    first.fill([a_text(first, shape, 3)], shape.block)
+    weights = weakref.ref(first._held[0])
+    del first
+    assert weights() is not None
+    second = NativeBlock(net, team)
+    second.fill([a_text(second, shape, 3)], shape.block)
+    assert weights() is None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from block_cases import a_target, a_team, a_trained_net, its_words
@@ -64,6 +65,15 @@ def test_text_equals_plain_decoding(temperature: float, batch: int, width: int) 
     text, rounds = run(SpecConfig(("block",), tree_width=width, adaptive=False), params, [drafter()], batch)
     assert text == plain
     assert accepted(rounds) > batch
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"logit_bias": ((7, 3.0),)}], ids=str)
+def test_chains_that_the_runner_draws_are_those_of_the_long_way(more: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, **more)
+    spec, long = SpecConfig(("block",), adaptive=False), drafter()
+    long.runner.draws = False
+    one, other = (run(spec, params, [by], 3)[1] for by in (drafter(), long))
+    assert [r.draft for r in one] == [r.draft for r in other]
 
 
 @pytest.mark.parametrize("rule", ["residual", "block"])

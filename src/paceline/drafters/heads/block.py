@@ -15,12 +15,13 @@ from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
 from paceline.drafters.legal import unsure, walk
+from paceline.errors import ConstraintError
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import Before, BlockRunner, Filled, Place, Read, Rows, TorchBlock
+from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows, TorchBlock
 from paceline.heads.calibration import Calibration, as_it_is
-from paceline.sampling import Floats
+from paceline.sampling import CHOICE, Floats, chooser, noise_key
 from paceline.sampling.law import penalises
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, Seen, Seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,21 @@ class _Unread:
 
     start: int  # positions
     stop: int
-    parts: list[tuple[int, int, Mapping[int, Tensor]]] = field(default_factory=list)  # start, rows, states
+    parts: list[tuple[int, int, int, Mapping[int, Tensor]]] = field(default_factory=list)
+
+
+def _together(seen: Seen) -> tuple[int, int, Mapping[int, Tensor]]:
+    """States in which the rows seen lie one after the other: the first of them, how many, and all states."""
+    rows = seen.rows
+    if isinstance(rows, slice):
+        return rows.start, rows.stop - rows.start, seen.states
+    hidden = seen.hidden
+    return 0, len(next(iter(hidden.values()))), hidden
 
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
 MOST_UNREAD: Final = 16  # rows of a sequence
+FEWEST: Final = 4  # rows of a block: more than are wanted cost time, and far fewer it was not trained with
 
 
 class BlockDrafter(Drafter):
@@ -57,6 +68,7 @@ class BlockDrafter(Drafter):
         self.runner = runner or TorchBlock(net)
         self._window, self._size = shape.window, shape.block
         self._ids = net.draft_ids.numpy(force=True)
+        self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
         self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
@@ -76,16 +88,18 @@ class BlockDrafter(Drafter):
         """A few rows wait for the next draft, in whose pass they cost little."""
         many = []
         for s in seen:
-            of, count = s.seq.id, len(s.hidden[self.taps[0]])
+            of, (first, count, states) = s.seq.id, _together(s)
             waiting = self._unread.get(of)
             if waiting is None or waiting.stop != s.start:
-                self._read_now([of])
+                if waiting is not None:
+                    self._read_now([of])
                 waiting = self._unread[of] = _Unread(s.start, s.start)
             waiting.stop += count
-            waiting.parts.append((s.start, count, s.hidden))
+            waiting.parts.append((s.start, first, count, states))
             if waiting.stop - waiting.start > MOST_UNREAD:
                 many.append(of)
-        self._read_now(many)
+        if many:
+            self._read_now(many)
 
     def _read_now(self, ids: Sequence[str]) -> None:
         parts = self._parts(ids)
@@ -99,24 +113,25 @@ class BlockDrafter(Drafter):
             waiting = self._unread.pop(seq_id, None)
             if waiting is not None:
                 count = waiting.stop - waiting.start
-                whole, first = self._kept.room(seq_id, waiting.start, count, self.runner.like)
-                first -= waiting.start
-                parts += [Read(at, hidden, Rows(whole, first + at, n)) for at, n, hidden in waiting.parts]
+                whole, row = self._kept.room(seq_id, waiting.start, count, self.runner.like)
+                for at, first, n, states in waiting.parts:
+                    parts.append(Read(at, states, Rows(whole, row, n), first))
+                    row += n
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         parts = self._parts([ask.seq.id for ask in asks])
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
-        simple = [ask for ask in ready if _is_simple(ask)]
+        simple = [ask for ask in ready if self._is_simple(ask)]
         if ready and len(new) == len(simple) == len(ready):
             drafts = self._guesses(ready, parts)
         else:
             if parts:
                 self.runner.read(parts)
-            if new:
-                self._fill([ask.seq for ask in new], max(map(self._slots, new)))
-            others = [ask for ask in ready if not _is_simple(ask)]
+            for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
+                self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
+            others = [ask for ask in ready if not self._is_simple(ask)]
             drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
             ready = [*simple, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
@@ -134,7 +149,7 @@ class BlockDrafter(Drafter):
             if taken == len(chain) or at.finished or (taken and ask.certain > 0 and at.forced()):
                 break
             here = replace(ask, after=(*ask.after, *tokens), cursor=at, budget=1)
-            (one,) = grow([here], self._look, self.name, self.net.shape.vocab)
+            one = self._allowed(here)
             tokens += one.tokens
             scores += one.scores
             left = self._wanted(ask) - len(tokens)
@@ -148,14 +163,32 @@ class BlockDrafter(Drafter):
             (chain,) = self._chains([rest])
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))
 
+    def _allowed(self, ask: Ask) -> Draft:
+        """The one guess that `grow` would give, without a row of the whole vocabulary where it can be."""
+        if ask.seq.params.temperature > 0 or ask.cursor is None or len(ask.after) >= self._size:
+            return grow([ask], self._look, self.name, self.net.shape.vocab)[0]
+        mask: Bits = np.zeros((self.net.shape.vocab + 31) // 32, np.uint32)
+        try:
+            bound = ask.cursor.fill(mask)
+        except ConstraintError:  # which ends the output only if it comes by here
+            return NO_DRAFT
+        (row,), (logit,) = self.runner.look([self._place(ask, ask.after)])
+        if bound:
+            row[(mask[self._words] >> self._bits & 1) == 0] = -np.inf
+        best = int(row.argmax())
+        if row[best] == -np.inf:
+            return NO_DRAFT
+        score = unsure(self.calibration.chance(len(ask.after), logit))
+        return Draft((int(self._ids[best]),), None, (self.name,), (score,))
+
     def _ready(self, ask: Ask) -> bool:
         """Whether all that stands before the last token has been seen, as far as it ever will be."""
         seen = self._kept.last(ask.seq.id) == len(ask.seq.tokens) - 2
         return seen and len(ask.after) < self._size
 
     def _slots(self, ask: Ask) -> int:
-        """How many of the block it may come to."""
-        return min(self._size, max(1, len(ask.after) + ask.budget))
+        """How many rows its block has: those that it may come to."""
+        return min(self._size, max(FEWEST, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
@@ -175,10 +208,11 @@ class BlockDrafter(Drafter):
         )
 
     def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
-        """All that there is to do, at once."""
+        """All that there is to do, at once: the blocks are as large as any must be."""
         sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
-        filled, said = self.runner.guess(parts, texts, max(map(self._slots, asks)), firsts, sizes)
+        draws, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
+        filled, said = self.runner.guess(parts, texts, slots, firsts, sizes, draws)
         for ask, block in zip(asks, filled, strict=True):
             self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)
         return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
@@ -188,7 +222,8 @@ class BlockDrafter(Drafter):
         if not asks:
             return []
         sizes = list(map(self._wanted, asks))
-        said = self.runner.chains([self._place(ask, ask.after) for ask in asks], sizes)
+        places = [self._place(ask, ask.after) for ask in asks]
+        said = self.runner.chains(places, sizes, list(map(_draw, asks, sizes)))
         return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
 
     def _wanted(self, ask: Ask) -> int:
@@ -196,7 +231,7 @@ class BlockDrafter(Drafter):
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
-        scores = [unsure(self.calibration.chance(first + i, logit)) for i, logit in enumerate(logits[:size])]
+        scores = map(unsure, self.calibration.chances(first, logits[:size]))
         return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
@@ -218,9 +253,23 @@ class BlockDrafter(Drafter):
         whole[self._ids] = row
         return whole
 
+    def _is_simple(self, ask: Ask) -> bool:
+        """Whether the runner can say a chain of guesses, of which the grammar takes what it takes."""
+        params, spec = ask.seq.params, ask.seq.spec
+        if spec.tree_width > 1 or needs_q(ask.seq) or ask.budget < 1 or penalises(params):
+            return False
+        if params.temperature == 0:
+            return not params.logit_bias
+        cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # by what the grammar allows
+        return self.runner.draws and not (cut and ask.cursor) and chooser(params).among is not None
 
-def _is_simple(ask: Ask) -> bool:
-    """Whether the likeliest token of each place is the guess, or the likeliest that its grammar takes."""
-    params, spec = ask.seq.params, ask.seq.spec
-    free = params.temperature == 0 and not params.logit_bias and not penalises(params)
-    return free and spec.tree_width == 1 and not needs_q(ask.seq) and ask.budget > 0
+
+def _draw(ask: Ask, size: int) -> Draw | None:
+    seq, params = ask.seq, ask.seq.params
+    if params.temperature == 0:
+        return None
+    owner = chooser(params)
+    assert owner.among is not None
+    place = len(seq.tokens) - seq.prompt_len + len(ask.after)
+    keys = [noise_key(params.seed, params.choice, CHOICE, place + i) for i in range(size)]
+    return Draw(owner.among.function, owner.among.settings, keys, owner)

@@ -63,8 +63,9 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def read(self, seen: Sequence[Seen]) -> None:
-        sizes = [len(s.hidden[self.taps[0]]) for s in seen]
-        hidden = {tap: torch.cat([s.hidden[tap] for s in seen]).to(self._device) for tap in self.taps}
+        parts = [s.hidden for s in seen]
+        sizes = [len(part[self.taps[0]]) for part in parts]
+        hidden = {tap: torch.cat([part[tap] for part in parts]).to(self._device) for tap in self.taps}
         fused = self.net.fused(hidden)
         spans = [(s, range(s.start, s.start + n)) for s, n in zip(seen, sizes, strict=True)]
         positions = self._ints([p for _, span in spans for p in span])

@@ -4,6 +4,8 @@ An agent's next turn begins with the text of the last one. The target finds that
 not compute it again, so nobody sees its hidden states a second time: what was made of them must be kept.
 """
 
+from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,16 +24,17 @@ Ids = NDArray[np.int64]
 class _Track:
     """Rows of one sequence, in the order of their positions; grows by doubling."""
 
-    def __init__(self, positions: Ids, rows: Tensor) -> None:
+    def __init__(self, positions: "array[int]", rows: Tensor) -> None:
         self._positions, self._rows, self._count = positions, rows, len(positions)
-        self.last = int(positions[-1]) if len(positions) else -1  # position
+        self._most = len(rows)  # that there is room for
+        self.last = positions[-1] if positions else -1  # position
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def positions(self) -> Ids:
-        return self._positions[: self._count]
+        return np.array(self._positions, np.int64)
 
     @property
     def rows(self) -> Tensor:
@@ -42,29 +45,27 @@ class _Track:
         if start <= self.last:
             raise ValueError(f"rows from position {start} on do not follow those that are held")
         first, end = self._count, self._count + count
-        if end > len(self._rows):
-            more = max(end, 2 * len(self._rows), 64) - first
-            self._rows = torch.cat([self.rows.to(like), like.new_empty(more, *self._rows.shape[1:])])
-            self._positions = np.concatenate([self.positions, np.empty(more, np.int64)])
-        self._positions[first:end] = range(start, start + count)
+        if end > self._most:
+            self._most = max(end, 2 * self._most, 64)
+            more = like.new_empty(self._most - first, *self._rows.shape[1:])
+            self._rows = torch.cat([self.rows.to(like), more])
+        self._positions.extend(range(start, start + count))
         self._count, self.last = end, max(self.last, start + count - 1)
         return self._rows, first
 
     def before(self, position: int) -> "_Track":
-        count = int(np.searchsorted(self.positions, position))
-        return _Track(self.positions[:count], self.rows[:count])
+        count = bisect_left(self._positions, position)
+        return _Track(self._positions[:count], self.rows[:count])
 
-    def since(self, position: int) -> tuple[Ids, Tensor, int, int]:
+    def since(self, position: int) -> tuple["array[int]", Tensor, int, int]:
         """Positions and rows, of both the first that is meant, and their number."""
-        first = max(0, self._count - (self.last - position + 1))  # if none between is missing
-        if first < self._count and self._positions[first] < position:
-            first = int(np.searchsorted(self.positions, position))
+        first = bisect_left(self._positions, position)
         return self._positions, self._rows, first, self._count - first
 
     def copied(self, most: int) -> "_Track":
         """The last `most` rows, in memory of their own."""
         first = max(0, self._count - most)
-        return _Track(self.positions[first:].copy(), self.rows[first:].clone())
+        return _Track(self._positions[first:], self.rows[first:].clone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,10 @@ class Kept:
 
     def rows(self, seq_id: str) -> tuple[Tensor, Tensor]:
         """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
-        positions, rows, first, count = self.since(seq_id, 0)
-        return torch.from_numpy(positions[first : first + count]), rows[first : first + count]
+        track = self._live[seq_id].track
+        return torch.from_numpy(track.positions), track.rows
 
-    def since(self, seq_id: str, position: int) -> tuple[Ids, Tensor, int, int]:
+    def since(self, seq_id: str, position: int) -> tuple["array[int]", Tensor, int, int]:
         """Positions and rows, the first of them that is not before `position`, and how many there are."""
         return self._live[seq_id].track.since(position)
 
@@ -153,7 +154,7 @@ class Kept:
     def _known(self, seq: Seq) -> _Track:
         """The most that any one sequence of the tenant tells about the positions before `seq.shared`."""
         tokens = np.array(seq.tokens, np.int64)
-        best, used = _Track(np.empty(0, np.int64), torch.empty(0, *self._shape)), None
+        best, used = _Track(array("q"), torch.empty(0, *self._shape)), None
         if not seq.shared:
             return best
         for other in self._live.values():

@@ -4,19 +4,12 @@
 #include <new>
 
 #include "block_attention.h"
-#include "linear.h"
+#include "block_product.h"
 #include "steps.h"
 
 namespace PACELINE_PATH {
 
 namespace {
-
-constexpr Format kFormat = O8;  // of all its weights
-constexpr int kLook = 16;       // tiles of the vocabulary
-
-PL_INLINE void product(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
-    linear_tile_of<kFormat>(w, tile, x, out, stride);
-}
 
 int up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -42,6 +35,7 @@ void BlockFiller::run(const Drafting& drafting) {
     if (filling_->texts) prepare_filling();
     if (chaining_->chains) prepare_chaining();
     team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
+    team_.expect({model_.weights, (size_t)model_.weights_bytes});
 }
 
 void BlockFiller::work(int me) {
@@ -91,7 +85,7 @@ void BlockFiller::read_rows(int me) {
         for (int tile = begin; tile < end; ++tile)
             product(model_.fc, tile, features_, read_.get() + tile * kTile, model_.width);
     team_.barrier();
-    normalise(read_, model_.context_norm, rows, model_.block, read_normed_, me);
+    normalise(read_, model_.context_norm, rows, 1, read_normed_, me);
     team_.barrier();
     float* heads = scratch_[me].get();
     while (team_.take(model_.layers * 2 * kv, begin, end))
@@ -123,9 +117,10 @@ void BlockFiller::value_head(const float* head, uint16_t* out) const {
 // ---------------------------------------------------------------------------------------------------- the pass
 void BlockFiller::prepare_filling() {
     const int texts = filling_->texts, groups = model_.width / kGroup;
-    rows_ = texts * model_.block;
+    block_ = filling_->slots;
+    rows_ = texts * block_;
     positions_.resize(rows_);
-    for (int r = 0; r < rows_; ++r) positions_[r] = filling_->text[r / model_.block].position + r % model_.block;
+    for (int r = 0; r < rows_; ++r) positions_[r] = filling_->text[r / block_].position + r % block_;
     plan_attention();
     const size_t size = model_.head_dim, kv = model_.kv_heads, pieces = (size_t)texts * kv * chunks_;
     x_.need((size_t)rows_ * model_.width);
@@ -134,16 +129,10 @@ void BlockFiller::prepare_filling() {
     own_.need(rows_ * 2 * kv * size);
     stats_.need(pieces * 2 * padded_);
     sums_.need(pieces * queries_ * size);
-    all_.slots = model_.block;
-    wanted_.slots = filling_->slots;
-    for (Rows* rows : {&all_, &wanted_}) {
-        rows->attended.shape(texts * rows->slots, model_.heads * model_.head_dim / kGroup);
-        rows->normed.shape(texts * rows->slots, groups);
-        rows->gated.shape(texts * rows->slots, model_.layer[0].down.groups());
-    }
+    attended_.shape(rows_, model_.heads * model_.head_dim / kGroup);
+    gated_.shape(rows_, model_.layer[0].down.groups());
     anchors_.shape(texts, groups);
     normed_.shape(rows_, groups);
-    scored_.shape(texts * filling_->slots, groups);
     const size_t wide = std::max<size_t>({(size_t)rows_ * size, (size_t)rows_ * 2 * kUnit, (size_t)kBlockChunk * padded_});
     for (Buffer<float>& scratch : scratch_) scratch.need(wide);
 }
@@ -153,9 +142,9 @@ void BlockFiller::plan_attention() {
     attending_.clear();
     chunks_ = 1;
     for (int t = 0; t < filling_->texts; ++t)
-        chunks_ = std::max(chunks_, up(filling_->text[t].count + model_.block, kBlockChunk) / kBlockChunk);
+        chunks_ = std::max(chunks_, up(filling_->text[t].count + block_, kBlockChunk) / kBlockChunk);
     for (int t = 0; t < filling_->texts; ++t) {
-        const int keys = filling_->text[t].count + model_.block, chunks = up(keys, kBlockChunk) / kBlockChunk;
+        const int keys = filling_->text[t].count + block_, chunks = up(keys, kBlockChunk) / kBlockChunk;
         for (int c = 0; c < chunks; ++c) {
             const Share share(keys, c, chunks);
             for (int head = 0; head < model_.kv_heads; ++head) attending_.push_back({t, head, c, share.begin, share.end});
@@ -163,28 +152,25 @@ void BlockFiller::plan_attention() {
     }
 }
 
-// In the last layer all rows have keys and values, and only those wanted go on.
 void BlockFiller::fill_blocks(int me) {
     for (int l = 0; l < model_.layers; ++l) {
         const Layer& layer = model_.layer[l];
-        Rows& rows = l + 1 < model_.layers ? all_ : wanted_;
-        const int count = filling_->texts * rows.slots;
-        if (l == 0) normalise(x_, layer.attn_norm, filling_->texts, 1, anchors_, me);
-        else normalise(x_, layer.attn_norm, rows_, model_.block, normed_, me);
+        if (l == 0) normalise(x_, layer.attn_norm, filling_->texts, block_, anchors_, me);
+        else normalise(x_, layer.attn_norm, rows_, 1, normed_, me);
         team_.barrier();
         project(l, me);
         team_.barrier();
-        attend(l, rows.slots, me);
+        attend(l, me);
         team_.barrier();
-        join_chunks(rows, me);
+        join_chunks(me);
         team_.barrier();
-        add_product(layer.o, rows.attended, rows.slots, me);
+        add_product(layer.o, attended_, me);
         team_.barrier();
-        normalise(x_, layer.ffn_norm, count, rows.slots, rows.normed, me);
+        normalise(x_, layer.ffn_norm, rows_, 1, normed_, me);
         team_.barrier();
-        feed_forward(layer, rows, me);
+        feed_forward(layer, me);
         team_.barrier();
-        add_product(layer.down, rows.gated, rows.slots, me);
+        add_product(layer.down, gated_, me);
         team_.barrier();
     }
     finish(me);
@@ -195,19 +181,19 @@ void BlockFiller::fill_blocks(int me) {
 void BlockFiller::place_rows(int me) {
     const Share share(rows_, me, team_.size());
     for (int r = share.begin; r < share.end; ++r) {
-        const bool anchor = r % model_.block == 0;
-        const float* from = anchor ? filling_->text[r / model_.block].anchor : model_.mask;
+        const bool anchor = r % block_ == 0;
+        const float* from = anchor ? filling_->text[r / block_].anchor : model_.mask;
         const Floats by = all(anchor ? model_.embed_scale : 1.0f);
         float* to = x_.get() + (size_t)r * model_.width;
         for (int i = 0; i < model_.width; i += kLanes) store(to + i, load(from + i) * by);
     }
 }
 
-// The first `slots` rows of each block, `count` in all.
-void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int slots, Activations& out, int me) {
+// Of all rows every `step`-th, `count` of them.
+void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me) {
     const Share share(count, me, team_.size());
     for (int i = share.begin; i < share.end; ++i)
-        normalise_row(x.get() + (size_t)row_of(i, slots) * model_.width, weight, i, out);
+        normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, out);
 }
 
 void BlockFiller::normalise_row(const float* x, const float* weight, int to, Activations& out) const {
@@ -248,7 +234,7 @@ void BlockFiller::project(int l, int me) {
             const Linear& weight = kind == 0 ? layer.k : kind == 1 ? layer.v : layer.q;
             for (int t = 0; t < tiles; ++t) product(weight, head * tiles + t, in, heads + t * kTile, size);
             for (int r = 0; r < rows_; ++r) {
-                const float* made = l ? heads + r * size : r % model_.block ? mask_heads_.get() + piece * size : heads + r / model_.block * size;
+                const float* made = l ? heads + r * size : r % block_ ? mask_heads_.get() + piece * size : heads + r / block_ * size;
                 std::copy_n(made, size, one);
                 uint16_t* out = own_.get() + r * stride + piece * size;
                 if (kind > 1) spread_query(layer, head, r, one);
@@ -265,12 +251,12 @@ void BlockFiller::spread_query(const Layer& layer, int head, int row, float* que
     normalise_head(query, layer.q_norm, size, model_.norm_eps);
     rotate_head(query, size, filling_->turn.cosines + at, filling_->turn.sines + at);
     for (int d = 0; d < size; d += kLanes) store(query + d, load(query + d) * scale);
-    const int text = row / model_.block, column = row % model_.block * group_ + head % group_;
+    const int text = row / block_, column = row % block_ * group_ + head % group_;
     float* to = turned_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + column;
     for (int d = 0; d < size; ++d) to[(int64_t)d * padded_] = query[d];
 }
 
-void BlockFiller::attend(int layer, int slots, int me) {
+void BlockFiller::attend(int layer, int me) {
     const int total = (int)attending_.size(), size = model_.head_dim, kv = model_.kv_heads;
     const uint16_t *keys[kBlockChunk], *values[kBlockChunk];
     for (int i = team_.take_one(total); i < total; i = team_.take_one(total)) {
@@ -278,7 +264,7 @@ void BlockFiller::attend(int layer, int slots, int me) {
         const Text& text = filling_->text[piece.text];
         for (int k = piece.begin; k < piece.end; ++k) {
             const bool own = k >= text.count;
-            const int64_t row = own ? (int64_t)piece.text * model_.block + k - text.count : k;
+            const int64_t row = own ? (int64_t)piece.text * block_ + k - text.count : k;
             const uint16_t* at = own ? own_.get() + row * 2 * kv * size : text.context + row * row_size();
             keys[k - piece.begin] = at + (own ? head_at(0, 0, piece.kv_head) : head_at(layer, 0, piece.kv_head));
             values[k - piece.begin] = keys[k - piece.begin] + kv * size;
@@ -289,18 +275,18 @@ void BlockFiller::attend(int layer, int slots, int me) {
         }
         const int slot = piece_of(piece.text, piece.kv_head, piece.chunk);
         const float* queries = turned_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
-        attend_block(keys, values, piece.end - piece.begin, queries, slots * group_, padded_, size, scratch_[me].get(),
+        attend_block(keys, values, piece.end - piece.begin, queries, block_ * group_, padded_, size, scratch_[me].get(),
                      stats_of(slot), stats_of(slot) + padded_, sums_of(slot));
     }
 }
 
-void BlockFiller::join_chunks(Rows& rows, int me) {
+void BlockFiller::join_chunks(int me) {
     const int size = model_.head_dim;
-    const Share share(filling_->texts * rows.slots * model_.heads, me, team_.size());
+    const Share share(rows_ * model_.heads, me, team_.size());
     for (int i = share.begin; i < share.end; ++i) {
-        const int row = i / model_.heads, head = i % model_.heads, text = row / rows.slots;
-        const int query = row % rows.slots * group_ + head % group_;
-        const int chunks = up(filling_->text[text].count + model_.block, kBlockChunk) / kBlockChunk;
+        const int row = i / model_.heads, head = i % model_.heads, text = row / block_;
+        const int query = row % block_ * group_ + head % group_;
+        const int chunks = up(filling_->text[text].count + block_, kBlockChunk) / kBlockChunk;
         const int first = piece_of(text, head / group_, 0);
         Partial whole{stats_of(first)[query], stats_of(first)[padded_ + query]};
         float* sums = sums_of(first) + query * size;
@@ -308,137 +294,63 @@ void BlockFiller::join_chunks(Rows& rows, int me) {
             join(whole, sums, {stats_of(p)[query], stats_of(p)[padded_ + query]}, sums_of(p) + query * size, size);
         const Floats by = all(1.0f / whole.total);
         for (int d = 0; d < size; d += kGroup)
-            rows.attended.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);
+            attended_.quantise(row, (head * size + d) / kGroup, load(sums + d) * by, load(sums + d + kLanes) * by);
     }
 }
 
-void BlockFiller::add_product(const Linear& weight, const Activations& in, int slots, int me) {
-    const int count = filling_->texts * slots;
+void BlockFiller::add_product(const Linear& weight, const Activations& in, int me) {
     float* added = scratch_[me].get();
     int begin, end;
     while (team_.take(weight.outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile) {
             product(weight, tile, in, added, kTile);
-            for (int i = 0; i < count; ++i) {
-                float* x = x_.get() + (size_t)row_of(i, slots) * model_.width + tile * kTile;
+            for (int i = 0; i < rows_; ++i) {
+                float* x = x_.get() + (size_t)i * model_.width + tile * kTile;
                 store(x, load(x) + load(added + i * kTile));
             }
         }
 }
 
 // A piece is 32 outputs of gate and up, which together are one group of inputs for the way down.
-void BlockFiller::feed_forward(const Layer& layer, Rows& rows, int me) {
-    const int count = filling_->texts * rows.slots;
-    float* both = scratch_[me].get();  // [count][2][32]
+void BlockFiller::feed_forward(const Layer& layer, int me) {
+    float* both = scratch_[me].get();  // [rows][2][32]
     int begin, end;
     while (team_.take(layer.gate.outputs / kUnit, begin, end))
         for (int unit = begin; unit < end; ++unit) {
             for (int t = 0; t < 4; ++t)
-                product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, rows.normed, both + t * kTile, 2 * kUnit);
-            for (int i = 0; i < count; ++i) {
+                product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, normed_, both + t * kTile, 2 * kUnit);
+            for (int i = 0; i < rows_; ++i) {
                 const float *gate = both + (size_t)i * 2 * kUnit, *up = gate + kUnit;
-                rows.gated.quantise(i, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
+                gated_.quantise(i, unit, silu(load(gate)) * load(up), silu(load(gate + kLanes)) * load(up + kLanes));
             }
         }
 }
 
 void BlockFiller::finish(int me) {
-    const int slots = filling_->slots;
-    const Share share(filling_->texts * slots, me, team_.size());
+    const Share share(rows_, me, team_.size());
     for (int i = share.begin; i < share.end; ++i) {
-        const float* x = x_.get() + (size_t)row_of(i, slots) * model_.width;
-        float* out = filling_->text[i / slots].hidden + (size_t)(i % slots) * model_.width;
+        const float* x = x_.get() + (size_t)i * model_.width;
+        float* out = filling_->text[i / block_].hidden + (size_t)(i % block_) * model_.width;
         const Floats by = all(inverse_rms(x, model_.width, model_.width, model_.norm_eps));
         for (int d = 0; d < model_.width; d += kLanes) store(out + d, load(x + d) * by * load(model_.norm + d));
         for (int g = 0; g < model_.width / kGroup; ++g)
-            scored_.quantise(i, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
+            normed_.quantise(i, g, load(out + g * kGroup), load(out + g * kGroup + kLanes));
     }
 }
 
 // Every member has the share of the vocabulary that it looks at afterwards: it is in its cache then.
 void BlockFiller::score(int me) {
-    const int outputs = model_.head.outputs, slots = filling_->slots;
+    const int outputs = model_.head.outputs;
     const Share share(outputs / kTile, me, team_.size());
     float* logits = scratch_[me].get();
     for (int tile = share.begin; tile < share.end; ++tile) {
-        product(model_.head, tile, scored_, logits, kTile);
+        product(model_.head, tile, normed_, logits, kTile);
         const int inside = model_.draft_vocab - tile * kTile;
-        for (int i = 0; i < filling_->texts * slots; ++i) {
-            float* out = filling_->text[i / slots].base + (int64_t)(i % slots) * outputs + tile * kTile;
+        for (int i = 0; i < rows_; ++i) {
+            float* out = filling_->text[i / block_].base + (int64_t)(i % block_) * outputs + tile * kTile;
             store(out, first_lanes(inside, load(logits + i * kTile), all(kHidden)));
         }
     }
-}
-
-// --------------------------------------------------------------------------------------------------- the chain
-void BlockFiller::prepare_chaining() {
-    const int chains = chaining_->chains;
-    best_.resize((size_t)2 * team_.size() * chains);
-    for (std::vector<int32_t>& previous : previous_) previous.resize(chains);
-    for (Activations& pairs : pairs_) pairs.shape(chains, model_.rank / kGroup);
-    for (Buffer<float>& scratch : scratch_) scratch.need((size_t)chains * kLook * kTile);
-}
-
-// Every member looks at its share of the vocabulary, and then finds the best of all members' by itself.
-void BlockFiller::follow(int me) {
-    const int chains = chaining_->chains, steps = chaining_->steps;
-    std::vector<int32_t>& previous = previous_[me];
-    for (int c = 0; c < chains; ++c) previous[c] = chaining_->chain[c].previous;
-    for (int step = 0; step < steps; ++step) {
-        Best* best = best_.data() + (size_t)step % 2 * team_.size() * chains;  // of all members
-        for (int c = 0; c < chains; ++c) {
-            const float* pair = model_.markov_in + (size_t)previous[c] * model_.rank;
-            for (int g = 0; g < model_.rank / kGroup; ++g)
-                pairs_[me].quantise(c, g, load(pair + g * kGroup), load(pair + g * kGroup + kLanes));
-            if (c % team_.size() == me && step < chaining_->chain[c].steps)
-                chaining_->sure[c * steps + step] = confidence(chaining_->chain[c], step, pair);
-        }
-        look(step, me, best + me * chains);
-        team_.barrier();
-        for (int c = 0; c < chains; ++c) {
-            Best most = best[c];
-            for (int m = 1; m < team_.size(); ++m)
-                if (best[m * chains + c].most > most.most) most = best[m * chains + c];
-            previous[c] = most.number;
-            if (me == 0) chaining_->numbers[c * steps + step] = most.number;
-        }
-    }
-}
-
-// Some tiles at a time: the highest of them is searched for only where it is higher than all before.
-void BlockFiller::look(int step, int me, Best* best) {
-    const int chains = chaining_->chains, outputs = model_.markov_out.outputs;
-    const Share share(outputs / kTile, me, team_.size());
-    std::fill_n(best, chains, Best{kHidden, 0});
-    float* added = scratch_[me].get();  // [chains][kLook][kTile]
-    for (int first = share.begin; first < share.end; first += kLook) {
-        const int tiles = std::min(kLook, share.end - first);
-        for (int t = 0; t < tiles; ++t) product(model_.markov_out, first + t, pairs_[me], added + t * kTile, kLook * kTile);
-        for (int c = 0; c < chains; ++c) {
-            const Chain& chain = chaining_->chain[c];
-            if (step >= chain.steps) continue;
-            const float* base = chain.base + (int64_t)(chain.place + step) * outputs + first * kTile;
-            float* logits = added + c * kLook * kTile;
-            Floats top = all(kHidden);
-            for (int i = 0; i < tiles * kTile; i += kLanes) {
-                const Floats sum = load(base + i) + load(logits + i);
-                store(logits + i, sum);
-                top = max(top, sum);
-            }
-            if (chaining_->logits) std::copy_n(logits, tiles * kTile, chaining_->logits + (int64_t)c * outputs + first * kTile);
-            const float most = highest(top);
-            if (!(most > best[c].most)) continue;
-            best[c] = {most, (int32_t)(first * kTile + (std::find(logits, logits + tiles * kTile - 1, most) - logits))};
-        }
-    }
-}
-
-float BlockFiller::confidence(const Chain& chain, int step, const float* pair) const {
-    const float* hidden = chain.hidden + (int64_t)(chain.place + step) * model_.width;
-    Floats total = zeros();
-    for (int i = 0; i < model_.width; i += kLanes) total = fma(load(hidden + i), load(model_.sure + i), total);
-    for (int i = 0; i < model_.rank; i += kLanes) total = fma(load(pair + i), load(model_.sure + model_.width + i), total);
-    return sum(total) + model_.sure_bias;
 }
 
 }  // namespace PACELINE_PATH

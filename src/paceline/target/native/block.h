@@ -21,11 +21,6 @@ private:
     struct Attending {
         int text, kv_head, chunk, begin, end;  // keys: the context's, then the block's own
     };
-    // Of the rows that a part of the pass is for: all, or those wanted.
-    struct Rows {
-        int slots;  // of each block, the first ones
-        Activations attended, normed, gated;
-    };
     struct Best {
         float most;
         int32_t number;
@@ -42,25 +37,24 @@ private:
     void follow(int me);
 
     void place_rows(int me);
-    void normalise(const Buffer<float>& x, const float* weight, int count, int slots, Activations& out, int me);
+    void normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me);
     void normalise_row(const float* x, const float* weight, int to, Activations& out) const;
     void project_mask();
     void project(int layer, int me);
     void spread_query(const Layer& layer, int head, int row, float* query);
     void key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const;
     void value_head(const float* head, uint16_t* out) const;
-    void attend(int layer, int slots, int me);
-    void join_chunks(Rows& rows, int me);
-    void add_product(const Linear& weight, const Activations& in, int slots, int me);
-    void feed_forward(const Layer& layer, Rows& rows, int me);
+    void attend(int layer, int me);
+    void join_chunks(int me);
+    void add_product(const Linear& weight, const Activations& in, int me);
+    void feed_forward(const Layer& layer, int me);
     void finish(int me);
     void score(int me);
     void look(int step, int me, Best* best);
+    void draw(int step, int me, Best* best);
     float confidence(const Chain& chain, int step, const float* pair) const;
 
     int64_t row_size() const { return (int64_t)model_.layers * 2 * model_.kv_heads * model_.head_dim; }
-    // Of the first `slots` rows of each block, the i-th.
-    int row_of(int i, int slots) const { return i / slots * model_.block + i % slots; }
     // Of one head among a row: kind 0 for keys, 1 for values.
     int64_t head_at(int layer, int kind, int kv_head) const {
         return (((int64_t)layer * 2 + kind) * model_.kv_heads + kv_head) * model_.head_dim;
@@ -79,6 +73,7 @@ private:
     std::vector<uint16_t*> contexts_;     // and where it goes
     Buffer<float> read_;                  // [rows read][width]
     Activations features_, read_normed_;
+    int block_ = 0;                       // rows of each block: those that are wanted
     int rows_ = 0;                        // of all blocks
     int chunks_ = 1;                      // of the longest text
     std::vector<Attending> attending_;
@@ -89,11 +84,13 @@ private:
     Buffer<uint16_t> own_;                // [rows][2][kv_heads][head_dim]: keys and values of one layer
     Buffer<float> stats_;                 // [pieces][2][padded_]: highest scores, sums
     Buffer<float> sums_;                  // [pieces][queries_][head_dim]
-    Activations anchors_, normed_, scored_;
-    Rows all_, wanted_;
+    Activations anchors_, normed_, attended_, gated_;
     std::vector<Activations> pairs_;      // of each member
     std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number
     std::vector<Best> best_;              // [2][members][chains]: of steps in turn
+    bool draws_ = false;                  // whether any chain does
+    Buffer<float> logits_;                // [chains][head.outputs]
+    float* kept_ = nullptr;               // where the logits of a step go, if anywhere
     std::vector<Buffer<float>> scratch_;  // of each member
 };
 

@@ -13,6 +13,9 @@ struct BlockModel {
     const float *context_norm, *norm, *mask;  // [width]
     const float* markov_in;                   // [draft_vocab + 1][rank]
     const float* sure;                        // [width + rank]
+    const int64_t* ids;                       // [draft_vocab]: the tokens, ascending
+    const char* weights;                      // where all but `markov_in` lie
+    int64_t weights_bytes;
 };
 
 struct Rotations {  // by position
@@ -41,9 +44,16 @@ struct Text {
 };
 
 struct Filling {
-    int32_t texts, slots;  // slots: how many of each block are wanted
+    int32_t texts, slots;  // slots: how many rows each block has
     const Text* text;
     Rotations turn;
+};
+
+// How guesses are drawn; without it they are the likeliest.
+struct Draw {
+    int64_t (*choose)(const float* logits, const int64_t* ids, int64_t n, const void* settings, uint32_t high, uint32_t low);
+    const void* settings;
+    const uint32_t* keys;  // [steps][2]
 };
 
 // Guesses one after the other, each knowing the one before it.
@@ -51,6 +61,7 @@ struct Chain {
     const float *base, *hidden;  // of its block, from slot 0 on
     int32_t place, previous;     // the first slot; the number of the token before it
     int32_t steps, reserved;
+    Draw draw;
 };
 
 struct Chaining {

@@ -29,6 +29,15 @@ class DenseWeights:
         self._data = data[-data.ctypes.data % _HUGE :][:nbytes]
         self._lib, self._at = lib, 0
 
+    @property
+    def start(self) -> int:
+        return int(self._data.ctypes.data)
+
+    @property
+    def used(self) -> int:
+        """Bytes handed out so far."""
+        return self._at
+
     def matrices(self, weights: Sequence[Tensor]) -> list[library.Linear]:
         """Matrices of one shape, each [outputs, inputs], that lie in turns, two tiles each."""
         outputs, inputs = _up(weights[0].shape[0], UNIT), _up(weights[0].shape[1], GROUP)
@@ -73,7 +82,7 @@ class DenseWeights:
         start = self._at
         self._at = _up(start + nbytes, 64)
         assert self._at <= len(self._data), "more weights than were announced"
-        return int(self._data.ctypes.data) + start
+        return self.start + start
 
 
 def room_for(weights: Sequence[Tensor]) -> int:

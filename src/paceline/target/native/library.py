@@ -107,6 +107,8 @@ class BlockModel(c.Structure):
         ("layer", c.c_void_p),
         *((name, Linear) for name in ("fc", "head", "markov_out")),
         *((name, c.c_void_p) for name in ("context_norm", "norm", "mask", "markov_in", "sure")),
+        *((name, c.c_void_p) for name in ("ids", "weights")),
+        ("weights_bytes", c.c_int64),
     )
 
 
@@ -142,6 +144,7 @@ class Chain(c.Structure):
     _fields_ = (
         *((name, c.c_void_p) for name in ("base", "hidden")),
         *((name, c.c_int32) for name in ("place", "previous", "steps", "reserved")),
+        *((name, c.c_void_p) for name in ("choose", "settings", "keys")),
     )
 
 
@@ -192,6 +195,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     units = [
         compiled.Unit(FOLDER / "pass.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
         compiled.Unit(FOLDER / "block.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        compiled.Unit(FOLDER / "block_chain.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
         compiled.Unit(FOLDER / "pack.cpp"),
     ]
     library = compiled.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)

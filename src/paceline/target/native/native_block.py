@@ -2,8 +2,7 @@
 
 import ctypes as c
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_runner import (
     Before,
     BlockRunner,
+    Draws,
     Filled,
     First,
     Floats,
@@ -25,6 +25,7 @@ from paceline.heads.block_runner import (
     places_of,
 )
 from paceline.target.native import library
+from paceline.target.native.block_call import Call
 from paceline.target.native.dense import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
 from paceline.target.native.team import NativeTeam
@@ -44,12 +45,14 @@ def reason_against(net: BlockNet) -> str | None:
 
 
 class NativeBlock(BlockRunner):
-    """A block's bits depend on its own text alone. Runs on the threads of its target."""
+    """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
+
+    draws = True
 
     def __init__(self, net: BlockNet, team: NativeTeam) -> None:
         lib = team.lib
         self.like = torch.empty(0, dtype=torch.float16)
-        self._shape, self._team = net.shape, team
+        self._shape, self._taps, self._team = net.shape, net.shape.taps, team
         self._embed, self._number = net.embed.contiguous(), net.number.tolist()
         self._embed_at = _at(self._embed)
         self._row_bytes = 2 * net.shape.layers * 2 * net.shape.kv_heads * net.shape.head_dim
@@ -57,31 +60,35 @@ class NativeBlock(BlockRunner):
         self._turn = _Rotations(net.shape)
         weights = DenseWeights(lib, room_for([*net.parameters(), net.head]))
         layers = _layers(net, weights)
-        model = _model(net, weights, layers)
+        ids = net.draft_ids.to("cpu", torch.int64).contiguous()
+        model = _model(net, weights, layers, _at(ids))
         self._outputs: int = model.head.outputs
-        self._held = (weights, layers)  # what the C++ side points at
+        self._held = (weights, layers, ids)  # what the C++ side points at
         self._native = lib.paceline_block_run
         self._filler = lib.paceline_block_open(c.byref(model), team.handle)
         if not self._filler:
             raise ModelError("no memory for the native drafter")
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
-        self._call = _Call(net.shape)
+        self._call = Call(net.shape)
 
     def read(self, parts: Sequence[Read]) -> None:
-        with self._calling(len(parts)):
-            self._reading(parts)
-            self._run()
+        with self._team.busy():
+            self._call.need(len(parts))
+            held = self._reading(parts)
+            self._run(_last_of(parts), parts=len(held))
 
     def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        with self._calling(len(texts)):
+        with self._team.busy():
+            self._call.need(len(texts))
             filled = self._filling(texts, slots)
-            self._run()
+            self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[Place], sizes: Sequence[int]) -> Said:
-        with self._calling(len(places)):
-            self._chaining(places, sizes)
-            self._run()
+    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+        with self._team.busy():
+            self._call.need(len(places))
+            self._chaining(places, sizes, draws)
+            self._run(chains=len(places), steps=max(sizes))
             return self._said(sizes)
 
     def guess(
@@ -91,81 +98,69 @@ class NativeBlock(BlockRunner):
         slots: int,
         firsts: Sequence[First],
         sizes: Sequence[int],
+        draws: Draws = (),
     ) -> tuple[list[Filled], Said]:
-        with self._calling(max(len(parts), len(texts))):
-            if parts:
-                self._reading(parts)
+        with self._team.busy():
+            self._call.need(max(len(parts), len(texts)))
+            held = self._reading(parts)
             filled = self._filling(texts, slots)
-            self._chaining(places_of(filled, firsts), sizes)
-            self._run()
+            self._chaining(places_of(filled, firsts), sizes, draws)
+            last = max(_last_of(parts), self._end_of(texts))
+            self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
             return filled, self._said(sizes)
 
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         logits = np.empty((len(places), self._outputs), np.float32)
         sizes = [1] * len(places)
-        with self._calling(len(places)):
-            self._chaining(places, sizes, logits.ctypes.data)
-            self._run()
+        with self._team.busy():
+            self._call.need(len(places))
+            self._chaining(places, sizes)
+            self._run(chains=len(places), steps=1, logits=logits.ctypes.data)
             _, sure = self._said(sizes)
         return logits[:, : self._shape.draft_vocab], [chances[0] for chances in sure]
 
-    @contextmanager
-    def _calling(self, many: int) -> Iterator[None]:
-        with self._team.busy():
-            self._call.need(many)
-            try:
-                yield
-            finally:
-                self._call.reset()
+    def _reading(self, parts: Sequence[Read]) -> list[list[Tensor]]:
+        """What must stay until it is read."""
+        held = []
+        for i, part in enumerate(parts):
+            states, first = self._states(part)
+            at = [_at(one) + 4 * self._shape.width * first for one in states]
+            self._call.add_part(i, at, self._context(part.rows), part.start, part.rows.count)
+            held.append(states)
+        return held
 
-    def _reading(self, parts: Sequence[Read]) -> None:
-        call = self._call
-        held = [states for part in parts for states in self._states(part)]
-        call.hidden[: len(held)] = list(map(_at, held))
-        for to, part in zip(call.parts, parts, strict=False):
-            to.context, to.start, to.rows = self._context(part.rows), part.start, part.rows.count
-        call.held = held
-        call.reading.parts = len(parts)
-        last = max(part.start + part.rows.count for part in parts)
-        call.reading.cosines, call.reading.sines = self._turn.up_to(last)
-
-    def _states(self, part: Read) -> list[Tensor]:
-        found = [part.hidden[tap] for tap in self._shape.taps]
+    def _states(self, part: Read) -> tuple[list[Tensor], int]:
+        """Of each layer tapped as the C++ reads them, and the first row that is meant."""
+        found = [part.hidden[tap] for tap in self._taps]
         if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
-            return found
-        return [states.float().contiguous() for states in found]
+            return found, part.first
+        return [part.of(tap).float().contiguous() for tap in self._taps], 0
 
     def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
-        call, filled = self._call, [self._room(text.old, slots) for text in texts]
-        for to, text, block in zip(call.texts, texts, filled, strict=False):
+        filled = [self._room(text.old, slots) for text in texts]
+        for i, (text, block) in enumerate(zip(texts, filled, strict=True)):
             if not 0 <= text.token < len(self._number):
                 raise ValueError(f"token {text.token} is not one of the model's {len(self._number)}")
-            to.anchor = self._embed_at + 4 * text.token * self._shape.width
-            to.context, to.count, to.position = self._context(text.rows), text.rows.count, text.position
-            to.hidden, to.base = _at(block.hidden), _at(block.base)
-        call.filling.texts, call.filling.slots = len(texts), slots
-        last = max(text.position for text in texts) + self._shape.block
-        call.filling.cosines, call.filling.sines = self._turn.up_to(last)
-        call.reading.cosines, call.reading.sines = call.filling.cosines, call.filling.sines
+            anchor, rows = self._embed_at + 4 * text.token * self._shape.width, text.rows
+            self._call.add_text(
+                i, anchor, self._context(rows), _at(block.hidden), _at(block.base), rows.count, text.position
+            )
         return filled
 
     def _room(self, old: Filled | None, slots: int) -> Filled:
         """Memory that is used for the first time is slow: it is used again."""
         if old is not None:
-            return Filled(slots, old.base, old.hidden)
+            return old if old.slots == slots else Filled(slots, old.base, old.hidden)
         base = torch.empty(self._shape.block, self._outputs)[:, : self._shape.draft_vocab]
         return Filled(slots, base, torch.empty(self._shape.block, self._shape.width))
 
-    def _chaining(self, places: Sequence[Place], sizes: Sequence[int], logits: int | None = None) -> None:
-        call = self._call
-        for to, place, size in zip(call.chains, places, sizes, strict=False):
-            block = place.block
+    def _chaining(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> None:
+        for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            block, draw = place.block, draws[i] if draws else None
             if not 0 < size <= block.slots - place.slot:
                 raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
-            to.base, to.hidden = _at(block.base), _at(block.hidden)
-            to.place, to.previous, to.steps = place.slot, self._number[place.previous], size
-        call.chaining.chains, call.chaining.steps = len(places), max(sizes)
-        call.chaining.logits = logits
+            previous = self._number[place.previous]
+            self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
 
     def _said(self, sizes: Sequence[int]) -> Said:
         """Tokens and logits of confidence, as the last call left them."""
@@ -180,42 +175,28 @@ class NativeBlock(BlockRunner):
             raise ValueError("these rows are not of this runner's type")
         return _at(whole) + rows.first * self._row_bytes
 
-    def _run(self) -> None:
-        if self._native(self._filler, self._call.given):
+    def _end_of(self, texts: Sequence[Before]) -> int:
+        return max(text.position for text in texts) + self._shape.block
+
+    def _run(
+        self,
+        last: int = 0,
+        parts: int = 0,
+        texts: int = 0,
+        slots: int = 0,
+        chains: int = 0,
+        steps: int = 0,
+        logits: int = 0,
+    ) -> None:
+        """last: the position before which all lies that is computed."""
+        given = self._call.whole(self._turn.up_to(last), parts, texts, slots, chains, steps, logits)
+        if self._native(self._filler, given):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
+        self._team.held = self._held
 
 
-class _Call:
-    """What a call hands over. It is used again: to make it anew would take as long as some of the layers."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        self._shape, self._many = shape, 0
-        self._drafting = library.Drafting()
-        self.given = c.byref(self._drafting)
-        self.reading, self.filling = self._drafting.reading, self._drafting.filling
-        self.chaining = self._drafting.chaining
-        self.held: list[Tensor] = []  # what is read from
-        self.need(1)
-
-    def reset(self) -> None:
-        self.reading.parts = self.filling.texts = self.chaining.chains = 0
-        self.held = []
-
-    def need(self, many: int) -> None:
-        """Room for so many sequences; what was there is lost."""
-        if many <= self._many:
-            return
-        taps = len(self._shape.taps)
-        self._many, guesses = many, many * self._shape.block
-        self.hidden = (c.c_void_p * (many * taps))()  # of each part, of each layer tapped
-        self.parts, self.texts = (library.Part * many)(), (library.Text * many)()
-        self.chains = (library.Chain * many)()
-        self.numbers, self.sure = (c.c_int32 * guesses)(), (c.c_float * guesses)()
-        for i, part in enumerate(self.parts):
-            part.hidden = c.addressof(self.hidden) + i * taps * c.sizeof(c.c_void_p)
-        self.reading.taps, self.reading.part = taps, c.addressof(self.parts)
-        self.filling.text, self.chaining.chain = c.addressof(self.texts), c.addressof(self.chains)
-        self.chaining.numbers, self.chaining.sure = c.addressof(self.numbers), c.addressof(self.sure)
+def _last_of(parts: Sequence[Read]) -> int:
+    return max((part.start + part.rows.count for part in parts), default=0)
 
 
 def _at(tensor: Tensor) -> int:
@@ -255,7 +236,7 @@ def _layers(net: BlockNet, weights: DenseWeights) -> "c.Array[library.Layer]":
     return layers
 
 
-def _model(net: BlockNet, weights: DenseWeights, layers: Any) -> library.BlockModel:
+def _model(net: BlockNet, weights: DenseWeights, layers: Any, ids: int) -> library.BlockModel:
     shape = net.shape
     return library.BlockModel(
         layers=shape.layers,
@@ -277,6 +258,9 @@ def _model(net: BlockNet, weights: DenseWeights, layers: Any) -> library.BlockMo
         context_norm=weights.floats(net.context_norm.weight),
         norm=weights.floats(net.norm.weight),
         mask=weights.floats(net.mask),
-        markov_in=weights.floats(net.markov_in.weight),
         sure=weights.floats(net.sure.weight),
+        ids=ids,
+        weights=weights.start,
+        weights_bytes=weights.used,
+        markov_in=weights.floats(net.markov_in.weight),  # the last: of this only some rows are read
     )

@@ -86,7 +86,7 @@ class NativeTarget(PagedTarget[_Fed]):
         parts.append(self._run(batch, taps))
         logits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
         hidden = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
-        tapped = {layer: torch.from_numpy(hidden[i]) for i, layer in enumerate(sorted(set(taps)))}
+        tapped = dict(zip(sorted(set(taps)), torch.from_numpy(hidden).unbind(), strict=True))
         return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
     def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:

@@ -31,7 +31,7 @@ Decoder::Decoder(const Model& model, Team& team)
 void Decoder::forward(const Pass& pass) {
     pass_ = &pass;
     prepare();
-    team_.run([](void* self, Team&, int me) { static_cast<Decoder*>(self)->work(me); }, this);
+    team_.run([](void* self, Team&, int me) { static_cast<Decoder*>(self)->work(me); }, this, team_.expected());
     pass_ = nullptr;
 }
 

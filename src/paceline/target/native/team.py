@@ -3,8 +3,6 @@
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from paceline.errors import ModelError
 from paceline.target.native import library
@@ -20,14 +18,14 @@ class NativeTeam:
         if not self.handle:
             raise ModelError("the native engine could not start its threads: give fewer of them")
         weakref.finalize(self, self.lib.paceline_disband, self.handle).atexit = False
+        self.held: object = None  # the weights that threads fetch while nobody has work for them
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> threading.Lock:
+        """To be held during a pass."""
         if os.getpid() != self._process:
             raise ModelError(
                 "the process was forked after this model was loaded: load it again in the new one"
             )
-        with self._one_at_a_time:
-            yield
+        return self._one_at_a_time

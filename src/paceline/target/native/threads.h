@@ -2,6 +2,7 @@
 //
 // A waiting thread spins for a while, then sleeps: a neighbour that needs the core gets it. Between two jobs it
 // spins longer, for the next one of a round comes soon, and to wake a thread takes as long as a drafter's layer.
+// Before that it fetches what the next job is expected to read: memory has nothing else to do then.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -59,6 +61,12 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
+// Memory that lies together.
+struct Stretch {
+    const char* begin = nullptr;
+    size_t bytes = 0;
+};
+
 class Team {
 public:
     using Job = void (*)(void* context, Team& team, int member);
@@ -75,15 +83,21 @@ public:
 
     int size() const { return size_; }
 
-    // Every member runs the job, the caller as member 0.
-    void run(Job job, void* context) {
+    // Every member runs the job, the caller as member 0. next: what the others fetch once it is done.
+    void run(Job job, void* context, Stretch next = {}) {
         job_ = job;
         context_ = context;
+        ahead_ = next;
         next_.store(0);
         start_.advance();
         job(context, *this, 0);
         barrier();
     }
+
+    // A drafter that was asked before a pass of the target is likely to be asked again after it. Its weights must
+    // stay where they are until another one is expected.
+    void expect(Stretch weights) { expected_ = weights; }
+    Stretch expected() { return std::exchange(expected_, {}); }
 
     // Waits for all; what was written before is seen by all after. Shared work starts anew.
     void barrier() {
@@ -125,15 +139,31 @@ private:
             start_.wait_beyond(seen);
             ++seen;
             if (stopping_) return;
+            const Stretch next = ahead_;  // before the caller may write it again
             job_(context_, *this, member);
             barrier();
+            fetch(next, member, seen);
         }
     }
+
+    // This member's share of it, as long as no job comes.
+    void fetch(const Stretch& all, int member, uint32_t seen) const {
+        const size_t share = all.bytes / (size_ - 1);
+        const char *at = all.begin + share * (member - 1), *end = at + share;
+        for (int line = 0; at < end; at += kLine, ++line) {
+            if (line % kLook == 0 && start_.now() != seen) return;
+            (void)*(const volatile char*)at;  // most prefetches would be dropped, so many come at once
+        }
+    }
+
+    static constexpr int kLine = 64;  // bytes
+    static constexpr int kLook = 32;  // lines between two looks for a job
 
     const int size_;
     std::vector<std::thread> threads_;
     Job job_ = nullptr;
     void* context_ = nullptr;
+    Stretch ahead_, expected_;
     Gate start_{20000}, meet_{2000};  // of some 10 to 25 nanoseconds each
     std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> next_{0};
