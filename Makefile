@@ -40,15 +40,17 @@ bench-peers: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/python -m bench.peers.install
 
-# The drafter in src/paceline/heads/shipped, anew, on a GPU: some 20 minutes. DATA: where its prompts are
-# recorded, a folder with traces/ and specbench/. It goes to drafters/smollm2-135m-block in PACELINE_HOME, and
-# serves in place of the shipped one from then on.
+# The drafter in src/paceline/heads/shipped, anew, on a GPU: some 32 minutes, calls first, then chats as well.
+# DATA: where its prompts are recorded, a folder with traces/ and specbench/. It goes to drafters/$(MODEL)-block
+# in PACELINE_HOME, and serves in place of the shipped one from then on. MODEL=qwen2.5-coder-1.5b: one for that.
 DATA ?= data
+MODEL ?= smollm2-135m
+TRAIN = $(BIN)/paceline train --traces prompts.jsonl.gz --target $(MODEL) --kind block --max-new 320 --max-prompt 3072
 drafter: setup
-	$(BIN)/paceline pull smollm2-135m
+	$(BIN)/paceline pull $(MODEL)
 	$(BIN)/python -m bench.train_prompts $(DATA) -o prompts.jsonl.gz
-	$(BIN)/paceline train --traces prompts.jsonl.gz --target smollm2-135m --kind block --minutes 12.4 \
-	  --made-up 3 --per-prompt 3 --max-new 320 --max-prompt 3072
+	$(TRAIN) --out $(MODEL)-calls --minutes 12.4 --made-up 3 --per-prompt 3
+	$(TRAIN) --out $(MODEL)-block --minutes 8 --start $(MODEL)-calls --made-up-chats 40 --per-prompt 2
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -125,6 +125,8 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     card = run(again)
     most = len(card.acceptance)
     assert tuple(card.data["before"]["by_place"][:most]) == done.card.acceptance
+    assert card.data["began_from"]["name"] == first.name
+    assert card.data["began_from"]["answers"] == done.card.data["answers"]
     assert card.acceptance[0] == pytest.approx(done.card.acceptance[0], abs=0.1)
     pieces = load_pieces(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)

@@ -35,6 +35,15 @@ from paceline.trained import fingerprint_of
 
 ANSWERS: Final = "answers.npz"
 ASKED: Final = "asked"
+_TRAINED_ON: Final = (
+    "began_from",
+    "sources",
+    "prompts",
+    "prompts_made_up",
+    "answers",
+    "answer_tokens",
+    "training",
+)
 _LOOK: Final = 12  # held-out answers that are looked at while training
 
 
@@ -81,6 +90,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     texts = recorded(answers, 1 << 20, job.measured)
     data["measured_answers"] = len(texts)
     if before is not None:
+        data["began_from"] = _began_from(job)
         data["before"] = asdict(_acceptance(before, model, texts))
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
@@ -118,6 +128,13 @@ def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
         "draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True)),
         "training": asdict(job.train),
     }
+
+
+def _began_from(job: TrainJob) -> dict[str, Any]:
+    """What the drafter it goes on from was trained on, and that one before it."""
+    assert job.start is not None
+    known = read_card(job.start).data
+    return {"name": job.start.name, **{name: known[name] for name in _TRAINED_ON if name in known}}
 
 
 def answers_in(

@@ -45,10 +45,10 @@ def model(tmp_path: Path) -> Path:
 def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PACELINE_COMPILER", "none")
     monkeypatch.setattr(library, "load", library.load.__wrapped__)  # nothing was loaded before
-    for known in (native._function, native.chooser):
+    for known in (native._functions, native.chooser):
         known.cache_clear()
     yield
-    for known in (native._function, native.chooser):
+    for known in (native._functions, native.chooser):
         known.cache_clear()
 
 
