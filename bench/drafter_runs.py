@@ -130,9 +130,17 @@ class Runs:
         self._answered(self._engine(drafters), seq)
 
     def run(
-        self, arms: Sequence[Arm], turns: Sequence[Turn], kept: Callable[[Outcome], None], limit: float
+        self,
+        arms: Sequence[Arm],
+        turns: Sequence[Turn],
+        kept: Callable[[Outcome], None],
+        limit: float,
+        told: Callable[[str], None] = lambda _: None,
     ) -> Outcome:
-        """`kept` is told after each whole repeat. limit: seconds; turns are left out rather than repeats."""
+        """`kept` is told after each whole repeat, `told` how far it is.
+
+        limit: seconds; turns are left out rather than repeats, one of each kind is not.
+        """
         started, controllers = self._clock(), {lane: Rate(self._prior) for lane in self._lanes(arms)}
         share = FIRST_PART * limit / self._settings.repeats
         outcome, took = Outcome(), dict[str, float]()
@@ -147,6 +155,7 @@ class Runs:
                     break
                 samples += self._turn(lanes, turn, repeat)
                 took[turn.name] = self._clock() - started - spent
+                told(f"repeat {repeat + 1}, {turn.name}: {len(lanes)} lanes in {took[turn.name]:.0f} s")
                 if not repeat:
                     outcome.turns.append(turn)
             outcome.samples += samples

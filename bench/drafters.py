@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -104,7 +105,7 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
             options.out.write_text(json.dumps(result(outcome), indent=1) + "\n")
 
     limit = 60 * options.minutes - (perf_counter() - started) if options.minutes else float("inf")
-    return result(runs.run(arms, turns, keep, limit))
+    return result(runs.run(arms, turns, keep, limit, partial(print, file=sys.stderr, flush=True)))
 
 
 NO_PREDICTION: Final = "prediction: what a caller expects is not recorded in these turns"
