@@ -215,9 +215,10 @@ def test_train_makes_a_draft_model_that_is_known_by_its_name(
         (["--kind", "model", "--draft", "smollm2-135m", "--lora", "-1"], "lora=-1"),
         (["--kind", "model", "--draft", "smollm2-135m", "--distill", "2"], "distill=2.0"),
         (["--kind", "block", "--draft", "smollm2-135m"], "are for kind model"),
+        (["--start", "smollm2-135m-block", "--draft-vocab", "4096"], "leave --draft-vocab out"),
     ],
 )
-def test_what_a_draft_models_training_cannot_do(
+def test_what_a_training_cannot_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, smollm2_path: Path, given: list[str], said: str
 ) -> None:
     (tmp_path / "talks.jsonl").write_text("{}")

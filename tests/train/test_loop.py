@@ -108,6 +108,9 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     other = tiny_config(1, seed=5)
     with pytest.raises(SettingError, match="other settings"):
         train(fresh(other), MODEL, batches, other, tmp_path)
+    elsewhere = replace(fresh(config), began_from="the weights of a drafter")
+    with pytest.raises(SettingError, match="other settings"):
+        train(elsewhere, MODEL, batches, config, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"nothing")
     with pytest.raises(CorruptModel, match="delete it"):
         train(fresh(config), MODEL, batches, config, tmp_path)

@@ -7,6 +7,7 @@ import torch
 from tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
 
 from paceline.drafters.heads.choose import drafter_of
+from paceline.heads.calibration import Calibration
 from paceline.heads.folder import load
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import acceptance, replay
@@ -40,3 +41,14 @@ def test_a_kind_without_confidences_is_not_calibrated(tmp_path: Path) -> None:
     assert card.calibration is None
     assert len(card.acceptance) == len(card.tokens_per_pass) == 4
     assert load(tmp_path, pieces_of(MODEL)).card == card
+
+
+def test_where_nothing_was_measured_the_calibration_of_before_stays_and_no_figure_is_made_up(
+    tmp_path: Path,
+) -> None:
+    net = trained_net()
+    before = Calibration((0.5,) * net.shape.block, (0.25,) * net.shape.block)
+    loss = recipe(tiny_config(1), MODEL, torch.arange(131)).loss
+    card = publish(tmp_path, Recipe("block", net, loss, before), MODEL, "tiny", [], {})
+    assert card.calibration == before
+    assert card.data == {}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
 LORA: Final = 16
+VOCABULARY: Final = 8192
 SMALL_MODEL: Final[dict[str, Any]] = {"tokens_per_batch": 1024}  # likewise
 
 
@@ -59,7 +60,9 @@ def train(
     batch_tokens: Annotated[
         int, typer.Option(help="Of one step, prompts included; 0: what suits the device.")
     ] = 0,
-    draft_vocab: Annotated[int, typer.Option(help="Tokens that can be guessed.")] = 8192,
+    draft_vocab: Annotated[
+        int, typer.Option(help="Tokens that can be guessed; 0: 8192, or as many as before with --start.")
+    ] = 0,
     seed: Annotated[int, typer.Option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="The drafter's card as JSON.")] = False,
@@ -104,6 +107,8 @@ def train(
         return
     if draft or distill or lora != LORA:
         raise SettingError(f"--draft, --lora and --distill are for kind model: leave them out for {kind}")
+    if start and draft_vocab:
+        raise SettingError("a drafter that goes on keeps the size of its vocabulary: leave --draft-vocab out")
     job = TrainJob(
         target,
         tuple(traces),
@@ -116,7 +121,7 @@ def train(
             steps=steps,
             seed=seed,
             max_len=max_prompt + max_new,
-            draft_vocab=draft_vocab,
+            draft_vocab=draft_vocab or VOCABULARY,
             **_size(device, batch_tokens, SMALL),
         ),
     )
@@ -186,7 +191,8 @@ def _show_figures(card: "Card", out: Console) -> None:
     out.print(table)
     for kind, found in card.data["by_kind_of_text"].items():
         out.print(f"{kind}: {found['tokens_per_pass'][-1]:.2f} tokens per pass", markup=False)
-    accepted = f"{card.data[ACCEPTED]:.1%} of the guesses reached are accepted, {MEASURED} in a draft"
+    guesses = min(MEASURED, card.shape.block)
+    accepted = f"{card.data[ACCEPTED]:.1%} of the guesses reached are accepted, {guesses} in a draft"
     if "before" in card.data:
         accepted += f"; {card.data['before']['accepted']:.1%} before"
     out.print(accepted, markup=False)

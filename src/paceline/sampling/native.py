@@ -137,7 +137,10 @@ def describe() -> str:
 
 
 def bind(library: ctypes.CDLL) -> Function:
-    """The library's one function. It keeps the interpreter's lock: getting it back could take far longer."""
+    """The function for a row of the whole vocabulary.
+
+    It keeps the interpreter's lock: getting it back could take far longer.
+    """
     function = ctypes.PyDLL(library._name, handle=library._handle).paceline_choose
     pointer, number, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
     function.argtypes = (pointer, number, pointer, pointer, pointer, number, number, word, word)

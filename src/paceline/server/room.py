@@ -17,10 +17,8 @@ JOINED: Final = ("q", "k", "v", "gate", "up")  # weights that are held twice whi
 OF_A_WEIGHT: Final = 6  # numbers: itself, its gradient, two of the optimiser; as it is stored, and measured
 OF_A_GUESS: Final = 10  # numbers that a step keeps for each token that could be guessed at a place
 OF_A_LOGIT: Final = 3  # the same, of what the target says there
-OF_A_ROW: Final = (
-    6,
-    4,
-)  # numbers that a pass holds of each token: of the model's width, and of its inner one
+ROWS: Final = 6  # that a pass holds of each token, of the model's width
+INNER_ROWS: Final = 4  # and of its inner one
 
 
 def reason_against(model: Path, roots: Sequence[Path], config: LearnConfig, room: int | None = None) -> str:
@@ -45,7 +43,7 @@ def needed_bytes(model: Path, roots: Sequence[Path], config: LearnConfig) -> int
     weights = sum(sizes.values())
     twice = sum(size for name, size in sizes.items() if name.rpartition(".")[2] in JOINED)
     shape = checkpoint.shape
-    one_pass = config.max_len * (OF_A_ROW[0] * shape.width + OF_A_ROW[1] * shape.ff_width)
+    one_pass = config.max_len * (ROWS * shape.width + INNER_ROWS * shape.ff_width)
     lessons = max(_of_drafter(root, shape.width, shape.vocab_size, config) for root in roots)
     return PROGRAM + FLOAT * (weights + max(twice, one_pass + lessons))
 

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from paceline.heads.calibration import Calibration, gap, logit
+from paceline.heads.calibration import Calibration, as_it_is, gap, logit
 from paceline.train.evaluate import Guess
 
 _FEW: Final = 50  # guesses that say too little about a place
@@ -21,13 +21,14 @@ class Fit:
     after: float
 
 
-def calibrate(guesses: Sequence[Guess], places: int) -> Fit:
-    """guesses: of a drafter whose confidences are as the head gives them.
+def calibrate(guesses: Sequence[Guess], places: int, before: Calibration | None = None) -> Fit:
+    """guesses: of a drafter whose confidences are as the head gives them. before: kept where they are few.
 
     A place counts where all guesses before it were right, as it does in a pass. A shift beside the scale: the
     head learns how far two laws overlap, and how often the target agrees is another matter.
     """
-    scale, shift = [1.0] * places, [0.0] * places
+    before = before or as_it_is(places)
+    scale, shift = list(before.scale), list(before.shift)
     said: list[float] = []
     mended: list[float] = []
     came: list[bool] = []

@@ -1,5 +1,6 @@
 """The whole way of a drafter: answers of the target, training, measuring, a folder that is served."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from paceline import models
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import folder as drafter_folder
-from paceline.heads.folder import Card, read_card, write_whole
+from paceline.heads.folder import WEIGHTS, Card, Loaded, read_card, write_whole
 from paceline.heads.net import Net
 from paceline.heads.words import with_words
 from paceline.target.load import load, open_checkpoint
@@ -84,14 +85,15 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
         raise SettingError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
-    before = drafter_folder.load(job.start, pieces_of(model)).net if job.start is not None else None
+    before = drafter_folder.load(job.start, pieces_of(model)) if job.start is not None else None
     made = _recipe(job, model, answers, weights, before)
     data = {**told, **_facts(job, answers, made)}
     texts = recorded(answers, 1 << 20, job.measured)
     data["measured_answers"] = len(texts)
     if before is not None:
         data["began_from"] = _began_from(job)
-        data["before"] = asdict(_acceptance(before, model, texts))
+    if before is not None and texts:
+        data["before"] = asdict(_acceptance(before.net, model, texts))
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
     kinds = [buckets(tokenizer, text.tokens) for text in texts]
@@ -125,9 +127,15 @@ def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
         "answers": len(answers),
         "answer_tokens": len(answers.said("training")),
         "held_out_answers": len(answers.which("held out")),
-        "draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True)),
         "training": asdict(job.train),
+        **_coverage(answers, made),
     }
+
+
+def _coverage(answers: Answers, made: Recipe) -> dict[str, float]:
+    if not len(answers.which("held out")):
+        return {}
+    return {"draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True))}
 
 
 def _began_from(job: TrainJob) -> dict[str, Any]:
@@ -188,15 +196,18 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(
-    job: TrainJob, model: DenseModel, answers: Answers, weights: Weights, before: Net | None
+    job: TrainJob, model: DenseModel, answers: Answers, weights: Weights, before: Loaded | None
 ) -> Recipe:
     """before: the drafter to go on from, if any. It learns to say what the answers say."""
-    if before is None:
+    if before is None or job.start is None:
         ids = torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids)
         return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
-    wanted = answers.draft_ids(before.shape.draft_vocab, before.draft_ids.numpy(force=True))
-    net = with_words(job.train.kind, before, pieces_of(model), torch.from_numpy(wanted.ids))
-    return Recipe(job.train.kind, net, loss_of(net, model, job.train.anchors))
+    known = before.net.draft_ids.numpy(force=True)
+    ids = torch.from_numpy(answers.draft_ids(len(known), known).ids)
+    net = with_words(job.train.kind, before.net, pieces_of(model), ids)
+    digest = hashlib.sha256((job.start / WEIGHTS).read_bytes()).hexdigest()
+    loss = loss_of(net, model, job.train.anchors)
+    return Recipe(job.train.kind, net, loss, before.card.calibration, digest)
 
 
 def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:

@@ -45,7 +45,8 @@ class _Head:
     def identity(self) -> dict[str, Any]:
         net = self._recipe.net
         ids = hashlib.sha256(net.draft_ids.numpy(force=True).tobytes()).hexdigest()
-        return {"shape": repr(net.shape), "draft_ids": ids, "target": self._model.fingerprint}
+        of = {"target": self._model.fingerprint, "began_from": self._recipe.began_from}
+        return {"shape": repr(net.shape), "draft_ids": ids, **of}
 
     def loss(
         self, batch: Batch, share: float, generator: torch.Generator

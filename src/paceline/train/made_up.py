@@ -6,7 +6,7 @@ the target can say: it is shown a conversation up to some place in the user's la
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -37,21 +37,27 @@ def make_up(
     The first of them, the third, and so on are the target's from the first word on; the others begin as the
     recorded one does.
     """
-    wanted = [(p, nth) for p in prompts if _asks(p) for nth in range(times(p))]
-    begun = [
-        (p, kept, _begun(tokenizer, p, kept), nth) for p, nth in wanted for kept in [_kept(p, nth, seed)]
-    ]
-    jobs = [Job(start, True, _number(p, seed, nth)) for p, _, start, nth in begun]
+    wanted = [(prompt, nth) for prompt in prompts if _asks(prompt) for nth in range(times(prompt))]
+    begun = [one for prompt, nth in wanted if (one := _begun(tokenizer, prompt, nth, seed)) is not None]
     freely = replace(how, max_new=LONGEST, temperature=1.0, top_p=0.95)
-    said = roll_out(model, jobs, sorted(tokenizer.eos_ids), freely, progress)
-    known = {p.tokens for p in prompts}
+    said = roll_out(model, [one.job for one in begun], sorted(tokenizer.eos_ids), freely, progress)
+    known = {prompt.tokens for prompt in prompts}
     made = []
-    for (origin, kept, _, _), answer in zip(begun, said, strict=True):
-        prompt = _prompt(tokenizer, origin, kept, answer)
+    for one, answer in zip(begun, said, strict=True):
+        prompt = _prompt(tokenizer, one, answer)
         if prompt is not None and len(prompt.tokens) <= max_prompt and prompt.tokens not in known:
             known.add(prompt.tokens)
             made.append(prompt)
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A conversation up to where the target goes on."""
+
+    origin: Prompt
+    kept: str  # how the recorded request begins, as far as the new one begins so
+    job: Job
 
 
 def _asks(prompt: Prompt) -> bool:
@@ -59,26 +65,25 @@ def _asks(prompt: Prompt) -> bool:
     return not prompt.held_out and bool(prompt.messages) and prompt.messages[-1].get("role") == "user"
 
 
-def _kept(prompt: Prompt, nth: int, seed: int) -> str:
-    """How the recorded request begins, as far as the new one begins so."""
-    if nth % 2 == 0:
-        return ""
-    words = words_of(prompt.messages[-1]).split(" ")
-    return " ".join(words[: _number(prompt, seed, -nth) % len(words)])
+def _begun(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> _Begun | None:
+    """None where the template does not show the user's last words."""
+    kept = ""
+    if nth % 2:
+        words = words_of(origin.messages[-1]).split(" ")
+        kept = " ".join(words[: _number(origin, seed, -nth) % len(words)])
+    messages = [*origin.messages[:-1], {"role": "user", "content": kept + MARK}]
+    text = tokenizer.render(messages, list(origin.tools) or None)
+    if MARK not in text:
+        return None
+    start = tokenizer.encode(text[: text.rfind(MARK)], bos=False)
+    return _Begun(origin, kept, Job(start, True, _number(origin, seed, nth)))
 
 
-def _begun(tokenizer: Tokenizer, prompt: Prompt, kept: str) -> list[int]:
-    """The prompt up to where the target goes on."""
-    messages = [*prompt.messages[:-1], {"role": "user", "content": kept + MARK}]
-    text = tokenizer.render(messages, list(prompt.tools) or None)
-    return tokenizer.encode(text[: text.rfind(MARK)], bos=False)
-
-
-def _prompt(tokenizer: Tokenizer, origin: Prompt, kept: str, said: Sequence[int]) -> Prompt | None:
+def _prompt(tokenizer: Tokenizer, begun: _Begun, said: Sequence[int]) -> Prompt | None:
     """None where the request did not come to its end, or is none."""
     if not said or said[-1] not in tokenizer.eos_ids:
         return None
-    words = (kept + tokenizer.decode(said[:-1], skip_special=True)).strip()
+    origin, words = begun.origin, (begun.kept + tokenizer.decode(said[:-1], skip_special=True)).strip()
     if not words:
         return None
     messages = (*origin.messages[:-1], {"role": "user", "content": words})

@@ -51,8 +51,8 @@ def publish(
         told = {kind: asdict(figures) for kind, figures in kinds.items()}
         card = replace(card, data={**card.data, "by_kind_of_text": told})
     if recipe.kind == "block":  # the one that says how sure it is
-        fit = calibrate(guesses, most)
-        measured = {"calibration gap": [round(fit.before, 4), round(fit.after, 4)]}
-        card = replace(card, calibration=fit.calibration, data={**card.data, **measured})
+        fit = calibrate(guesses, most, recipe.calibration)
+        gap = {"calibration gap": [round(fit.before, 4), round(fit.after, 4)]} if guesses else {}
+        card = replace(card, calibration=fit.calibration, data={**card.data, **gap})
     save_card(folder, card)
     return card

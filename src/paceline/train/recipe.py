@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
+from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.eagle_loss import eagle_loss
 from paceline.heads.kinds import KINDS as KINDS_OF_NETS
@@ -60,6 +61,8 @@ class Recipe:
     kind: Kind
     net: Net
     loss: Loss
+    calibration: Calibration | None = None  # of the drafter it goes on from
+    began_from: str = ""  # and a digest of that one's weights
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def refresh(
     most, block = min(MEASURED, net.shape.block), net.shape.block
     old = replay(drafter_of(net), model, texts, block, batch=TOGETHER)
     new: list[Guess] = []
-    recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors))
+    recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors), card.calibration)
     lessons = batches(card.kind, net.shape.taps, model, parts.learned, config)
     learn(net, recipe.loss, lessons, config, torch.Generator().manual_seed(began.number), tell)
     with versions.making(root) as folder:

@@ -105,3 +105,21 @@ def test_it_is_right_as_often_as_with_torch() -> None:
     )
     assert torch > 20
     assert native == pytest.approx(torch, rel=0.1)
+
+
+def test_a_prompt_of_one_token_is_guessed_from_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    weights = a_target()
+    texts = []
+    for spec in (PLAIN, SpecConfig(("block",), adaptive=False)):
+        target = TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
+        engine = Engine(target, {"none": NoGuess(), "block": drafter()}, Fixed())
+        seqs = [Seq(str(n), its_words()[0][:n], n, SamplingParams(max_tokens=8), spec) for n in (1, 6)]
+        for seq in seqs:
+            engine.submit(seq)
+        rounds = []
+        while engine.busy:
+            rounds += engine.step()
+        texts.append([seq.output for seq in seqs])
+    assert texts[0] == texts[1]
+    assert len(next(r.draft for r in rounds if r.request == "1"))
+    assert not caplog.records

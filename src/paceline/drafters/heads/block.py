@@ -4,7 +4,8 @@ It reads the target's hidden states as they come and keeps what its layers make 
 for all sequences, then a table look-up for each guess, so that a guess knows the one before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -69,7 +70,8 @@ class BlockDrafter(Drafter):
         self._window, self._size = shape.window, shape.block
         self._ids = net.draft_ids.numpy(force=True)
         self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
-        self._kept = Kept((shape.layers, 2, shape.kv_heads, shape.head_dim))
+        rows = (shape.layers, 2, shape.kv_heads, shape.head_dim)
+        self._kept = Kept(rows, like=self.runner.like)
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
 
@@ -104,14 +106,26 @@ class BlockDrafter(Drafter):
     def _read_now(self, ids: Sequence[str]) -> None:
         parts = self._parts(ids)
         if parts:
-            self.runner.read(parts)
+            with self._dropped_if_broken(ids):
+                self.runner.read(parts)
+
+    @contextmanager
+    def _dropped_if_broken(self, ids: Sequence[str]) -> Iterator[None]:
+        """Rows there is room for and that nobody filled would be taken for what was read."""
+        try:
+            yield
+        except BaseException:
+            for seq_id in ids:
+                self._kept.drop(seq_id)
+                self._blocks.pop(seq_id, None)
+            raise
 
     def _parts(self, ids: Sequence[str]) -> list[Read]:
         """What waits to be read of these sequences, and the room for what is made of it."""
         parts = []
         for seq_id in ids:
             waiting = self._unread.pop(seq_id, None)
-            if waiting is not None:
+            if waiting is not None and self._kept.last(seq_id) > -2:
                 count = waiting.stop - waiting.start
                 whole, row = self._kept.room(seq_id, waiting.start, count, self.runner.like)
                 for at, first, n, states in waiting.parts:
@@ -120,7 +134,11 @@ class BlockDrafter(Drafter):
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        parts = self._parts([ask.seq.id for ask in asks])
+        waiting = [ask.seq.id for ask in asks if ask.seq.id in self._unread]
+        with self._dropped_if_broken(waiting):
+            return self._drafts(asks, self._parts(waiting))
+
+    def _drafts(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
         simple = [ask for ask in ready if self._is_simple(ask)]

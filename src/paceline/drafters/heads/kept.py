@@ -88,11 +88,14 @@ class Kept:
 
     ahead: how many tokens after its own position a row was made of. most: positions held of each tenant's
     ended sequences, TENANTS times as many in all; those used last stay. Tenants never share. shape: that of
-    every row.
+    every row. like: where rows are and of which type.
     """
 
-    def __init__(self, shape: Sequence[int], most: int = 16384, ahead: int = 0) -> None:
-        self._shape, self._most, self._ahead = tuple(shape), most, ahead
+    def __init__(
+        self, shape: Sequence[int], most: int = 16384, ahead: int = 0, like: Tensor | None = None
+    ) -> None:
+        self._most, self._ahead = most, ahead
+        self._nothing = (torch.empty(0) if like is None else like).new_empty(0, *shape)
         self._live: dict[str, _Followed] = {}
         self._past: dict[str, OrderedDict[int, _Past]] = {}  # tenant -> those used last at the end
         self._ended = 0  # sequences; a past is known by its number
@@ -127,6 +130,10 @@ class Kept:
         followed = self._live.get(seq_id)
         return -2 if followed is None else followed.track.last
 
+    def drop(self, seq_id: str) -> None:
+        """As if it had never begun: nothing is kept of it."""
+        self._live.pop(seq_id, None)
+
     def end(self, seq: Seq) -> None:
         followed = self._live.pop(seq.id, None)
         if followed is None or not seq.learn or not len(followed.track):
@@ -154,7 +161,7 @@ class Kept:
     def _known(self, seq: Seq) -> _Track:
         """The most that any one sequence of the tenant tells about the positions before `seq.shared`."""
         tokens = np.array(seq.tokens, np.int64)
-        best, used = _Track(array("q"), torch.empty(0, *self._shape)), None
+        best, used = _Track(array("q"), self._nothing), None
         if not seq.shared:
             return best
         for other in self._live.values():

@@ -1,0 +1,51 @@
+"""A pass of the drafter that fails leaves nothing behind that would be taken for what it read."""
+
+import pytest
+from tiny_heads import random_net, said, tiny_model
+
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.types import NO_DRAFT, Ask, Seen, Seq
+
+
+class Broken(Exception):
+    pass
+
+
+def begun(drafter: BlockDrafter, name: str, length: int = 10) -> Seq:
+    seq = Seq(name, said()[0, :length].tolist(), length)
+    drafter.begin(seq)
+    show(drafter, seq, 0)
+    return seq
+
+
+def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
+    hidden, _ = tiny_model().features(said()[:1, : len(seq.tokens)], drafter.taps)
+    rows = {tap: states[0, start : len(seq.tokens) - 1] for tap, states in hidden.items()}
+    drafter.read([Seen(seq, start, rows)])
+
+
+@pytest.mark.parametrize("call", ["read", "fill", "guess"])
+def test_a_text_whose_rows_were_never_filled_is_guessed_no_more(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = BlockDrafter(random_net())
+    seq, tree = begun(drafter, "one"), call == "fill"
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.runner, call, fail)
+        if call == "read":
+            seq.tokens.extend(said()[0, 10:40].tolist())
+            with pytest.raises(Broken):
+                show(drafter, seq, 9)  # too many to wait for the next draft
+        else:
+            with pytest.raises(Broken):
+                drafter.draft([Ask(seq, 4, after=(3,)) if tree else Ask(seq, 4)])
+    assert drafter.draft([Ask(seq, 4)]) == [NO_DRAFT]
+    show(drafter, seq, len(seq.tokens) - 1)
+    drafter.end(seq)
+    again = Seq("two", list(seq.tokens), len(seq.tokens), shared=len(seq.tokens) - 1)
+    drafter.begin(again)
+    assert drafter.draft([Ask(again, 4)]) == [NO_DRAFT]  # nothing was kept of it
+
+
+def fail(*_: object) -> None:
+    raise Broken
