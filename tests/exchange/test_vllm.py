@@ -91,7 +91,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
         kind=kind,  # type: ignore[arg-type]
         steps=max(1, steps),
         draft_vocab=len(known),
-        layers=1,
+        layers=2,
         block=GUESSES,
         taps=3,
         markov_rank=16,
