@@ -178,6 +178,7 @@ def test_a_drafter_goes_out_and_comes_back(
         ("ours", "eagle", True),
         ("back", "eagle", True),
     }
+    assert {one["target"] for one in trained if one["name"] == "back"} == {"smollm2-135m"}
     assert "is there already" in fails(capsys, *taken, "--out", "back")
     assert "'onnx'" in fails(capsys, "drafters", "export", "ours", str(tmp_path / "more"), "--format", "onnx")
 

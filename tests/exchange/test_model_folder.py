@@ -1,6 +1,7 @@
 """What is written is what transformers and paceline load: the same logits, the same tokens."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,12 @@ def test_a_gguf_file_becomes_a_folder(smollm2_path: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.gemma
-def test_a_gguf_file_of_another_family_becomes_a_folder(gemma_path: Path, tmp_path: Path) -> None:
+def test_a_gguf_file_of_another_family_becomes_a_folder(
+    gemma_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     check_real(gemma_path, tmp_path)
+    assert "incorrect tokenization" not in caplog.text
 
 
 def test_a_model_is_not_written_over_itself(tmp_path: Path) -> None:

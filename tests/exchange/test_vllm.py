@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_cases import FAMILIES, save_reference, some_tokens
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.exchange import METHODS, export, export_model
+from paceline.exchange.model_config import config_of
 from paceline.heads.folder import Card, load, save
 from paceline.heads.teach import Lesson
 from paceline.target.load import load as load_weights
@@ -31,6 +33,7 @@ pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
 ASKED = ("What is rain? Answer in two sentences.", "Write a short list of facts about gold.")
 MAX_TOKENS, GUESSES = 48, 4
+LIKELIEST = 20  # tokens of a place
 STEPS = {"block": 80, "eagle": 32}
 RATES = {"block": 3e-3, "eagle": 1e-3}
 PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
@@ -88,7 +91,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
         kind=kind,  # type: ignore[arg-type]
         steps=max(1, steps),
         draft_vocab=len(known),
-        layers=1,
+        layers=2,
         block=GUESSES,
         taps=3,
         markov_rank=16,
@@ -154,6 +157,23 @@ def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> 
     assert same >= 0.99 * len(pairs)  # two sums in another order may swap guesses that are equally likely
     for vllm, here in zip(found["kept"], kept, strict=True):
         assert abs(vllm - here) <= len(ASKED)  # the last round of an answer may reach past its end
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vllm_computes_what_we_compute(family: str, tmp_path: Path) -> None:
+    save_reference(family, tmp_path, hidden_size=192, head_dim=32)  # vLLM derives a qwen2's head_dim
+    weights, tokens = load_weights(tmp_path), some_tokens(60)
+    model = DenseModel(weights, "cpu", torch.float32)
+    ours = model.logits(model.features(torch.tensor([tokens]))[1])[0].log_softmax(-1)
+    described = config_of(weights.shape, weights.tensors, "float32", {})
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    asked = {"model": str(tmp_path), "tokens": tokens, "most": LIKELIEST}
+    places: list[dict[str, float]] = json.loads(ran("vllm_scores.py", json.dumps(asked)))
+    assert len(places) == len(tokens) - 1
+    for place, row in zip(places, ours, strict=False):
+        here = row[[int(token) for token in place]]
+        assert len(here) >= LIKELIEST
+        assert torch.allclose(torch.tensor([*place.values()]), here, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["block", "eagle"])

@@ -1,7 +1,8 @@
 """Run by a Python that has vLLM: answers prompts with a drafter or without, and prints what came as JSON.
 
 vLLM's own speculator for DSpark runs on GPUs alone. `AnchoredBlocks` drives vLLM's own DSpark model, loaded
-by vLLM's own loader, on the CPU: as that speculator does, on top of vLLM's CPU code for DFlash.
+by vLLM's own loader, on the CPU: as that speculator does, on top of vLLM's CPU code for DFlash. Of that code
+one step is replaced: its CPU kernel weighs the context's keys of every layer as those of the first.
 """
 
 import json
@@ -21,6 +22,7 @@ def main(
     import torch
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model  # type: ignore[import-not-found]
     from vllm.v1.spec_decode.dflash import DFlashProposer
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker import gpu_model_runner
@@ -45,6 +47,11 @@ def main(
                 said.append(previous)
             return torch.stack(said, 1).flatten()
 
+    def by_its_own_weights(self: Any, keys: torch.Tensor) -> torch.Tensor:
+        """keys: [layers, places, heads, size]."""
+        norms = [layer.self_attn.k_norm for layer in self.layers]
+        return torch.stack([norm(rows.contiguous()) for norm, rows in zip(norms, keys, strict=True)])
+
     if method == "dspark":
         made = EngineArgs.create_speculative_config
 
@@ -57,6 +64,7 @@ def main(
 
         EngineArgs.create_speculative_config = as_dflash
         gpu_model_runner.DFlashProposer = AnchoredBlocks
+        DFlashQwen3Model._normalize_context_k = by_its_own_weights
     drafts: list[list[list[int]]] = []  # of each prompt, in the order they were made
     propose = SpecDecodeBaseProposer.propose
 

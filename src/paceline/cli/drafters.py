@@ -202,6 +202,6 @@ def import_drafter(
     from paceline.exchange import import_
     from paceline.heads.shelf import new_path
 
-    folder = new_path(out)
-    card = import_(checkpoint, models.resolve(target), folder, weights)  # type: ignore[arg-type]  # checked there
+    folder, model, name = new_path(out), models.resolve(target), Path(target).name
+    card = import_(checkpoint, model, folder, weights, name=name)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")

@@ -8,6 +8,7 @@ from paceline.exchange.swapped import ARCHITECTURES
 from paceline.target.shape import ModelShape, Rope
 
 TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
+WRITTEN_FOR: Final = "5.0.0"  # of transformers; a folder that does not say has its tokenizer suspected
 
 
 def config_of(
@@ -18,6 +19,7 @@ def config_of(
     return {
         "architectures": [ARCHITECTURES[shape.architecture]],
         "model_type": TYPES.get(shape.architecture, shape.architecture),
+        "transformers_version": WRITTEN_FOR,
         "dtype": dtype,
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.width,

@@ -19,10 +19,13 @@ SPECULATORS: Final[dict[str, Callable[[Found, Target], Taken]]] = {
 }
 
 
-def import_(checkpoint: Path, target: Path, out: Path, weights: Storage = "float32") -> Card:
+def import_(
+    checkpoint: Path, target: Path, out: Path, weights: Storage = "float32", *, name: str = ""
+) -> Card:
     """Writes a drafter for `target` into `out`, a new folder; every guess is that of the checkpoint.
 
-    weights: how they are kept; int8 takes a quarter of the room and rounds them.
+    weights: how they are kept; int8 takes a quarter of the room and rounds them. name: what the target is
+    called; without one, what its file or folder is.
     """
     if weights not in get_args(Storage):
         raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
@@ -34,7 +37,7 @@ def import_(checkpoint: Path, target: Path, out: Path, weights: Storage = "float
     card = Card(
         kind=taken.kind,
         shape=taken.shape,
-        target=model.name,
+        target=name or model.name,
         fingerprint=model.pieces.fingerprint,
         weights=weights,
         calibration=taken.calibration,
