@@ -272,7 +272,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: f
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
     for node, token in enumerate(draft.tokens):
-        row, history = drafter._ahead["a"].guessed[draft.tokens[:node]].row, History(seq.tokens, 3)
+        row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
         assert token == choose(law(row, seq.params, history), key)
     assert len(draft) == 4
@@ -284,7 +284,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
     (draft,) = drafter.draft([Ask(seq, 3)])
     assert draft.q is not None
     for node in range(3):
-        row = drafter._ahead["a"].guessed[draft.tokens[:node]].row
+        row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
         want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
 
