@@ -318,6 +318,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: f
     (draft,) = drafter.draft([Ask(seq, 4)])
     for node, token in enumerate(draft.tokens):
         row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
+        assert row is not None
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
         assert token == choose(law(row, seq.params, history), key)
     assert len(draft) == 4
@@ -330,6 +331,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
     assert draft.q is not None
     for node in range(3):
         row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
+        assert row is not None
         want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
 
