@@ -74,9 +74,15 @@ def _fitted(
         if len(tokens) <= max_tokens:
             return history, tuple(tokens)
         shorter = list(_shortened(history))
-        first = bisect_left(shorter, True, key=lambda kept: len(encode(kept)) <= max_tokens)
+        tried: dict[int, list[int]] = {}
+
+        def fits(n: int) -> bool:
+            tried[n] = encode(shorter[n])
+            return len(tried[n]) <= max_tokens
+
+        first = bisect_left(range(len(shorter)), True, key=fits)
         if first < len(shorter):
-            return shorter[first], tuple(encode(shorter[first]))
+            return shorter[first], tuple(tried[first])
         refused[f"longer than {max_tokens} tokens, whatever is left out"] += 1
     except TextError:
         refused["the chat template refuses it"] += 1

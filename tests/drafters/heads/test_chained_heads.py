@@ -241,6 +241,51 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
     assert all(len(draft.children(node)) <= 3 for node in range(ROOT, 16))
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_texts_of_other_lengths_beside_it_change_nothing(eagle: EagleNet, width: int) -> None:
+    drafter, lengths = EagleDrafter(eagle), (12, 24, 9)
+    asks = []
+    for length in lengths:
+        seq = replace(a_seq(width, temperature=0.0, length=length), id=f"of {length}")
+        a_text(drafter, seq)
+        asks.append(Ask(seq, 6))
+    together = drafter.draft(asks)
+    for ask, draft in zip(asks, together, strict=True):
+        alone = EagleDrafter(eagle)
+        a_text(alone, ask.seq)
+        (wanted,) = alone.draft([ask])
+        assert (draft.tokens, draft.parents) == (wanted.tokens, wanted.parents)
+        assert draft.scores == pytest.approx(wanted.scores, rel=1e-4)
+
+
+def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleNet) -> None:
+    """Rows that fill up a pass are nobody's."""
+    drafter = EagleDrafter(eagle)
+    seqs = [replace(a_seq(length=n), id=f"of {n}") for n in (12, 24)]
+    for seq in seqs:
+        a_text(drafter, seq)
+    (one, other), tails = seqs, [(3,), (5,), (8,)]
+    spots = [Spot(Ask(other, 4), (7,), None), *(Spot(Ask(one, 4), tail, None) for tail in tails)]
+    with torch.inference_mode():
+        together = [row for row, _ in drafter._look([spots[1], spots[0], *spots[2:]])]
+        for spot, row in zip([spots[1], spots[0], *spots[2:]], together, strict=True):
+            drafter._ahead[spot.ask.seq.id].guessed.clear()
+            ((alone, _),) = drafter._look([spot])
+            assert row is not None
+            assert alone is not None
+            assert row == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_chain_of_the_likeliest_is_what_rows_of_the_whole_vocabulary_give(eagle: EagleNet) -> None:
+    drafter, seq = EagleDrafter(eagle), a_seq(temperature=0.0)
+    a_text(drafter, seq)
+    for after in ((), (4, 9)):
+        (quick,) = drafter.draft([Ask(seq, 4, after)])
+        (whole,) = drafter.draft([Ask(seq, 4, after, ToyCursor(lambda _: None))])
+        assert quick.tokens == whole.tokens
+        assert quick.scores == pytest.approx(whole.scores, rel=1e-4)
+
+
 @pytest.mark.parametrize("accept", ["match", "residual", "block"])
 @pytest.mark.parametrize("width", [1, 2])
 def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accept, width: int) -> None:
@@ -272,7 +317,8 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: f
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
     for node, token in enumerate(draft.tokens):
-        row, history = drafter._ahead["a"].guessed[draft.tokens[:node]].row, History(seq.tokens, 3)
+        row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
+        assert row is not None
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
         assert token == choose(law(row, seq.params, history), key)
     assert len(draft) == 4
@@ -284,7 +330,8 @@ def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
     (draft,) = drafter.draft([Ask(seq, 3)])
     assert draft.q is not None
     for node in range(3):
-        row = drafter._ahead["a"].guessed[draft.tokens[:node]].row
+        row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
+        assert row is not None
         want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
 

@@ -1,35 +1,41 @@
 """A single layer goes on from the target's hidden states, a guess at a time; see heads/eagle.py.
 
 It keeps what the layer made of each token of the text. All guesses of one length, of all sequences, are one
-pass, and what was made of a guess is remembered while the text stays as it is.
+pass, and what was made of a guess is remembered while the text stays as it is. Rows over the whole vocabulary
+are made only where one is asked for: most chains need no more than the best guess of each place.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
+from paceline.drafters.legal import unsure
 from paceline.heads.eagle import EagleNet, Rows
 from paceline.sampling import Floats
+from paceline.sampling.law import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
 
 Path = tuple[int, ...]  # guesses after the text
 ABREAST: Final = 8  # rows of a tree in one pass: they cost little more than one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Guessed:
     """What the net made of the last token of a path."""
 
     hidden: Tensor  # [width], fed back
     chain: Tensor  # [len(path), 2, kv_heads, head_dim]
-    row: Floats  # what follows, over the target's vocabulary
+    logits: Tensor  # [draft_vocab], of what follows
+    best: int  # the likeliest token to follow
+    chance: float  # of it, as if drawn at temperature 1
+    row: Floats | None = None  # the logits over the target's vocabulary, once they were asked for
 
 
 @dataclass(slots=True)
@@ -39,6 +45,16 @@ class _Ahead:
     hidden: Tensor  # [width], the target's, fused, at the last token but one
     length: int = 0  # of the text
     guessed: dict[Path, _Guessed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What the texts of some sequences are to their guesses, side by side."""
+
+    ids: tuple[str, ...]
+    last: Tensor  # [b, 1], the position of the last row of each
+    positions: Tensor  # [b, n], -1 for padding
+    rows: Tensor  # [b, n, 2, kv_heads, head_dim]
 
 
 class EagleDrafter(Drafter):
@@ -53,6 +69,7 @@ class EagleDrafter(Drafter):
         self._ids = net.draft_ids.numpy(force=True)
         self._kept = Kept((2, shape.kv_heads, shape.head_dim), ahead=1)
         self._ahead: dict[str, _Ahead] = {}
+        self._texts: _Texts | None = None  # of the pass before, while texts stay as they are
 
     def begin(self, seq: Seq) -> None:
         self._kept.begin(seq)
@@ -63,6 +80,7 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def read(self, seen: Sequence[Seen]) -> None:
+        self._texts = None
         parts = [s.hidden for s in seen]
         sizes = [len(part[self.taps[0]]) for part in parts]
         hidden = {tap: torch.cat([part[tap] for part in parts]).to(self._device) for tap in self.taps}
@@ -78,76 +96,131 @@ class EagleDrafter(Drafter):
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask.seq)]
-        drafts = grow(ready, self._look, self.name, self.net.shape.vocab, ABREAST)
-        of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
+        simple = [ask for ask in ready if _is_simple(ask)]
+        others = [ask for ask in ready if not _is_simple(ask)]
+        drafts = [
+            *self._chains(simple),
+            *grow(others, self._look, self.name, self.net.shape.vocab, ABREAST),
+        ]
+        self._texts = None
+        of = {ask.seq.id: draft for ask, draft in zip([*simple, *others], drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
+
+    def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
+        """What `grow` would give, without rows over the whole vocabulary."""
+        paths, scores = [ask.after for ask in asks], [list[float]() for _ in asks]
+        ends = [min(len(ask.after) + ask.budget, self.net.shape.block) for ask in asks]
+        while going := [i for i, path in enumerate(paths) if len(path) < ends[i]]:
+            self._know([(asks[i].seq, paths[i]) for i in going])
+            for i in going:
+                found = self._ahead[asks[i].seq.id].guessed[paths[i]]
+                paths[i] = (*paths[i], found.best)
+                scores[i].append(unsure(found.chance))
+        return [
+            Draft(path[len(ask.after) :], None, (self.name,) * len(own), tuple(own))
+            for ask, path, own in zip(asks, paths, scores, strict=True)
+        ]
 
     def _ready(self, seq: Seq) -> bool:
         known = self._ahead.get(seq.id)
         return known is not None and known.length == len(seq.tokens)
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, None]]:
-        near = [(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block]
+        self._know([(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block])
+        return [(self._row(spot), None) for spot in spots]
+
+    def _know(self, near: Sequence[tuple[Seq, Path]]) -> None:
+        """What follows these paths, and what follows those that lead there."""
         for depth in range(max((len(path) for _, path in near), default=-1) + 1):
             paths = {(seq.id, path[:depth]): seq for seq, path in near if len(path) >= depth}
             new = [(seq, path) for (name, path), seq in paths.items() if not self._known(name, path)]
             if new:
-                self._step(sorted(new, key=lambda one: one[0].id), depth)
-        return [(self._row(spot), None) for spot in spots]
+                self._step(new, depth)
 
     def _known(self, seq_id: str, path: Path) -> bool:
         return path in self._ahead[seq_id].guessed
 
     def _row(self, spot: Spot) -> Floats | None:
+        """Logits over the target's vocabulary."""
         found = self._ahead[spot.ask.seq.id].guessed.get(spot.written)
+        if found is not None and found.row is None:
+            found.row = np.full(self.net.shape.vocab, -np.inf, np.float32)
+            found.row[self._ids] = found.logits.numpy(force=True)
         return None if found is None else found.row
 
     def _step(self, new: Sequence[tuple[Seq, Path]], depth: int) -> None:
-        """One pass for paths of `depth` guesses, those of one sequence together; those before are known."""
+        """One pass for paths of `depth` guesses; those before are known."""
         hidden = torch.stack([self._before(seq, path) for seq, path in new])
         tokens = self._ints([path[-1] if path else seq.tokens[-1] for seq, path in new])
         positions = self._ints([len(seq.tokens) - 2 + depth for seq, _ in new])
         rows = self.net.rows(tokens[None], hidden[None], positions[None])
-        out, chains, first = [], [], 0
-        for _, group in groupby(new, key=lambda one: one[0].id):
-            several = list(group)
-            last = first + len(several)
-            own = Rows(*(part[:, first:last] for part in (rows.hidden, rows.queries, rows.keys_values)))
-            chain = self._chain(several, own)
-            out.append(self._forward(several[0][0], own, chain))
-            chains += list(chain[0])
-            first = last
-        states = torch.cat(out)
-        logits: Floats = self.net.logits(states).numpy(force=True)
-        for (seq, path), state, chain, said in zip(new, states, chains, logits, strict=True):
-            whole = np.full(self.net.shape.vocab, -np.inf, np.float32)
-            whole[self._ids] = said
-            self._ahead[seq.id].guessed[path] = _Guessed(state, chain, whole)
+        chains = self._with_own(new, rows.keys_values[0])
+        states = self._forward(new, rows, chains)
+        logits = self.net.logits(states)
+        chances, best = logits.softmax(-1).max(-1)
+        said = zip(self.net.draft_ids[best].tolist(), chances.tolist(), strict=True)
+        for (seq, path), state, chain, row, (token, chance) in zip(
+            new, states, chains, logits, said, strict=True
+        ):
+            self._ahead[seq.id].guessed[path] = _Guessed(state, chain, row, token, chance)
 
     def _before(self, seq: Seq, path: Path) -> Tensor:
         known = self._ahead[seq.id]
         return known.guessed[path[:-1]].hidden if path else known.hidden
 
-    def _chain(self, several: Sequence[tuple[Seq, Path]], own: Rows) -> Tensor:
-        """[1, m, depth, ...]: what each of these paths of one sequence sees of itself; () is of the text."""
-        before = [self._ahead[seq.id].guessed[path[:-1]].chain for seq, path in several if path]
+    def _with_own(self, new: Sequence[tuple[Seq, Path]], own: Tensor) -> Tensor:
+        """[len(new), depth, ...]: what each of these paths sees of itself; () is of the text."""
+        before = [self._ahead[seq.id].guessed[path[:-1]].chain for seq, path in new if path]
         if not before:
-            return own.keys_values[:, :, None][:, :, :0]
-        return torch.cat((torch.stack(before)[None], own.keys_values[:, :, None]), 2)
+            return own[:, None][:, :0]
+        return torch.cat((torch.stack(before), own[:, None]), 1)
 
-    def _forward(self, seq: Seq, rows: Rows, chain: Tensor) -> Tensor:
-        """[m, width]"""
-        last = len(seq.tokens) - 2
-        positions, text = self._kept.rows(seq.id)
-        first = int(torch.searchsorted(positions, last - self.net.shape.window + 1))
-        places = positions[None, first:].to(self._device)
-        at = places.new_full((1, rows.hidden.shape[1]), last)
-        out: Tensor = self.net(rows, text[None, first:], self.net.sees(at, places), chain)
-        return out[0]
+    def _forward(self, new: Sequence[tuple[Seq, Path]], rows: Rows, chains: Tensor) -> Tensor:
+        """[len(new), width]; paths of one sequence stand beside one another, repeated where there are few."""
+        seqs = {seq.id: seq for seq, _ in new}
+        members: dict[str, list[int]] = {name: [] for name in seqs}
+        for i, (seq, _) in enumerate(new):
+            members[seq.id].append(i)
+        most = max(map(len, members.values()))
+        grid = [own + own[:1] * (most - len(own)) for own in members.values()]
+        where = {i: row * most + n for row, own in enumerate(members.values()) for n, i in enumerate(own)}
+        pick = self._ints(grid)
+        texts = self._side_by_side(list(seqs.values()))
+        beside = Rows(*(part[0][pick] for part in (rows.hidden, rows.queries, rows.keys_values)))
+        sees = self.net.sees(texts.last.expand(-1, most), texts.positions) & (texts.positions >= 0)[:, None]
+        out: Tensor = self.net(beside, texts.rows, sees, chains[pick])
+        return out.flatten(0, 1)[self._ints([where[i] for i in range(len(new))])]
+
+    def _side_by_side(self, seqs: Sequence[Seq]) -> _Texts:
+        ids = tuple(seq.id for seq in seqs)
+        if self._texts is not None and self._texts.ids == ids:
+            return self._texts
+        lasts = [len(seq.tokens) - 2 for seq in seqs]
+        parts = [
+            self._kept.since(name, last - self.net.shape.window + 1)
+            for name, last in zip(ids, lasts, strict=True)
+        ]
+        longest = max(count for _, _, _, count in parts)
+        positions = torch.full((len(seqs), longest), -1)
+        rows = parts[0][1].new_zeros(len(seqs), longest, *parts[0][1].shape[1:])
+        for i, (at, own, first, count) in enumerate(parts):
+            positions[i, :count] = torch.from_numpy(np.array(at[first : first + count], np.int64))
+            rows[i, :count] = own[first : first + count]
+        self._texts = _Texts(ids, self._ints(lasts)[:, None], positions.to(self._device), rows)
+        return self._texts
 
     @property
     def _device(self) -> torch.device:
         return self.net.draft_ids.device
 
-    def _ints(self, values: Sequence[int]) -> Tensor:
+    def _ints(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def _is_simple(ask: Ask) -> bool:
+    """Whether its draft is a chain of the likeliest tokens."""
+    params, spec = ask.seq.params, ask.seq.spec
+    if params.temperature > 0 or ask.cursor is not None or spec.tree_width > 1 or needs_q(ask.seq):
+        return False
+    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # of which their chances are told
+    return not (cut or penalises(params) or params.logit_bias)
