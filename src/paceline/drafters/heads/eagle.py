@@ -67,7 +67,7 @@ class EagleDrafter(Drafter):
         self.net = net.eval()
         self.taps = shape.taps
         self._ids = net.draft_ids.numpy(force=True)
-        self._kept = Kept((2, shape.kv_heads, shape.head_dim), ahead=1)
+        self._kept = Kept((2, shape.kv_heads, shape.head_dim), ahead=1, like=net.fc.weight.detach())
         self._ahead: dict[str, _Ahead] = {}
         self._texts: _Texts | None = None  # of the pass before, while texts stay as they are
 
