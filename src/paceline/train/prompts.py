@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,20 +39,26 @@ def collect(
     """A prompt for every answer in the sources. No two are equal, and none is both held out and not."""
     refused: Refused = Counter()
     conversations = list(read(sources, refused))
+    wanted = [
+        (conversation.tools, out, *asked)
+        for conversation, out in zip(conversations, held_out(conversations, share), strict=True)
+        for asked in conversation.histories()
+    ]
+    with ThreadPoolExecutor() as pool:  # the tokenizer runs beside itself
+        all_fitted = pool.map(lambda one: _fitted(tokenizer, one[2], one[0], max_tokens), wanted)
     found: dict[Tokens, Prompt] = {}
     cut = 0
-    for conversation, out in zip(conversations, held_out(conversations, share), strict=True):
-        for history, called in conversation.histories():
-            fitted = _fitted(tokenizer, history, conversation.tools, max_tokens, refused)
-            if fitted is None:
-                continue
-            messages, tokens = fitted
-            before = found.get(tokens)
-            if before is not None:
-                refused["the same prompt again"] += 1
-            if before is None or (out and not before.held_out):
-                found[tokens] = Prompt(tokens, out, messages, conversation.tools, called)
-                cut += len(messages) < len(history)
+    for (tools, out, history, called), fitted in zip(wanted, all_fitted, strict=True):
+        if isinstance(fitted, str):
+            refused[fitted] += 1
+            continue
+        messages, tokens = fitted
+        before = found.get(tokens)
+        if before is not None:
+            refused["the same prompt again"] += 1
+        if before is None or (out and not before.held_out):
+            found[tokens] = Prompt(tokens, out, messages, tools, called)
+            cut += len(messages) < len(history)
     if not found:
         why = ", ".join(f"{reason}: {count}" for reason, count in refused.items()) or "they are empty"
         raise SettingError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
@@ -59,13 +66,9 @@ def collect(
 
 
 def _fitted(
-    tokenizer: Tokenizer,
-    history: tuple[Message, ...],
-    tools: Sequence[Mapping[str, Any]],
-    max_tokens: int,
-    refused: Refused,
-) -> tuple[tuple[Message, ...], Tokens] | None:
-    """As much of the history's end as fits, in whole messages, behind the system's."""
+    tokenizer: Tokenizer, history: tuple[Message, ...], tools: Sequence[Mapping[str, Any]], max_tokens: int
+) -> tuple[tuple[Message, ...], Tokens] | str:
+    """As much of the history's end as fits, in whole messages, behind the system's; or why nothing does."""
     encode: Callable[[Sequence[Message]], list[int]] = partial(
         tokenizer.encode_chat, tools=list(tools) or None
     )
@@ -83,10 +86,9 @@ def _fitted(
         first = bisect_left(range(len(shorter)), True, key=fits)
         if first < len(shorter):
             return shorter[first], tuple(tried[first])
-        refused[f"longer than {max_tokens} tokens, whatever is left out"] += 1
     except TextError:
-        refused["the chat template refuses it"] += 1
-    return None
+        return "the chat template refuses it"
+    return f"longer than {max_tokens} tokens, whatever is left out"
 
 
 def _shortened(history: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
