@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.eagle import EagleDrafter
+from paceline.drafters.heads.grow import Spot
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.exchange import import_
 from paceline.heads.eagle import EagleNet
@@ -118,10 +119,11 @@ def test_eagle3(
     drafter.begin(seq)
     drafter.read([seen])
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
-    known = drafter._ahead[seq.id].guessed
     ids = torch.arange(500) + theirs.d2t
     for step, wanted in enumerate(logits):
-        row = torch.from_numpy(known[tuple(said[:step])].row)
+        known = drafter._row(Spot(Ask(seq, 1), tuple(said[:step]), None))
+        assert known is not None
+        row = torch.from_numpy(known)
         assert torch.allclose(row[ids], wanted, atol=2e-4, rtol=1e-4)
         assert int(torch.isfinite(row).sum()) == 500
 
