@@ -18,7 +18,6 @@ from typing import Any, Final, Literal
 import torch
 
 from paceline.folders import home
-from paceline.target import memory
 
 Amx = Literal["absent", "works", "illegal"]
 
@@ -131,11 +130,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in lines}
-
-
-def free_memory() -> int:
-    """Bytes a program may take without pushing others out; 0 where the system does not say."""
-    return memory.available() or 0
 
 
 def _memory_bytes() -> int:

@@ -91,9 +91,9 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     texts = recorded(answers, 1 << 20, job.measured)
     data["measured_answers"] = len(texts)
     if before is not None:
-        data["began_from"] = _began_from(job)
-    if before is not None and texts:
-        data["before"] = asdict(_acceptance(before.net, model, texts))
+        data["began_from"] = _began_from(job, before.card)
+        if texts:
+            data["before"] = asdict(_acceptance(before.net, model, texts))
     _train(job, made, model, answers, report)
     report(Told("measuring", 0, 1))
     kinds = [buckets(tokenizer, text.tokens) for text in texts]
@@ -138,11 +138,10 @@ def _coverage(answers: Answers, made: Recipe) -> dict[str, float]:
     return {"draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True))}
 
 
-def _began_from(job: TrainJob) -> dict[str, Any]:
+def _began_from(job: TrainJob, card: Card) -> dict[str, Any]:
     """What the drafter it goes on from was trained on, and that one before it."""
     assert job.start is not None
-    known = read_card(job.start).data
-    return {"name": job.start.name, **{name: known[name] for name in _TRAINED_ON if name in known}}
+    return {"name": job.start.name, **{name: card.data[name] for name in _TRAINED_ON if name in card.data}}
 
 
 def answers_in(

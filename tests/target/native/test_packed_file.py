@@ -14,7 +14,7 @@ from row_checks import same, story
 from torch import Tensor
 
 from paceline.folders import home
-from paceline.target import cpu
+from paceline.target import memory
 from paceline.target.native import packed
 from paceline.target.native.native_target import NativeTarget
 
@@ -56,11 +56,11 @@ def test_a_second_start_packs_nothing(model: Path, fills: list[int]) -> None:
     assert made.st_size == fills[0] + 4096
 
 
-@pytest.mark.parametrize("free", [0, 2**50])
+@pytest.mark.parametrize("free", [None, 0, 2**50])
 def test_with_and_without_memory_for_a_copy(
-    model: Path, fills: list[int], free: int, monkeypatch: pytest.MonkeyPatch
+    model: Path, fills: list[int], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "free_memory", lambda: free)
+    monkeypatch.setattr(memory, "available", lambda: free)
     first = told(model)
     assert same(told(model), first)
     assert len(fills) == 1

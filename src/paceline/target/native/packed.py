@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.folders import home
-from paceline.target import cpu
+from paceline.target import cpu, memory
 from paceline.target.checkpoint import Checkpoint
 from paceline.target.load import half_rotation
 from paceline.target.native import library
@@ -83,7 +83,7 @@ def _found(path: Path, head: bytes, nbytes: int) -> Bytes | None:
         with path.open("rb") as file:
             if file.read(len(head)) != head or os.fstat(file.fileno()).st_size != _HEAD + nbytes:
                 return None
-            if cpu.free_memory() > _SPARE_MEMORY * nbytes:
+            if (memory.available() or 0) > _SPARE_MEMORY * nbytes:
                 return _in_huge_pages(file.fileno(), nbytes)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError:
