@@ -161,7 +161,20 @@ def worth(result: Mapping[str, Any]) -> list[str]:
 
 def page(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """The section of one model in docs/numbers.md."""
-    lines = [f"## drafters: {results[0]['machine']['model']}", ""]
+    first, *others = comparable(results)
+    lines = [f"## drafters: {results[0]['machine']['model']}", "", *_measured(first), NOTES, ""]
+    return [*lines, *_verdicts(first), *(line for o in others for line in [*_measured(o), *_verdicts(o)])]
+
+
+def comparable(results: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """What may stand in one table: the first run of each machine. A later one had other turns."""
+    first: dict[str, Mapping[str, Any]] = {}
+    others = [[result] for result in results if first.setdefault(place(result), result) is not result]
+    return [list(first.values()), *others]
+
+
+def _measured(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
     for result in results:
         m, asked = result["machine"], result["settings"]
         lines += [
@@ -173,7 +186,11 @@ def page(results: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
     head, *found = table(results)
     lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(r)} |" for r in found)]
-    lines += ["", NOTES, ""]
+    return [*lines, ""]
+
+
+def _verdicts(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
     for result in results:
         lines += [f"- {place(result)}: {line}" for line in worth(result)]
         lines += [f"- {place(result)}: left out: {reason}" for reason in result["left_out"]]
@@ -198,6 +215,10 @@ NOTES: Final = (
 
 def text(results: Sequence[Mapping[str, Any]]) -> str:
     """For the screen."""
+    return "\n\n".join(_screen(together) for together in comparable(results))
+
+
+def _screen(results: Sequence[Mapping[str, Any]]) -> str:
     found = table(results)
     widths = [max(len(row[i]) for row in found) for i in range(len(found[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in found]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
@@ -12,7 +13,7 @@ from paceline.errors import SettingError
 from paceline.heads import versions
 from paceline.heads.folder import CARD, WEIGHTS, read_card
 from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
-from paceline.trained import find_trained, on_the_shelf
+from paceline.trained import find_trained, on_the_shelf, usual
 
 NAME = "smollm2-135m-block"
 MOST_BYTES = 14 << 20
@@ -107,3 +108,32 @@ def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -
         with pytest.raises(SettingError, match="part of the package"):
             change(root)
     assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}
+
+
+def _on_a_gpu(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
+    return torch.device("cuda"), torch.bfloat16
+
+
+def test_it_serves_its_model_unasked_on_a_gpu_alone(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    assert usual(smollm2_path, EngineConfig(device="cpu")) == []
+    monkeypatch.setattr("paceline.trained.placement", _on_a_gpu)
+    assert usual(smollm2_path, EngineConfig()) == [NAME]
+    card = on_the_shelf(*find_trained([NAME])).root / CARD
+    assert usual(smollm2_path, EngineConfig()) == [NAME]
+    card.write_text(card.read_text().replace(read_card(card.parent).fingerprint, "another model's"))
+    assert usual(smollm2_path, EngineConfig()) == []
+
+
+def test_the_usual_ones_are_for_those_who_name_no_drafters(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.llm.usual", lambda model, config: [NAME])
+    default = SpecConfig().drafters
+    assert LLM(str(smollm2_path)).spec.drafters == (*default, "block")
+    assert LLM(str(smollm2_path), trained=()).spec.drafters == default
+    named = LLM(str(smollm2_path), spec=SpecConfig(("suffix",)))
+    assert not named.trained
+    assert named.spec.drafters == ("suffix",)

@@ -24,7 +24,7 @@ from paceline.heads.kinds import KINDS
 from paceline.target.choose import load_copy, load_draft, load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trained import Name, Trained, draft_model_path, find_trained, load_trained, run_beside
+from paceline.trained import Name, Trained, draft_model_path, find_trained, load_trained, run_beside, usual
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -44,7 +44,8 @@ class LLM:
     """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
 
     Without a spec, the drafters are grammar, suffix, ngram, those given here, trained ones, and the draft
-    model if any. trained: names or folders of drafters that `paceline train` made for this model.
+    model if any. trained: names or folders of drafters that `paceline train` made for this model; None: on a
+    GPU, without a spec, one that is in the package for it.
     `self` and `quantized` are made only if the spec given here names them.
     draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
     or writes text (text), or whichever suits the two and the request (auto).
@@ -57,7 +58,7 @@ class LLM:
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
         drafters: Sequence[Drafter] = (),
-        trained: Sequence[Name] = (),
+        trained: Sequence[Name] | None = None,
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
         sinks: Sequence[Sink] = (),
@@ -70,6 +71,8 @@ class LLM:
             known = ", ".join(DRAFT_VOCABS)
             raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
         path = models.resolve(model)
+        if trained is None:
+            trained = usual(path, config) if spec is None else ()
         found = find_trained(trained)
         self.name = model
         self.found = tuple(found)

@@ -15,7 +15,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
 from paceline.heads.folder import load, read_card
-from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf
+from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import block_runner
@@ -57,6 +57,14 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
             )
         found[kind] = Trained(folder.name, kind, folder, version)
     return list(found.values())
+
+
+def usual(model: Path, config: EngineConfig) -> list[str]:
+    """Those in the package that serve this model unasked: on a GPU, where they pay; on a CPU none do."""
+    if placement(config)[0].type == "cpu":
+        return []
+    names, wanted = [folder.name for folder in shipped()], fingerprint_of(model)
+    return [name for name in names if read_card(drafter_path(name)).fingerprint == wanted]
 
 
 def fingerprint_of(model: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from bench import drafter_rows, drafters, report, run, sections
 from bench.drafter_arms import PLAIN, Arm, Stock
-from bench.drafter_rows import FIGURES, rows, table, worth
+from bench.drafter_rows import FIGURES, comparable, page, rows, table, worth
 from bench.drafter_runs import Figures, Lane, Outcome, Sample
 from bench.drafter_turns import CHAT
 
@@ -70,6 +70,18 @@ def test_machines_stand_side_by_side() -> None:
     assert [line[2] for line in lines] == [PLAIN, "self", "tree"]
     assert lines[1][3 + len(FIGURES) :] == lines[2][3 : 3 + len(FIGURES)] == ["-"] * len(FIGURES)
     assert all(len(line) == len(head) for line in lines)
+
+
+def test_a_second_run_of_a_machine_is_a_table_of_its_own() -> None:
+    cpu, gpu = result("cpu", {"suffix": (1, 1)}), result("cuda", {"suffix": (2, 2)})
+    trees = result("cuda", {"suffix": (5, 5), "tree": (6, 6)})
+    assert comparable([cpu, gpu, trees]) == [[cpu, gpu], [trees]]
+    lines = [line for line in page([cpu, gpu, trees]) if line.startswith("|")]
+    heads = [at for at, line in enumerate(lines) if line.startswith("| prompts")]
+    assert len(heads) == 2
+    assert not any("5.00" in line or "6.00" in line for line in lines[: heads[1]])
+    assert "5.00" in lines[heads[1] + 2]
+    assert "6.00" in lines[heads[1] + 3]
 
 
 def test_a_drafter_pays_if_it_is_beyond_the_noise() -> None:

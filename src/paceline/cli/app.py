@@ -129,9 +129,10 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
-    names = _names(drafters, draft_model, trained or (), prediction)
-    spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    heads = _heads(trained, drafters, model, config)
+    names = _names(drafters, draft_model, heads, prediction)
+    spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     if prompt == "-" and "-" in (schema, tools):
         raise SettingError("standard input can be read once: give the prompt or the file another way")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -139,7 +140,7 @@ def generate(
     from paceline.answer import as_json
     from paceline.llm import LLM
 
-    llm = LLM(model, draft_model=draft_model, trained=trained or (), spec=spec, config=config)
+    llm = LLM(model, draft_model=draft_model, trained=heads, spec=spec, config=config)
     messages = [{"role": "user", "content": text}]
     chatting = chat or tools is not None
     stream = llm.stream(messages if chatting else text, params, prediction=prediction, **wanted)
@@ -169,11 +170,12 @@ def chat(
     """Talk with a model. An empty line or Ctrl-D ends it."""
     options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
     SamplingParams(**options)
-    spec = SpecConfig(_names(drafters, draft_model, trained or ()))
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
+    heads = _heads(trained, drafters, model, config)
+    spec = SpecConfig(_names(drafters, draft_model, heads))
     from paceline.llm import LLM
 
-    llm = LLM(model, draft_model=draft_model, trained=trained or (), spec=spec, config=config)
+    llm = LLM(model, draft_model=draft_model, trained=heads, spec=spec, config=config)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     while line := _ask():
         messages.append({"role": "user", "content": line})
@@ -235,6 +237,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _heads(trained: Sequence[str] | None, drafters: str, model: str, config: EngineConfig) -> Sequence[str]:
+    """Those given, or else the usual ones; none where the drafters were named without."""
+    if trained or drafters != "auto":
+        return trained or ()
+    from paceline.trained import usual
+
+    return usual(models.resolve(model), config)
 
 
 def _names(

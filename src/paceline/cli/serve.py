@@ -54,7 +54,7 @@ def serve(
             host=host,
             port=port,
             draft_model=draft_model,
-            trained=tuple(trained or ()),
+            trained=tuple(trained) if trained else None,
             drafters=None if drafters == "auto" else tuple(d.strip() for d in drafters.split(",")),
             engine=engine,
             keys=keys,

@@ -42,7 +42,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     draft_model: str | None = None
-    trained: tuple[str, ...] = ()  # drafters of `paceline train`, by name or folder
+    trained: tuple[str, ...] | None = None  # drafters of `paceline train`, by name or folder; None: the usual
     drafters: tuple[str, ...] | None = None  # None: the usual ones
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
