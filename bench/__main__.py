@@ -5,6 +5,7 @@ python -m bench own [--write]        paceline's own figures: the agent workflow,
 python -m bench passes               what a pass costs by its rows, prefill and long contexts
 python -m bench guesses              lists of drafters: tokens per pass and time per token, as they learn
 python -m bench drafters             every drafter in one table, against plain decoding in the same run
+python -m bench draft-pass           what a trained drafter's draft costs beside a pass, as the text grows
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
 python -m bench schemas              every recorded schema: accepted, followed, equal with guessing
@@ -14,13 +15,14 @@ python -m bench soak                 a running server under good, bad and broken
 
 import sys
 
-from bench import cli, divergence, drafters, guesses, passes, run, schemas, serve, soak, tools
+from bench import cli, divergence, draft_pass, drafters, guesses, passes, run, schemas, serve, soak, tools
 
 COMMANDS = {
     "own": run.main,
     "passes": passes.main,
     "guesses": guesses.main,
     "drafters": drafters.main,
+    "draft-pass": draft_pass.main,
     "divergence": divergence.main,
     "tools": tools.main,
     "schemas": schemas.main,

@@ -1,0 +1,157 @@
+"""python -m bench draft-pass: what a draft costs beside a pass of the target, as the text grows.
+
+The drafter fills its block before every pass, whether that pays or not. Its pass is that of its network; the
+draft is all that happens between the last token and the next pass of the target, the engine's bookkeeping
+included. Beside them, in the same run and after the same text, a pass of plain decoding.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import product
+from statistics import median
+from time import perf_counter
+from typing import Any, Final, cast
+
+from rich.console import Console
+
+from bench import contexts, machine, report
+from bench.spread import Spread
+from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, models
+from paceline.drafters.heads.block import BlockDrafter
+from paceline.heads.block_runner import BlockRunner
+from paceline.types import Round
+
+CONTEXTS: Final = (128, 512, 1024, 2048, 4096)
+NEW_TOKENS: Final = 48
+Case = tuple[int, float, int]  # tokens before the answer, temperature, guesses
+FIRST: Final = 2  # rounds of an answer that are not looked at: the prompt's, and one that warms up
+PLAIN: Final = SpecConfig(("none",), max_draft=0)
+HEAD: Final = (
+    "after",
+    "T",
+    "guesses",
+    "target's pass, ms",
+    "drafter's pass, ms",
+    "of the target's",
+    "whole draft, ms",
+    "of the target's",
+    "tokens per pass",
+)
+
+
+class Timed:
+    """Stands before a drafter's runner and notes how long its passes take."""
+
+    def __init__(self, runner: BlockRunner) -> None:
+        self._runner, self.ms = runner, list[float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def guess(self, *given: Any) -> Any:
+        started = perf_counter()
+        made = self._runner.guess(*given)
+        self.ms.append(1000 * (perf_counter() - started))
+        return made
+
+
+def rounds(llm: LLM, prompt: Sequence[int], temperature: float, seed: int, spec: SpecConfig) -> list[Round]:
+    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=NEW_TOKENS, ignore_eos=True)
+    stream = llm.stream(prompt, params, spec=spec, tenant="bench")
+    found: list[Round] = []
+    while llm.engine.busy:
+        found += llm.engine.step()
+    stream.close()
+    return [r for r in found if r.tokens][FIRST:]
+
+
+def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """Of a repeat, the medians of its rounds."""
+    drafter = llm.drafters["block"]
+    assert isinstance(drafter, BlockDrafter)
+    timed = Timed(drafter.runner)
+    drafter.runner = cast(BlockRunner, timed)
+    for length, temperature, guesses in cases:
+        texts = contexts.cut(llm.tokenizer, length, prompts)
+        spec = SpecConfig(("block",), guesses, adaptive=False)
+        found = [_repeat(llm, timed, texts, temperature, seed, spec) for seed in range(repeats + 1)]
+        yield {
+            "context": length,
+            "temperature": temperature,
+            "guesses": guesses,
+            **{
+                key: asdict(Spread.of([one[key] for one in found[1:]])) for key in found[0]
+            },  # the first warms
+        }
+
+
+def _repeat(
+    llm: LLM, timed: Timed, texts: Sequence[list[int]], temperature: float, seed: int, spec: SpecConfig
+) -> dict[str, float]:
+    timed.ms.clear()
+    guessed = [r for text in texts for r in rounds(llm, text, temperature, seed, spec)]
+    plain = [r for text in texts for r in rounds(llm, text, temperature, seed, PLAIN)]
+    whole, own = median(r.target_us for r in plain) / 1000, median(timed.ms)
+    draft = median(r.draft_us for r in guessed) / 1000
+    return {
+        "target_ms": whole,
+        "own_ms": own,
+        "own_share": 100 * own / whole,
+        "draft_ms": draft,
+        "draft_share": 100 * draft / whole,
+        "tokens_per_pass": sum(len(r.tokens) for r in guessed) / len(guessed),
+    }
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """In the order of HEAD."""
+    digits = {"target_ms": 2, "own_ms": 2, "own_share": 1, "draft_ms": 2, "draft_share": 1}
+    found = {key: Spread(**row[key]).text(n) + " %" * key.endswith("share") for key, n in digits.items()}
+    asked = [f"{row['context']} tokens", f"{row['temperature']:g}", str(row["guesses"])]
+    return [*asked, *found.values(), f"{row['tokens_per_pass']['median']:.2f}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(prog="python -m bench draft-pass", description=__doc__)
+    parser.add_argument("--model", default=models.DEFAULT_MODEL)
+    parser.add_argument(
+        "--trained", default=f"{models.DEFAULT_MODEL}-block", help="a block drafter's name or folder"
+    )
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
+    parser.add_argument("--temperatures", default="0,0.7")
+    parser.add_argument("--guesses", default="5,8")
+    parser.add_argument("--prompts", type=int, default=2, help="of each length")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
+    options = parser.parse_args(given)
+    config = EngineConfig(device=options.device, threads=options.threads)
+    llm = LLM(options.model, trained=[options.trained], config=config)
+    cases = list(
+        product(
+            map(int, options.contexts.split(",")),
+            map(float, options.temperatures.split(",")),
+            map(int, options.guesses.split(",")),
+        )
+    )
+    console, rows = Console(width=160, highlight=False), []
+    console.print("  ".join(HEAD))
+    for row in measure(llm, cases, options.prompts, options.repeats):
+        console.print("  ".join(cells(row)))
+        rows.append(row)
+    if options.write:
+        from bench import run
+
+        about = {"model": llm.name, "where": llm.target.where, **machine.facts()}
+        command = shlex.join(["python", "-m", "bench", "draft-pass", *given])
+        report.write({"machine": about, "command": command, "rows": rows}, f"draft_pass-{llm.name}")
+        run.write_pages()
+
+
+if __name__ == "__main__":
+    main()
