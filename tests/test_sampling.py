@@ -85,9 +85,28 @@ def test_the_short_cut_changes_nothing(seed: int, scale: float, index: int) -> N
     """Over the whole vocabulary, noise is only worked out where it can matter; the choice is the same."""
     of = law(some_logits(seed, 20_000, scale), SamplingParams(temperature=1.0))
     key = noise_key(seed, 0, CHOICE, index)
-    full = int((of.logits + gumbel(key, np.arange(20_000))).argmax())
-    assert choose(of, key) == full
-    assert ranked(of, key, 3)[0] == full
+    full = np.argsort(-(of.logits + gumbel(key, np.arange(20_000))), kind="stable").tolist()
+    assert choose(of, key) == full[0]
+    assert ranked(of, key, 3) == full[:3]
+
+
+@given(
+    st.lists(st.sampled_from([-np.inf, -1.5, 0.0, 0.25, 7.0]), min_size=1, max_size=40),
+    st.integers(1, 12),
+)
+def test_greedy_tokens_are_the_largest_of_equals_the_first(values: list[float], width: int) -> None:
+    x = np.array(values, np.float32)
+    possible = [int(i) for i in np.argsort(-x, kind="stable") if x[i] > -np.inf]
+    assert sampling.greedy(x, SamplingParams(), History(), width) == (possible[:width] or [0])
+
+
+@given(st.lists(st.floats(-20, 0), min_size=1, max_size=30), st.booleans())
+def test_chances_are_those_of_the_whole_law(values: list[float], masked: bool) -> None:
+    mask = np.array([0x5555_5555], np.uint32) if masked else None
+    of = law(np.array(values, np.float32), SamplingParams(temperature=0.8, top_k=7), mask=mask)
+    every = list(range(len(values)))
+    assert of.chances(every) == pytest.approx(of.probabilities().tolist())
+    assert [of.probability(token) for token in every] == of.chances(every)
 
 
 def test_choices_follow_the_law() -> None:

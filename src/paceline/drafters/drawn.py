@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from paceline.config import SamplingParams
 from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
 from paceline.types import Bits, Seq
 
@@ -40,14 +42,18 @@ def draw(
     found = found[: len(laws)] if needs_q(seq) else found
     if seq.params.temperature == 0:
         return Drawn(found, _warm_chances(row, seq, history, found, mask), laws)
-    return Drawn(found, [of.probability(token) for token in found], laws)
+    return Drawn(found, of.chances(found), laws)
 
 
 def _warm_chances(
     row: Floats, seq: Seq, history: History, tokens: Sequence[int], mask: Bits | None
 ) -> list[float]:
-    warm = law(row, replace(seq.params, temperature=1.0), history, mask)
-    return [warm.probability(token) for token in tokens]
+    return law(row, _warm(seq.params), history, mask).chances(tokens)
+
+
+@lru_cache(maxsize=64)
+def _warm(params: SamplingParams) -> SamplingParams:
+    return replace(params, temperature=1.0)
 
 
 def needs_q(seq: Seq) -> bool:

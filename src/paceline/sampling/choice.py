@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.config import SamplingParams
 from paceline.sampling.law import Floats, History, Law, processed
-from paceline.sampling.noise import Doubles, Ids, Key, Words, gumbel, gumbel_of, scramble, spread, spread_ids
+from paceline.sampling.noise import Doubles, Ids, Key, Words, gumbel_of, scramble, spread, spread_ids
 from paceline.types import Bits, TokenLogprob
 
 
@@ -14,16 +14,14 @@ def choose(of: Law, key: Key) -> int:
     """The one token this law and this noise give."""
     if len(of.logits) == 1:
         return 0 if of.ids is None else int(of.ids[0])
-    if of.ids is None:
-        return _winner(of.logits, scramble(spread_ids(of.vocab), key))
-    return int(of.ids[_winner(of.logits, scramble(spread(of.ids), key))])
+    return ranked(of, key, 1)[0]
 
 
 def ranked(of: Law, key: Key, width: int) -> list[int]:
     """The likeliest `width` outcomes of `choose`, best first: a draw without replacement."""
-    ids = np.arange(of.vocab) if of.ids is None else of.ids
-    score = of.logits + gumbel(key, ids)
-    return [int(i) for i in ids[_largest(score, min(width, len(score)))]]
+    bits = scramble(spread_ids(of.vocab) if of.ids is None else spread(of.ids), key)
+    best = _winners(of.logits, bits, min(width, len(bits)))
+    return [int(i) for i in (best if of.ids is None else of.ids[best])]
 
 
 def greedy(
@@ -39,11 +37,15 @@ def greedy(
 
 
 def _largest(x: Floats | Doubles, width: int) -> Ids:
-    """Where the largest are, largest first."""
-    if width == 1:
-        return np.array([x.argmax()])
-    best = np.flatnonzero(x >= np.partition(x, -width)[-width])
-    return best[np.argsort(-x[best], kind="stable")][:width]
+    """Where the largest are, largest first, of equals the first; beyond one, none that is impossible."""
+    best, rest = [int(x.argmax())], x
+    while len(best) < width:  # few are wanted: to find them one by one is quicker than any partition
+        rest = x.copy() if rest is x else rest
+        rest[best[-1]] = -np.inf
+        if rest[at := int(rest.argmax())] == -np.inf:
+            break
+        best.append(at)
+    return np.array(best)
 
 
 def logprob(logits: Floats, token: int, alternatives: int) -> TokenLogprob:
@@ -59,14 +61,14 @@ _REACH: Final = np.float32(12.0)  # nats below the best logit
 _RARE: Final = np.uint32(int(2**32 * np.exp(-np.exp(-8.0))))  # bits below this give noise below 8
 
 
-def _winner(logits: Floats, bits: Words) -> int:
+def _winners(logits: Floats, bits: Words, width: int) -> Ids:
     """Where logit and noise together are largest, with logarithms taken only where they can matter.
 
     What is left out scores below 8 - 12 = -4; the best token alone scores less only once in 10^23 draws.
     """
     some = np.flatnonzero((logits >= -_REACH) | (bits >= _RARE))
     score = logits[some] + gumbel_of(bits[some])
-    best = int(score.argmax())
-    if score[best] > -4:
-        return int(some[best])
-    return int((logits + gumbel_of(bits)).argmax())
+    best = _largest(score, width)
+    if len(best) == width and score[best[-1]] > -4:
+        return some[best]
+    return _largest(logits + gumbel_of(bits), width)

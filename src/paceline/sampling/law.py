@@ -42,10 +42,17 @@ class Law:
     vocab: int
 
     def probability(self, token: int) -> float:
-        at = token if self.ids is None else int(np.searchsorted(self.ids, token))
-        if self.ids is not None and (at == len(self.ids) or self.ids[at] != token):
-            return 0.0
-        return float(np.exp(self.logits[at]) / np.exp(self.logits).sum(dtype=np.float64))
+        return self.chances([token])[0]
+
+    def chances(self, tokens: Sequence[int]) -> list[float]:
+        """The probability of each."""
+        weights = np.exp(self.logits)
+        whole = weights.sum(dtype=np.float64)
+        if self.ids is None:
+            return [float(weights[token] / whole) for token in tokens]
+        places = zip(tokens, np.searchsorted(self.ids, np.asarray(tokens, np.int64)), strict=True)
+        inside = [(at, at < len(self.ids) and self.ids[at] == token) for token, at in places]
+        return [float(weights[at] / whole) if there else 0.0 for at, there in inside]
 
     def probabilities(self) -> Doubles:
         p = np.exp(self.logits.astype(np.float64))
