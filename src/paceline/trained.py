@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from shutil import copytree
@@ -14,12 +15,13 @@ from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import SettingError, UnknownModel
-from paceline.heads.folder import load, read_card
+from paceline.heads.folder import Stored, read, read_card
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
-from paceline.target.drafting import block_runner
+from paceline.target.drafting import native_block
 from paceline.target.load import open_checkpoint, placed_tensors
+from paceline.target.native.native_target import NativeTarget
 from paceline.target.pieces import load_pieces
 from paceline.target.stored import fingerprint
 from paceline.target.torch_target import placement
@@ -84,22 +86,29 @@ def draft_model_path(name: str) -> Path:
     return trained if here else models.resolve(name)
 
 
-def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:
-    """Beside the target's pieces, where and in the type that the target computes."""
+def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
+    """Checked against the model, of which no weights are read."""
     if not found:
         return []
+    mark, vocab = fingerprint_of(model), open_checkpoint(model).shape.vocab_size
+    return [read(one.version.folder, mark, vocab) for one in found]
+
+
+def drafters_beside(
+    target: Target, heads: Sequence[Stored], model: Path, config: EngineConfig
+) -> list[Drafter]:
+    """Each where it runs best. What they borrow is the target's own, where that can lend it."""
     device, dtype = placement(config)
     if device.type == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    pieces = load_pieces(model, dtype, device)
-    drafters = []
-    for one in found:
-        loaded = load(one.version.folder, pieces)
-        drafters.append(drafter_of(loaded.net, loaded.card.calibration))
+    borrowed = cache(
+        lambda: target.lent if isinstance(target, NativeTarget) else load_pieces(model, dtype, device)
+    )
+    drafters: list[Drafter] = []
+    for head in heads:
+        native, calibration = native_block(head, target), head.card.calibration
+        if native is not None:
+            drafters.append(BlockDrafter(native, calibration))
+        else:
+            drafters.append(drafter_of(head.net(borrowed()), calibration))
     return drafters
-
-
-def run_beside(drafter: Drafter, target: Target) -> None:
-    """Makes a new drafter run where it runs best; before it has read anything."""
-    if isinstance(drafter, BlockDrafter):
-        drafter.runner = block_runner(drafter.net, target)
