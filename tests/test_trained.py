@@ -10,7 +10,7 @@ from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, Spe
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
 from paceline.heads.kinds import KINDS
 from paceline.heads.shelf import drafter_path, kept_here
-from paceline.trained import find_trained, load_trained, run_beside
+from paceline.trained import drafters_beside, find_trained, read_trained
 
 pytestmark = pytest.mark.model
 
@@ -95,8 +95,8 @@ def test_one_can_take_the_place_of_another_between_passes(
     spec = SpecConfig((kind,), 3, adaptive=False)
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
-    (new,) = load_trained(find_trained([folders[kind]]), smollm2_path, CONFIG)
-    run_beside(new, llm.target)
+    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
+    (new,) = drafters_beside(llm.target, heads, smollm2_path, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]

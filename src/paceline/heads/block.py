@@ -54,7 +54,7 @@ class BlockNet(Net):
         self.norm = Norm(width, shape.norm_eps)
         self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
         pairs = torch.empty(shape.draft_vocab + 1, rank)  # the last row: any other token
-        self.markov_in = nn.Embedding.from_pretrained(pairs, freeze=False)  # drawing at random takes time
+        self.markov_in = nn.Embedding.from_pretrained(pairs, freeze=False)  # type: ignore[no-untyped-call]
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
         self.embed, self.embed_scale = pieces.embed, pieces.embed_scale
