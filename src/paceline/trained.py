@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from shutil import copytree
@@ -14,11 +13,13 @@ from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError, UnknownModel
+from paceline.errors import ModelError, SettingError, UnknownModel
 from paceline.heads.folder import Stored, read, read_card
+from paceline.heads.net import Borrowed
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
+from paceline.target.checkpoint import Checkpoint
 from paceline.target.drafting import native_block
 from paceline.target.load import open_checkpoint, placed_tensors
 from paceline.target.native.native_target import NativeTarget
@@ -63,7 +64,10 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
 
 def fingerprint_of(model: Path) -> str:
     """What its target would say, without the weights."""
-    checkpoint = open_checkpoint(model)
+    return _marked(open_checkpoint(model))
+
+
+def _marked(checkpoint: Checkpoint) -> str:
     return fingerprint(checkpoint.identity, placed_tensors(checkpoint))
 
 
@@ -90,7 +94,11 @@ def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
     """Checked against the model, of which no weights are read."""
     if not found:
         return []
-    mark, vocab = fingerprint_of(model), open_checkpoint(model).shape.vocab_size
+    try:
+        checkpoint = open_checkpoint(model)
+        mark, vocab = _marked(checkpoint), checkpoint.shape.vocab_size
+    except OSError as error:
+        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
     return [read(one.version.folder, mark, vocab) for one in found]
 
 
@@ -98,17 +106,15 @@ def drafters_beside(
     target: Target, heads: Sequence[Stored], model: Path, config: EngineConfig
 ) -> list[Drafter]:
     """Each where it runs best. What they borrow is the target's own, where that can lend it."""
+    if not heads:
+        return []
     device, dtype = placement(config)
     if device.type == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    borrowed = cache(
-        lambda: target.lent if isinstance(target, NativeTarget) else load_pieces(model, dtype, device)
-    )
-    drafters: list[Drafter] = []
-    for head in heads:
-        native, calibration = native_block(head, target), head.card.calibration
-        if native is not None:
-            drafters.append(BlockDrafter(native, calibration))
-        else:
-            drafters.append(drafter_of(head.net(borrowed()), calibration))
-    return drafters
+    lent = target.lent if isinstance(target, NativeTarget) else load_pieces(model, dtype, device)
+    return [_drafter(head, target, lent) for head in heads]
+
+
+def _drafter(head: Stored, target: Target, lent: Borrowed) -> Drafter:
+    runner, calibration = native_block(head, target), head.card.calibration
+    return BlockDrafter(runner, calibration) if runner else drafter_of(head.net(lent), calibration)

@@ -61,8 +61,8 @@ def beside(net: BlockNet, team: NativeTeam) -> NativeBlock:
     weights = DenseWeights(team.lib, room_for([size, size]))
     whole = torch.zeros(size)
     whole[net.draft_ids] = net.head
-    tables = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
-    lent = Lent(*tables, torch.ones(net.shape.width), "random", net.embed_scale)
+    embed, head = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
+    lent = Lent(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
     return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
 
 
