@@ -129,7 +129,7 @@ def test_none_holds_the_targets_embedding_again(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
-    embedding = 4 * 49152 * 576  # bytes; the weights of the shipped one in float32 are a third of that
+    embedding = 4 * 49152 * 576  # bytes; the own weights of the shipped one would take a third of that
     for held, peak in json.loads(said.stdout):
-        assert held < embedding / 4
+        assert held < embedding / 3
         assert peak < embedding

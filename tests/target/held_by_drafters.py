@@ -40,8 +40,7 @@ def measured(model: Path, names: list[str]) -> list[tuple[int, int]]:
         (drafter,) = drafters_beside(target, read_trained(find_trained([name]), model), model, CONFIG)
         return drafter
 
-    kept = [made(name) for name in names]  # what is loaded once for all of a kind does not count
-    found = []
+    kept, found = [], []
     for name in names:
         before = held()
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak

@@ -53,7 +53,8 @@ class BlockNet(Net):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(width, shape.norm_eps)
         self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
-        pairs = torch.empty(shape.draft_vocab + 1, rank)  # the last row: any other token
+        # The last row: any other token. Not drawn at random: without a device torch loads much for that.
+        pairs = torch.empty(shape.draft_vocab + 1, rank)
         self.markov_in = nn.Embedding.from_pretrained(pairs, freeze=False)  # type: ignore[no-untyped-call]
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
