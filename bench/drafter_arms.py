@@ -13,7 +13,6 @@ import torch
 from bench.suffix import resident
 from paceline import LLM, EngineConfig, SpecConfig, models
 from paceline.drafters import model_free
-from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.model.chosen import layers_for
 from paceline.drafters.model.sample import SAMPLES
@@ -21,9 +20,8 @@ from paceline.drafters.model.search import TENANT
 from paceline.errors import PacelineError
 from paceline.target.choose import load_copy, load_target
 from paceline.target.cpu import give_back_memory
-from paceline.target.drafting import block_runner
 from paceline.text import Tokenizer
-from paceline.trained import Trained, find_trained, load_trained
+from paceline.trained import Trained, drafters_beside, find_trained, read_trained
 from paceline.types import Drafter
 
 PLAIN: Final = "none"
@@ -138,9 +136,7 @@ def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
 
 
 def _trained(llm: LLM, one: Trained, path: Path, config: EngineConfig) -> Drafter:
-    (drafter,) = load_trained([one], path, config)
-    if isinstance(drafter, BlockDrafter):
-        drafter.runner = block_runner(drafter.net, llm.target)
+    (drafter,) = drafters_beside(llm.target, read_trained([one], path), path, config)
     return drafter
 
 

@@ -1,5 +1,9 @@
 """Trained drafters in an LLM: found by name or folder, checked against the model, asked last."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +14,8 @@ from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, Spe
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
 from paceline.heads.kinds import KINDS
 from paceline.heads.shelf import drafter_path, kept_here
-from paceline.trained import find_trained, load_trained, run_beside
+from paceline.target.native.native_target import NativeTarget
+from paceline.trained import drafters_beside, find_trained, read_trained
 
 pytestmark = pytest.mark.model
 
@@ -95,8 +100,8 @@ def test_one_can_take_the_place_of_another_between_passes(
     spec = SpecConfig((kind,), 3, adaptive=False)
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
-    (new,) = load_trained(find_trained([folders[kind]]), smollm2_path, CONFIG)
-    run_beside(new, llm.target)
+    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
+    (new,) = drafters_beside(llm.target, heads, smollm2_path, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]
@@ -108,3 +113,23 @@ def test_one_can_take_the_place_of_another_between_passes(
     assert sum(len(r.draft) for r in rounds[asked:]) > 10  # the new one guesses for what was running
     assert llm.drafters[kind] is new is not old
     assert llm.generate(PROMPT, max_tokens=24, seed=3, spec=spec).token_ids == plain.token_ids
+
+
+def test_none_holds_the_targets_embedding_again(
+    llm: LLM, folders: dict[str, Path], smollm2_path: Path
+) -> None:
+    """Nor what is run in 8 bits in float32, and not even while it is loaded."""
+    if not isinstance(llm.target, NativeTarget):
+        pytest.skip("the native engine does not run here")
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("this system does not say what a process held at most")
+    script = Path(__file__).with_name("target") / "held_by_drafters.py"
+    shipped = drafter_path("smollm2-135m-block")
+    command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    embedding = 4 * 49152 * 576  # bytes; the own weights of the shipped one would take a third of that
+    for held, peak in json.loads(said.stdout):
+        assert held < embedding / 3
+        assert peak < embedding

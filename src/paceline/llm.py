@@ -24,7 +24,15 @@ from paceline.heads.kinds import KINDS
 from paceline.target.choose import load_copy, load_draft, load_target
 from paceline.target.cost import cost_table
 from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trained import Name, Trained, draft_model_path, find_trained, load_trained, run_beside, usual
+from paceline.trained import (
+    Name,
+    Trained,
+    draft_model_path,
+    drafters_beside,
+    find_trained,
+    read_trained,
+    usual,
+)
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -84,10 +92,10 @@ class LLM:
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
         self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
-        self.drafters |= {drafter.name: drafter for drafter in load_trained(found, path, config)}
+        heads = read_trained(found, path)
         self.target = load_target(path, config)
-        for drafter in self.drafters.values():
-            run_beside(drafter, self.target)
+        beside = drafters_beside(self.target, heads, path, config)
+        self.drafters |= {drafter.name: drafter for drafter in beside}
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
         for name in self.spec.drafters:

@@ -13,13 +13,16 @@ from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError, UnknownModel
-from paceline.heads.folder import load, read_card
+from paceline.errors import ModelError, SettingError, UnknownModel
+from paceline.heads.folder import Stored, read, read_card
+from paceline.heads.net import Borrowed
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
-from paceline.target.drafting import block_runner
+from paceline.target.checkpoint import Checkpoint
+from paceline.target.drafting import native_block
 from paceline.target.load import open_checkpoint, placed_tensors
+from paceline.target.native.native_target import NativeTarget
 from paceline.target.pieces import load_pieces
 from paceline.target.stored import fingerprint
 from paceline.target.torch_target import placement
@@ -69,7 +72,10 @@ def usual(model: Path, config: EngineConfig) -> list[str]:
 
 def fingerprint_of(model: Path) -> str:
     """What its target would say, without the weights."""
-    checkpoint = open_checkpoint(model)
+    return _marked(open_checkpoint(model))
+
+
+def _marked(checkpoint: Checkpoint) -> str:
     return fingerprint(checkpoint.identity, placed_tensors(checkpoint))
 
 
@@ -92,22 +98,31 @@ def draft_model_path(name: str) -> Path:
     return trained if here else models.resolve(name)
 
 
-def load_trained(found: Sequence[Trained], model: Path, config: EngineConfig) -> list[Drafter]:
-    """Beside the target's pieces, where and in the type that the target computes."""
+def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
+    """Checked against the model, of which no weights are read."""
     if not found:
+        return []
+    try:
+        checkpoint = open_checkpoint(model)
+        mark, vocab = _marked(checkpoint), checkpoint.shape.vocab_size
+    except OSError as error:
+        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
+    return [read(one.version.folder, mark, vocab) for one in found]
+
+
+def drafters_beside(
+    target: Target, heads: Sequence[Stored], model: Path, config: EngineConfig
+) -> list[Drafter]:
+    """Each where it runs best. What they borrow is the target's own, where that can lend it."""
+    if not heads:
         return []
     device, dtype = placement(config)
     if device.type == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    pieces = load_pieces(model, dtype, device)
-    drafters = []
-    for one in found:
-        loaded = load(one.version.folder, pieces)
-        drafters.append(drafter_of(loaded.net, loaded.card.calibration))
-    return drafters
+    lent = target.lent if isinstance(target, NativeTarget) else load_pieces(model, dtype, device)
+    return [_drafter(head, target, lent) for head in heads]
 
 
-def run_beside(drafter: Drafter, target: Target) -> None:
-    """Makes a new drafter run where it runs best; before it has read anything."""
-    if isinstance(drafter, BlockDrafter):
-        drafter.runner = block_runner(drafter.net, target)
+def _drafter(head: Stored, target: Target, lent: Borrowed) -> Drafter:
+    runner, calibration = native_block(head, target), head.card.calibration
+    return BlockDrafter(runner, calibration) if runner else drafter_of(head.net(lent), calibration)

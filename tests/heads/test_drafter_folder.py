@@ -16,7 +16,7 @@ from paceline.errors import CorruptModel, DrafterMismatch, PacelineError, Unknow
 from paceline.heads.block import BlockNet
 from paceline.heads.calibration import Calibration
 from paceline.heads.folder import CARD, WEIGHTS, Card, Storage, load, read_card, save, save_card
-from paceline.heads.int8 import SCALE, packed, unpacked
+from paceline.heads.int8 import SCALE, Unpacked, packed
 from paceline.train.recipe import pieces_of
 
 PIECES = pieces_of(tiny_model())
@@ -48,7 +48,7 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_bytes_come_back_as_what_they_stand_for(folder: Path) -> None:
     net, back = random_net(draft_vocab=60), load(folder, PIECES).net
-    stored = unpacked(packed(net.state_dict()))
+    stored = Unpacked(packed(net.state_dict()))
     for name, weight in back.state_dict().items():
         assert torch.equal(weight, stored[name])
     again = load(folder, PIECES).net
@@ -68,7 +68,7 @@ def test_a_byte_is_off_by_half_a_step_at_most(seed: int, rows: int, columns: int
     weight[0] *= 0
     stored = packed({"w": weight, "norm": weight[-1]})
     assert stored["w"].dtype == torch.int8
-    back = unpacked(stored)
+    back = Unpacked(stored)
     scales = stored["w" + SCALE]
     step = scales.repeat_interleave(columns // scales.shape[1], 1)
     assert bool(((back["w"] - weight).abs() <= 0.501 * step).all())

@@ -11,6 +11,7 @@ from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
+from paceline.heads.block_runner import TorchBlock
 from paceline.heads.teach import Lesson
 from paceline.train import evaluate
 from paceline.train.calibrate import calibrate
@@ -45,7 +46,7 @@ def in_training(net: BlockNet) -> float:
 
 
 def in_service(drafter: BlockDrafter) -> float:
-    found = replay(drafter, MODEL, TEXTS, drafter.net.shape.block, batch=7)
+    found = replay(drafter, MODEL, TEXTS, drafter.runner.shape.block, batch=7)
     assert len(found) == sum(len(text.anchors()) for text in TEXTS)
     return 1 + sum(guess.right for guess in found) / len(found)
 
@@ -61,13 +62,13 @@ class OneLate(BlockDrafter):
 
 
 def test_training_overfits_and_the_drafter_serves_what_was_learnt(net: BlockNet) -> None:
-    learnt, served = in_training(net), in_service(BlockDrafter(net))
+    learnt, served = in_training(net), in_service(BlockDrafter(TorchBlock(net)))
     assert learnt > 2.2
     assert served == pytest.approx(learnt, abs=0.01 * net.shape.block)
 
 
 def test_positions_off_by_one_are_caught(net: BlockNet) -> None:
-    assert in_service(OneLate(net)) < in_training(net) - 0.1
+    assert in_service(OneLate(TorchBlock(net))) < in_training(net) - 0.1
 
 
 def test_shuffled_knowledge_is_worth_nothing(net: BlockNet) -> None:
@@ -75,16 +76,16 @@ def test_shuffled_knowledge_is_worth_nothing(net: BlockNet) -> None:
     kept = net.fc.weight.clone()
     with torch.no_grad():
         net.fc.weight.copy_(kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))])
-        shuffled = in_service(BlockDrafter(net))
+        shuffled = in_service(BlockDrafter(TorchBlock(net)))
         net.fc.weight.copy_(kept)
     assert shuffled < 1.5
 
 
 def test_confidence_becomes_a_chance(net: BlockNet) -> None:
-    found = replay(BlockDrafter(net), MODEL, TEXTS, net.shape.block)
+    found = replay(BlockDrafter(TorchBlock(net)), MODEL, TEXTS, net.shape.block)
     fit = calibrate(found, net.shape.block)
     assert fit.after < fit.before
-    mended = replay(BlockDrafter(net, fit.calibration), MODEL, TEXTS, net.shape.block)
+    mended = replay(BlockDrafter(TorchBlock(net), fit.calibration), MODEL, TEXTS, net.shape.block)
     again = calibrate(mended, net.shape.block)
     assert again.before == pytest.approx(fit.after, abs=1e-6)
 
@@ -132,12 +133,12 @@ def test_on_a_cpu_few_rows_are_computed_at_once_and_nothing_else_changes(
         return whole(tokens, taps)
 
     monkeypatch.setattr(MODEL, "features", counted)
-    together = replay(BlockDrafter(net), MODEL, texts, net.shape.block, batch=48)
+    together = replay(BlockDrafter(TorchBlock(net)), MODEL, texts, net.shape.block, batch=48)
     length = len(TEXTS[0].tokens)
     assert passes == [7 * 3 * length]
     passes.clear()
     monkeypatch.setattr(evaluate, "CPU_ROWS", 4 * length)
-    apart = replay(BlockDrafter(net), MODEL, texts, net.shape.block, batch=48)
+    apart = replay(BlockDrafter(TorchBlock(net)), MODEL, texts, net.shape.block, batch=48)
     assert passes == [4 * length, 2 * length, 3 * length]
     assert {(g.text, g.anchor, g.right) for g in apart} == {(g.text, g.anchor, g.right) for g in together}
     assert len(apart) == len(together)

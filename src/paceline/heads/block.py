@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Norm, Pieces
+from paceline.heads.net import Borrowed, Net, Norm, Pieces, Table
 from paceline.heads.rotary import rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
@@ -41,10 +41,10 @@ class BlockShape:
 
 class BlockNet(Net):
     by_token = ("markov_",)
-    embed: Tensor
+    embed: Table
     head: Tensor  # [draft_vocab, width]
 
-    def __init__(self, shape: BlockShape, pieces: Pieces, draft_ids: Tensor) -> None:
+    def __init__(self, shape: BlockShape, pieces: Borrowed, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape = shape
         width, rank = shape.width, shape.markov_rank
@@ -53,12 +53,13 @@ class BlockNet(Net):
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(width, shape.norm_eps)
         self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
-        self.markov_in = nn.Embedding(shape.draft_vocab + 1, rank)  # the last row: any other token
+        # The last row: any other token. Not drawn at random: without a device torch loads much for that.
+        pairs = torch.empty(shape.draft_vocab + 1, rank)
+        self.markov_in = nn.Embedding.from_pretrained(pairs, freeze=False)  # type: ignore[no-untyped-call]
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
-        self.embed_scale = pieces.embed_scale
-        ids = draft_ids.to(pieces.embed.device)
-        self.borrow(pieces, ids, embed=pieces.embed, head=pieces.head[ids])
+        self.embed, self.embed_scale = pieces.embed, pieces.embed_scale
+        self.borrow(pieces, draft_ids, head=pieces.head[draft_ids.to(pieces.head.device)])
 
     @property
     def shape(self) -> BlockShape:
@@ -75,7 +76,7 @@ class BlockNet(Net):
             for name, weight in self.named_parameters():
                 if name.endswith(("o.weight", "down.weight")):
                     weight.mul_((2 * self.shape.layers) ** -0.5)
-            self.mask.mul_(float(self.embed.float().std()) * self.embed_scale / _SPREAD)
+            self.mask.mul_(float(pieces.embed.float().std()) * self.embed_scale / _SPREAD)
             self.norm.weight.copy_(pieces.norm)
             self.markov_out.weight.zero_()
             self.sure.weight.zero_()
@@ -127,7 +128,7 @@ class BlockNet(Net):
         sees: [b, a, n], which rows of the context belong to which anchor. size: None for the whole block.
         """
         size = size or self.shape.block
-        anchors = F.embedding(tokens, self.embed).to(self.mask.dtype) * self.embed_scale
+        anchors = self.embed[tokens].to(self.mask.dtype) * self.embed_scale
         masked = self.mask.expand(*tokens.shape, size - 1, -1)
         x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Norm, Pieces
+from paceline.heads.net import Borrowed, Net, Norm, Pieces, Table
 from paceline.heads.rotary import rotated, rotation
 
 TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are
@@ -51,9 +51,9 @@ class Rows:
 
 class EagleNet(Net):
     by_token = ("head.",)
-    embed: Tensor  # [vocab, width], scaled where it is its own
+    embed: Table  # scaled where it is its own
 
-    def __init__(self, shape: EagleShape, pieces: Pieces, draft_ids: Tensor) -> None:
+    def __init__(self, shape: EagleShape, pieces: Borrowed, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape, self._embed_scale = shape, 1.0 if shape.own_embed else pieces.embed_scale
         width, across = shape.width, shape.heads * shape.head_dim
@@ -70,11 +70,8 @@ class EagleNet(Net):
         self.down = nn.Linear(shape.ff_width, width, bias=False)
         self.norm = Norm(width, shape.norm_eps)
         self.head = nn.Linear(width, shape.draft_vocab, bias=False)
-        if shape.own_embed:
-            self.embed = nn.Parameter(torch.empty(shape.vocab, width))
-            self.borrow(pieces, draft_ids)
-        else:
-            self.borrow(pieces, draft_ids, embed=pieces.embed)
+        self.embed = nn.Parameter(torch.empty(shape.vocab, width)) if shape.own_embed else pieces.embed
+        self.borrow(pieces, draft_ids)
 
     @property
     def shape(self) -> EagleShape:
@@ -92,7 +89,7 @@ class EagleNet(Net):
                 self.shape.width, device=self.fc.weight.device
             )
             self.norm.weight.copy_(pieces.norm)
-            if self.shape.own_embed:
+            if isinstance(self.embed, nn.Parameter):
                 self.embed.copy_(pieces.embed * pieces.embed_scale)
             self.head.weight.copy_(pieces.head[self.draft_ids])
 
@@ -110,7 +107,7 @@ class EagleNet(Net):
 
     def rows(self, tokens: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """hidden [b, m, width] of the tokens at `positions` [b, m]; tokens [b, m] follow them."""
-        embedded = F.embedding(tokens, self.embed).to(hidden.dtype) * self._embed_scale
+        embedded = self.embed[tokens].to(hidden.dtype) * self._embed_scale
         normed = self.hidden_norm(hidden)
         x = torch.cat((self.embed_norm(embedded), normed), -1)
         turn = rotation(positions[..., None], self.shape.head_dim, self.shape.theta)

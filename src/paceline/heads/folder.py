@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.calibration import Calibration
-from paceline.heads.int8 import packed, unpacked
-from paceline.heads.kinds import KINDS
-from paceline.heads.net import Net, Pieces, Shape
+from paceline.heads.int8 import Unpacked, packed
+from paceline.heads.kinds import KINDS, sizes
+from paceline.heads.net import Borrowed, Net, Shape
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
@@ -35,6 +35,20 @@ class Card:
     acceptance: tuple[float, ...] = ()  # by place: how often a guess is right if those before it are
     tokens_per_pass: tuple[float, ...] = ()  # with one guess, with two, and so on
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """As it lies on disk."""
+
+    card: Card
+    draft_ids: Tensor  # [draft_vocab]: see Net
+    weights: Unpacked  # all that its network wants
+
+    def net(self, pieces: Borrowed) -> Net:
+        net = KINDS[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
+        net.load_state_dict(dict(self.weights))
+        return net
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +74,28 @@ def save_card(folder: Path, card: Card) -> None:
     write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
 
 
-def load(folder: Path, pieces: Pieces) -> Loaded:
+def load(folder: Path, pieces: Borrowed) -> Loaded:
     """The head with its weights as they are served, beside the pieces of the target it was trained for."""
+    stored = read(folder, pieces.fingerprint, len(pieces.embed))
+    return Loaded(stored.card, stored.net(pieces))
+
+
+def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
+    """fingerprint: of the target it is to serve. vocab: how many tokens that has."""
     card = read_card(folder)
-    if card.fingerprint != pieces.fingerprint:
+    if card.fingerprint != fingerprint:
         raise DrafterMismatch(
             f"{folder.name} was trained for {card.target}, whose weights differ from those of this model: "
             "use the model it was trained for, or train a drafter for this one"
         )
-    stored = _read(folder / WEIGHTS)
-    ids = stored.pop(_DRAFT_IDS, torch.empty(0)).long()
-    inside = (ids >= 0) & (ids < len(pieces.embed))
+    tensors = _read(folder / WEIGHTS)
+    ids = tensors.pop(_DRAFT_IDS, torch.empty(0)).long()
+    inside = (ids >= 0) & (ids < vocab)
     if len(ids) != card.shape.draft_vocab or not inside.all():
         raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
-    net = KINDS[card.kind].net(card.shape, pieces, ids)
-    _fill(net, unpacked(stored))
-    return Loaded(card, net)
+    weights = Unpacked(tensors)
+    _require_sizes(sizes(card.kind, card.shape), weights.sizes())
+    return Stored(card, ids, weights)
 
 
 def read_card(folder: Path) -> Card:
@@ -155,14 +175,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _damaged(path.name, str(error)[:120]) from None
 
 
-def _fill(net: Net, weights: Mapping[str, Tensor]) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     if wanted != found:
         name = next(iter({*wanted.items()} ^ {*found.items()}))[0]
         expected, there = wanted.get(name, "nothing"), found.get(name, "nothing")
         raise _damaged(WEIGHTS, f"{name[:80]} should be {expected} and is {there}")
-    net.load_state_dict(dict(weights))
 
 
 def _damaged(name: str, what: str) -> CorruptModel:

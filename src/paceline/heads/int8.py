@@ -1,6 +1,6 @@
 """Weights in a byte each, with a scale for every 64 of a row, or for the whole row where 64 do not fit."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -27,12 +27,24 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: _floats(tensor, tensors[name + SCALE]) if name + SCALE in tensors else tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(SCALE)
-    }
+class Unpacked(Mapping[str, Tensor]):
+    """The floats that they stand for, made one matrix at a time as they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, scale = self._tensors[name], self._tensors.get(name + SCALE)
+        return tensor if scale is None else _floats(tensor, scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not name.endswith(SCALE))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._tensors[name].shape) for name in self}
 
 
 def _floats(weight: Tensor, scale: Tensor) -> Tensor:

@@ -4,18 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.medusa import MedusaNet, MedusaShape
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Borrowed, Net
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     shape: type[Any]  # a Shape, which the network is made of
-    net: Callable[[Any, Pieces, Tensor], Net]
+    net: Callable[[Any, Borrowed, Tensor], Net]
 
 
 KINDS: Final = {
@@ -23,3 +24,26 @@ KINDS: Final = {
     "eagle": Kind(EagleShape, EagleNet),
     "medusa": Kind(MedusaShape, MedusaNet),
 }
+
+
+class _Nothing:
+    """A table that has no numbers. A tensor would do, but for what torch loads to index one without any."""
+
+    device = torch.device("meta")
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, tokens: Tensor) -> Tensor:
+        return torch.empty(*tokens.shape, self._width, device=self.device)
+
+
+def sizes(kind: str, shape: Any) -> dict[str, tuple[int, ...]]:
+    """What the network's own weights are called, and how large each is; none is made."""
+    nothing, ids = _Nothing(shape.width), torch.zeros(shape.draft_vocab, dtype=torch.int64)
+    with nothing.device:
+        net = KINDS[kind].net(shape, Borrowed(nothing, nothing, torch.empty(shape.width), ""), ids)
+    return {name: tuple(weight.shape) for name, weight in net.state_dict().items()}

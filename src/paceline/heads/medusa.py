@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Net, Pieces
+from paceline.heads.net import Borrowed, Net, Pieces
 from paceline.heads.teach import Lesson, ahead, begins, figures, light
 
 
@@ -31,18 +31,18 @@ class MedusaNet(Net):
     head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 
-    def __init__(self, shape: MedusaShape, pieces: Pieces, draft_ids: Tensor) -> None:
+    def __init__(self, shape: MedusaShape, pieces: Borrowed, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape = shape
         width = shape.width
         self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(shape.block * shape.layers))
-        ids = draft_ids.to(pieces.embed.device)
         if shape.own_heads:
             sizes = (width, shape.draft_vocab)
             self.heads = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(shape.block))
-            self.borrow(pieces, ids, norm=pieces.norm)
+            self.borrow(pieces, draft_ids, norm=pieces.norm)
         else:
-            self.borrow(pieces, ids, head=pieces.head[ids], norm=pieces.norm)
+            head = pieces.head[draft_ids.to(pieces.head.device)]
+            self.borrow(pieces, draft_ids, head=head, norm=pieces.norm)
 
     @property
     def shape(self) -> MedusaShape:

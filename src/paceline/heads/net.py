@@ -9,15 +9,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Table(Protocol):
+    """A row for each token of the target: a tensor [vocab, width], or what gives the rows of one."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, tokens: Tensor, /) -> Tensor: ...  # [...] -> [..., width]
+
+
+@dataclass(frozen=True)
+class Borrowed:
     """What a head borrows from its target and never changes."""
 
-    embed: Tensor  # [vocab, width]
-    head: Tensor  # [vocab, width]; may be the same memory
+    embed: Table
+    head: Table  # may be the same memory
     norm: Tensor  # [width], the target's last
     fingerprint: str  # of the target
     embed_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pieces(Borrowed):
+    """The same, whole: what new weights are made with."""
+
+    embed: Tensor  # [vocab, width]
+    head: Tensor  # [vocab, width]
 
 
 class Shape(Protocol):
@@ -42,12 +59,11 @@ class Net(nn.Module):
     @abstractmethod
     def shape(self) -> Shape: ...
 
-    def borrow(self, pieces: Pieces, draft_ids: Tensor, **others: Tensor) -> None:
+    def borrow(self, pieces: Borrowed, draft_ids: Tensor, **others: Tensor) -> None:
         """Holds the ids it can guess, each token's place among them, and what else is the target's."""
-        device = pieces.embed.device
-        ids = draft_ids.to(device)
-        number = torch.full((len(pieces.embed),), len(ids), device=device)
-        number[ids] = torch.arange(len(ids), device=device)
+        device, ids = pieces.embed.device, draft_ids.cpu()
+        number = torch.full((len(pieces.embed),), len(ids), device="cpu")
+        number[ids] = torch.arange(len(ids), device="cpu")
         for name, tensor in {"draft_ids": ids, "number": number, **others}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.to(device)

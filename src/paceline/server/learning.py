@@ -23,7 +23,7 @@ from paceline.server.metrics import Metrics
 from paceline.server.pupil import Pupil
 from paceline.server.room import reason_against
 from paceline.server.worker import Worker
-from paceline.trained import Trained, load_trained, run_beside
+from paceline.trained import Trained, drafters_beside, read_trained
 
 LOOK_S: Final = 0.1  # between two looks at whether anybody waits
 
@@ -221,8 +221,8 @@ class Learning:
         return "another version serves by now"
 
     def _serve(self, one: Trained) -> None:
-        (drafter,) = load_trained([one], self._model, self._engine)
-        run_beside(drafter, self._llm.target)
+        heads = read_trained([one], self._model)
+        (drafter,) = drafters_beside(self._llm.target, heads, self._model, self._engine)
 
         def exchange() -> None:
             self._llm.exchange(drafter)

@@ -2,8 +2,8 @@
 
 import logging
 
-from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import BlockRunner, TorchBlock
+from paceline.heads.block import BlockShape
+from paceline.heads.folder import Stored
 from paceline.target.native.native_block import NativeBlock, reason_against
 from paceline.target.native.native_target import NativeTarget
 from paceline.types import Target
@@ -11,12 +11,13 @@ from paceline.types import Target
 log = logging.getLogger("paceline")
 
 
-def block_runner(net: BlockNet, target: Target) -> BlockRunner:
-    """Native where the target is, on its threads; else torch."""
-    if not isinstance(target, NativeTarget):
-        return TorchBlock(net)
-    against = reason_against(net)
+def native_block(head: Stored, target: Target) -> NativeBlock | None:
+    """On the threads of a native target, for a head that fills blocks; None where torch is to run it."""
+    shape = head.card.shape
+    if not isinstance(target, NativeTarget) or not isinstance(shape, BlockShape):
+        return None
+    against = reason_against(shape, target.shape)
     if against:
         log.warning("the block drafter runs on torch, which is slower here: %s", against)
-        return TorchBlock(net)
-    return NativeBlock(net, target.team)
+        return None
+    return NativeBlock(shape, head.draft_ids, head.weights, target.lent, target.team)

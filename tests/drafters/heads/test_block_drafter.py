@@ -21,6 +21,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
+from paceline.heads.block_runner import TorchBlock
 from paceline.heads.calibration import Calibration
 from paceline.heads.teach import Lesson
 from paceline.sampling import Floats, History, law
@@ -82,10 +83,10 @@ def test_text_equals_plain_decoding(net: BlockNet, temperature: float, batch: in
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, batch=batch)
     spec = SpecConfig(("block",), tree_width=width, adaptive=False)
-    text, rounds = run(spec, params, [BlockDrafter(net)], batch)
+    text, rounds = run(spec, params, [BlockDrafter(TorchBlock(net))], batch)
     assert text == plain
     assert accepted(rounds) > 0
-    strange, _ = run(spec, params, [BlockDrafter(random_net(draft_vocab=50))], batch)
+    strange, _ = run(spec, params, [BlockDrafter(TorchBlock(random_net(draft_vocab=50)))], batch)
     assert strange == plain
 
 
@@ -104,7 +105,7 @@ def test_constrained_text_equals_plain_decoding(
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, batch=3, rules=by_parity)
-    drafters: list[Drafter] = [*([Grammar()] if with_grammar else []), BlockDrafter(net)]
+    drafters: list[Drafter] = [*([Grammar()] if with_grammar else []), BlockDrafter(TorchBlock(net))]
     spec = SpecConfig(tuple(d.name for d in drafters), tree_width=width, adaptive=False)
     text, rounds = run(spec, params, drafters, 3, by_parity)
     assert text == plain
@@ -126,7 +127,7 @@ def test_a_wrong_accept_rule_is_caught(net: BlockNet, monkeypatch: pytest.Monkey
     params = SamplingParams(max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
     monkeypatch.setattr(judge, "match", accept_one_more)
-    assert run(SpecConfig(("block",), adaptive=False), params, [BlockDrafter(net)])[0] != plain
+    assert run(SpecConfig(("block",), adaptive=False), params, [BlockDrafter(TorchBlock(net))])[0] != plain
 
 
 def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: object) -> Seq:
@@ -159,7 +160,7 @@ def teacher_forced(net: BlockNet, seq: Seq, drafted: Sequence[int]) -> Floats:
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
 def test_q_is_the_law_of_each_place(rule: Accept, draft_vocab: int) -> None:
     net = random_net(draft_vocab=draft_vocab)
-    drafter = BlockDrafter(net)
+    drafter = BlockDrafter(TorchBlock(net))
     params = SamplingParams(temperature=0.7, top_k=20, seed=5)
     seq = ready(drafter, params=params, spec=SpecConfig(("block",), accept=rule))
     (draft,) = drafter.draft([Ask(seq, 5)])
@@ -174,7 +175,7 @@ def test_q_is_the_law_of_each_place(rule: Accept, draft_vocab: int) -> None:
 
 
 def test_siblings_that_are_drawn_are_drawn_without_replacement() -> None:
-    drafter = BlockDrafter(random_net())
+    drafter = BlockDrafter(TorchBlock(random_net()))
     seq = ready(
         drafter,
         params=SamplingParams(temperature=1.0, seed=5),
@@ -190,18 +191,19 @@ def test_siblings_that_are_drawn_are_drawn_without_replacement() -> None:
 
 
 def test_greedy_guesses_are_the_likeliest_and_a_budget_holds() -> None:
-    drafter = BlockDrafter(random_net())
+    net = random_net()
+    drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter)
     (whole,) = drafter.draft([Ask(seq, 9)])
-    assert len(whole) == drafter.net.shape.block
-    rows = teacher_forced(drafter.net, seq, whole.tokens)
+    assert len(whole) == net.shape.block
+    rows = teacher_forced(net, seq, whole.tokens)
     assert list(whole.tokens) == rows.argmax(-1).tolist()
     assert drafter.draft([Ask(seq, 3)])[0].tokens == whole.tokens[:3]
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
 def test_the_short_way_gives_what_the_long_way_gives(draft_vocab: int) -> None:
-    drafter = BlockDrafter(random_net(draft_vocab=draft_vocab))
+    drafter = BlockDrafter(TorchBlock(random_net(draft_vocab=draft_vocab)))
     seqs = [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]
     for budget, after in ((3, ()), (9, ()), (9, (7, 8)), (1, (4,) * 4)):
         short = drafter.draft([Ask(seq, budget, after) for seq in seqs])
@@ -217,7 +219,7 @@ def all_but(banned: set[int]) -> ToyCursor:
 
 @pytest.mark.parametrize("budget", [2, 5, 9])
 def test_a_chain_that_a_grammar_refuses_goes_on_with_the_best_it_takes(budget: int) -> None:
-    drafter = BlockDrafter(random_net())
+    drafter = BlockDrafter(TorchBlock(random_net()))
     for seq in [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]:
         (free,) = drafter.draft([Ask(seq, 9)])
         for refused in range(2):
@@ -226,13 +228,13 @@ def test_a_chain_that_a_grammar_refuses_goes_on_with_the_best_it_takes(budget: i
             (short,) = drafter.draft([Ask(seq, budget, (), cursor)])
             (long,) = grow([Ask(seq, budget, (), cursor)], drafter._look, "block", VOCAB)
             assert short.tokens == long.tokens
-            assert len(short) == min(budget, drafter.net.shape.block)
+            assert len(short) == min(budget, drafter.runner.shape.block)
             assert not banned & set(short.tokens)
             assert short.scores == pytest.approx(long.scores, abs=1e-5)
 
 
 def test_penalties_count_in_guesses() -> None:
-    drafter = BlockDrafter(random_net())
+    drafter = BlockDrafter(TorchBlock(random_net()))
     seq = ready(drafter)
     (plain,) = drafter.draft([Ask(seq, 5)])
     seq.params = SamplingParams(logit_bias=((plain.tokens[1], -100.0),))
@@ -242,29 +244,31 @@ def test_penalties_count_in_guesses() -> None:
 
 
 def test_others_may_have_guessed_before() -> None:
-    drafter = BlockDrafter(random_net())
+    net = random_net()
+    drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter)
     (whole,) = drafter.draft([Ask(seq, 9)])
     (rest,) = drafter.draft([Ask(seq, 9, after=whole.tokens[:2])])
     assert rest.tokens == whole.tokens[2:]
     (other,) = drafter.draft([Ask(seq, 9, after=(7, 8))])
-    assert list(other.tokens[:1]) == teacher_forced(drafter.net, seq, (7, 8))[2:3].argmax(-1).tolist()
+    assert list(other.tokens[:1]) == teacher_forced(net, seq, (7, 8))[2:3].argmax(-1).tolist()
     assert drafter.draft([Ask(seq, 9, after=(1,) * 5)]) == [NO_DRAFT]
 
 
 def test_a_round_is_one_pass_for_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = BlockDrafter(random_net())
+    net = random_net()
+    drafter = BlockDrafter(TorchBlock(net))
     seqs = [ready(drafter, length, text) for text, length in enumerate((20, 9, 31))]
     alone = [drafter.draft([Ask(seq, 5)])[0] for seq in seqs]
     drafter._blocks.clear()
     passes = []
-    block = drafter.net.block
+    block = net.block
 
     def counted(*given: Any) -> Tensor:
         passes.append(given)
         return block(*given)
 
-    monkeypatch.setattr(drafter.net, "block", counted)
+    monkeypatch.setattr(net, "block", counted)
     together = drafter.draft([Ask(seq, 5) for seq in seqs])
     assert [draft.tokens for draft in together] == [draft.tokens for draft in alone]
     drafter.draft([Ask(seqs[0], 5, after=(3,))])  # the same round goes on
@@ -272,7 +276,7 @@ def test_a_round_is_one_pass_for_all_sequences(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_the_row_before_the_last_token_there_is_no_guess() -> None:
-    drafter = BlockDrafter(random_net())
+    drafter = BlockDrafter(TorchBlock(random_net()))
     new = Seq("new", [1, 2, 3], 3)
     drafter.begin(new)
     seq = ready(drafter)
@@ -283,7 +287,8 @@ def test_without_the_row_before_the_last_token_there_is_no_guess() -> None:
 
 
 def test_the_likeliest_nodes_of_a_tree_come_first() -> None:
-    drafter = BlockDrafter(random_net())
+    net = random_net()
+    drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter, spec=SpecConfig(("block",), tree_width=3))
     (tree,) = drafter.draft([Ask(seq, 9)])
     assert tree.parents is not None
@@ -294,15 +299,15 @@ def test_the_likeliest_nodes_of_a_tree_come_first() -> None:
         children = tree.children(node)
         assert len(children) <= 3
         assert len({tree.tokens[i] for i in children}) == len(children)
-    assert max(map(len, tree.paths())) <= drafter.net.shape.block
+    assert max(map(len, tree.paths())) <= net.shape.block
     for path in tree.paths():
         said_so = [tree.tokens[i] for i in path]
-        rows = teacher_forced(drafter.net, seq, said_so)
+        rows = teacher_forced(net, seq, said_so)
         assert all(token in np.argsort(-rows[place])[:3] for place, token in enumerate(said_so))
 
 
 def test_confidence_is_calibrated_and_never_certain() -> None:
-    drafter = BlockDrafter(random_net(block=3))
+    drafter = BlockDrafter(TorchBlock(random_net(block=3)))
     seq = ready(drafter)
     (raw,) = drafter.draft([Ask(seq, 3)])
     drafter.calibration = Calibration((1.0, 2.0, 1.0), (0.0, 0.0, 99.0))
@@ -316,7 +321,7 @@ def test_confidence_is_calibrated_and_never_certain() -> None:
 def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:
     net = random_net(draft_vocab=40)
     strange = next(token for token in range(VOCAB) if token not in set(net.draft_ids.tolist()))
-    drafter = BlockDrafter(net)
+    drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter)
     places = [{*net.draft_ids.tolist()}, {strange}]
     cursor = ToyCursor(lambda tokens: places[len(tokens)] if len(tokens) < 2 else set())
@@ -329,11 +334,11 @@ def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(ne
     params = SamplingParams(max_tokens=8)
     spec = SpecConfig(("block",), adaptive=False)
     first = [*said()[0].tolist(), *said()[1].tolist()]  # more than a page
-    engine = Engine(a_target(), {"block": BlockDrafter(net)}, Fixed())
+    engine = Engine(a_target(), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
     drafts: list[list[Draft]] = []
     for turn, fresh in ((first, engine), (None, engine), (None, None)):
         prompt = turn or [*first, *said()[2, :9].tolist()]
-        on = fresh or Engine(a_target(), {"block": BlockDrafter(net)}, Fixed())
+        on = fresh or Engine(a_target(), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
         seq = Seq("turn", list(prompt), len(prompt), params, spec)
         on.submit(seq)
         rounds = []

@@ -4,6 +4,7 @@ import pytest
 from tiny_heads import random_net, said, tiny_model
 
 from paceline.drafters.heads.block import BlockDrafter
+from paceline.heads.block_runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, Seen, Seq
 
 
@@ -28,7 +29,7 @@ def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
 def test_a_text_whose_rows_were_never_filled_is_guessed_no_more(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = BlockDrafter(random_net())
+    drafter = BlockDrafter(TorchBlock(random_net()))
     seq, tree = begun(drafter, "one"), call == "fill"
     with monkeypatch.context() as patch:
         patch.setattr(drafter.runner, call, fail)

@@ -11,6 +11,8 @@ from torch_cases import VOCAB, random_weights
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_runner import Before, BlockRunner, Filled, Read, Rows
 from paceline.heads.net import Pieces
+from paceline.target.native.dense import DenseWeights, room_for
+from paceline.target.native.lent import Lent, PackedTable
 from paceline.target.native.native_block import NativeBlock
 from paceline.target.native.team import NativeTeam
 from paceline.target.shape import Weights
@@ -49,7 +51,19 @@ def a_team(path: str | None = None, threads: int = 2) -> NativeTeam:
 
 
 def native(net: BlockNet, path: str | None = None, threads: int = 2) -> NativeBlock:
-    return NativeBlock(net, a_team(path, threads))
+    return beside(net, a_team(path, threads))
+
+
+def beside(net: BlockNet, team: NativeTeam) -> NativeBlock:
+    """With what a target would lend it whose pieces are the net's, in 8 bits."""
+    assert isinstance(net.embed, Tensor)
+    size = len(net.embed), net.shape.width
+    weights = DenseWeights(team.lib, room_for([size, size]))
+    whole = torch.zeros(size)
+    whole[net.draft_ids] = net.head
+    embed, head = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
+    lent = Lent(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
+    return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
 
 
 def some_hidden(shape: BlockShape, count: int, seed: int = 0) -> dict[int, Tensor]:

@@ -6,7 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import SHAPES, a_net, a_team, a_text, all_of, as_float32, native, rows_of, some_hidden
+from block_cases import (
+    SHAPES,
+    a_net,
+    a_target,
+    a_team,
+    a_text,
+    all_of,
+    as_float32,
+    beside,
+    native,
+    rows_of,
+    some_hidden,
+)
 from packed_cases import every_path, runnable
 from torch import Tensor
 
@@ -177,8 +189,10 @@ def test_a_block_may_take_the_memory_of_an_old_one() -> None:
 def test_what_it_cannot_run_is_refused() -> None:
     shape = SHAPES["odd"]
     net = a_net(shape)
-    assert reason_against(net) is None
-    assert reason_against(a_net(replace(shape, markov_rank=24))) == "markov_rank is 24, no multiple of 32"
+    target = a_target().shape
+    assert reason_against(shape, target) is None
+    assert reason_against(replace(shape, markov_rank=24), target) == "markov_rank is 24, no multiple of 32"
+    assert reason_against(replace(shape, width=96), target) == "its width is 96, and the target's is 64"
     runner = native(net)
     text = a_text(runner, shape, 4)
     with pytest.raises(ValueError, match="not of this runner's type"):
@@ -227,11 +241,11 @@ def test_a_net_may_be_gone_before_its_runner() -> None:
 def test_weights_stay_as_long_as_threads_may_fetch_them() -> None:
     shape = SHAPES["odd"]
     net, team = a_net(shape), a_team()
-    first = NativeBlock(net, team)
+    first = beside(net, team)
     first.fill([a_text(first, shape, 3)], shape.block)
     weights = weakref.ref(first._held[0])
     del first
     assert weights() is not None
-    second = NativeBlock(net, team)
+    second = beside(net, team)
     second.fill([a_text(second, shape, 3)], shape.block)
     assert weights() is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from block_cases import a_target, a_team, a_trained_net, its_words
+from block_cases import a_target, a_team, a_trained_net, beside, its_words
 from torch_cases import CONFIG
 
 from paceline.config import SamplingParams, SpecConfig
@@ -14,7 +14,6 @@ from paceline.engine import accept, judge
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block_runner import BlockRunner, TorchBlock
-from paceline.target.native.native_block import NativeBlock
 from paceline.target.shape import Weights
 from paceline.target.torch_target import TorchTarget
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
@@ -32,7 +31,7 @@ class NoGuess(Drafter):
 
 def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
     net = a_trained_net()
-    return BlockDrafter(net, None, runner or NativeBlock(net, a_team()))
+    return BlockDrafter(runner or beside(net, a_team()))
 
 
 def run(

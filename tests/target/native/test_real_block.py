@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_cases import a_team
 
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
@@ -13,7 +12,6 @@ from paceline.heads.block_runner import TorchBlock
 from paceline.heads.folder import load as load_head
 from paceline.heads.shelf import drafter_path
 from paceline.llm import LLM
-from paceline.target.drafting import block_runner
 from paceline.target.load import load
 from paceline.target.native.native_block import NativeBlock
 from paceline.target.pieces import load_pieces
@@ -37,11 +35,21 @@ def net(smollm2_path: Path) -> BlockNet:
 
 
 @pytest.fixture(scope="module")
-def llm(net: BlockNet) -> LLM:
-    return LLM("smollm2-135m", drafters=[BlockDrafter(net)], config=EngineConfig(device="cpu"))
+def llm() -> LLM:
+    return LLM("smollm2-135m", trained=["smollm2-135m-block"], config=EngineConfig(device="cpu"))
 
 
-def test_guesses_are_right_as_often_as_in_torch(net: BlockNet, llm: LLM, smollm2_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runner(llm: LLM) -> NativeBlock:
+    drafter = llm.drafters["block"]
+    assert isinstance(drafter, BlockDrafter)
+    assert isinstance(drafter.runner, NativeBlock)
+    return drafter.runner
+
+
+def test_guesses_are_right_as_often_as_in_torch(
+    net: BlockNet, llm: LLM, runner: NativeBlock, smollm2_path: Path
+) -> None:
     texts = []
     for asked in ASKED:
         prompt = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
@@ -49,8 +57,7 @@ def test_guesses_are_right_as_often_as_in_torch(net: BlockNet, llm: LLM, smollm2
         texts.append(Recorded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
     model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
     native, reference = (
-        acceptance(replay(BlockDrafter(net, None, runner), model, texts, 8), texts, 8)
-        for runner in (NativeBlock(net, a_team()), TorchBlock(net))
+        acceptance(replay(BlockDrafter(one), model, texts, 8), texts, 8) for one in (runner, TorchBlock(net))
     )
     assert reference.by_place[0] > 0.25
     assert native.by_place[0] == pytest.approx(reference.by_place[0], abs=0.02)
@@ -58,8 +65,7 @@ def test_guesses_are_right_as_often_as_in_torch(net: BlockNet, llm: LLM, smollm2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_text_is_the_targets_own(llm: LLM, net: BlockNet, temperature: float) -> None:
-    assert isinstance(block_runner(net, llm.target), NativeBlock)
+def test_the_text_is_the_targets_own(llm: LLM, temperature: float) -> None:
     chats = [[{"role": "user", "content": asked}] for asked in ASKED]
     said = []
     for spec in ("none", "block"):

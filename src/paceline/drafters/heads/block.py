@@ -17,8 +17,7 @@ from paceline.drafters.heads.grow import Spot, grow
 from paceline.drafters.heads.kept import Kept
 from paceline.drafters.legal import unsure, walk
 from paceline.errors import ConstraintError
-from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows, TorchBlock
+from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
 from paceline.heads.calibration import Calibration, as_it_is
 from paceline.sampling import CHOICE, Floats, chooser, noise_key
 from paceline.sampling.law import penalises
@@ -55,23 +54,18 @@ FEWEST: Final = 4  # rows of a block: more than are wanted cost time, and far fe
 
 
 class BlockDrafter(Drafter):
-    """Runs where the network is, or on the runner it is given: before it has read anything."""
-
     name = "block"
 
-    def __init__(
-        self, net: BlockNet, calibration: Calibration | None = None, runner: BlockRunner | None = None
-    ) -> None:
-        shape = net.shape
-        self.net = net.eval()
+    def __init__(self, runner: BlockRunner, calibration: Calibration | None = None) -> None:
+        shape = runner.shape
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
-        self.runner = runner or TorchBlock(net)
-        self._window, self._size = shape.window, shape.block
-        self._ids = net.draft_ids.numpy(force=True)
+        self.runner = runner
+        self._window, self._size, self._vocab = shape.window, shape.block, shape.vocab
+        self._ids = runner.draft_ids.numpy(force=True)
         self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
         rows = (shape.layers, 2, shape.kv_heads, shape.head_dim)
-        self._kept = Kept(rows, like=self.runner.like)
+        self._kept = Kept(rows, like=runner.like)
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
 
@@ -150,7 +144,7 @@ class BlockDrafter(Drafter):
             for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
                 self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
             others = [ask for ask in ready if not self._is_simple(ask)]
-            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self.net.shape.vocab)]
+            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self._vocab)]
             ready = [*simple, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         bound = [ask for ask in simple if ask.cursor is not None]
@@ -184,8 +178,8 @@ class BlockDrafter(Drafter):
     def _allowed(self, ask: Ask) -> Draft:
         """The one guess that `grow` would give, without a row of the whole vocabulary where it can be."""
         if ask.seq.params.temperature > 0 or ask.cursor is None or len(ask.after) >= self._size:
-            return grow([ask], self._look, self.name, self.net.shape.vocab)[0]
-        mask: Bits = np.zeros((self.net.shape.vocab + 31) // 32, np.uint32)
+            return grow([ask], self._look, self.name, self._vocab)[0]
+        mask: Bits = np.zeros((self._vocab + 31) // 32, np.uint32)
         try:
             bound = ask.cursor.fill(mask)
         except ConstraintError:  # which ends the output only if it comes by here
@@ -267,7 +261,7 @@ class BlockDrafter(Drafter):
         return Place(self._blocks[ask.seq.id].filled, len(written), (written or ask.seq.tokens)[-1])
 
     def _whole(self, row: Floats) -> Floats:
-        whole = np.full(self.net.shape.vocab, -np.inf, np.float32)
+        whole = np.full(self._vocab, -np.inf, np.float32)
         whole[self._ids] = row
         return whole
 

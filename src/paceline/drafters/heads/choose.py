@@ -5,7 +5,7 @@ from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.errors import UnknownArchitecture
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import BlockRunner
+from paceline.heads.block_runner import TorchBlock
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleNet
 from paceline.heads.medusa import MedusaNet
@@ -13,12 +13,10 @@ from paceline.heads.net import Net
 from paceline.types import Drafter
 
 
-def drafter_of(
-    net: Net, calibration: Calibration | None = None, runner: BlockRunner | None = None
-) -> Drafter:
-    """calibration: of the confidences of a network that has any. runner: of one that fills blocks."""
+def drafter_of(net: Net, calibration: Calibration | None = None) -> Drafter:
+    """calibration: of the confidences of a network that has any."""
     if isinstance(net, BlockNet):
-        return BlockDrafter(net, calibration, runner)
+        return BlockDrafter(TorchBlock(net), calibration)
     if isinstance(net, EagleNet):
         return EagleDrafter(net)
     if isinstance(net, MedusaNet):

@@ -6,6 +6,7 @@
 #include "block_attention.h"
 #include "block_product.h"
 #include "steps.h"
+#include "unpack.h"
 
 namespace PACELINE_PATH {
 
@@ -181,11 +182,13 @@ void BlockFiller::fill_blocks(int me) {
 void BlockFiller::place_rows(int me) {
     const Share share(rows_, me, team_.size());
     for (int r = share.begin; r < share.end; ++r) {
-        const bool anchor = r % block_ == 0;
-        const float* from = anchor ? filling_->text[r / block_].anchor : model_.mask;
-        const Floats by = all(anchor ? model_.embed_scale : 1.0f);
         float* to = x_.get() + (size_t)r * model_.width;
-        for (int i = 0; i < model_.width; i += kLanes) store(to + i, load(from + i) * by);
+        if (r % block_) {
+            std::copy_n(model_.mask, model_.width, to);
+            continue;
+        }
+        unpack_row(model_.embed, filling_->text[r / block_].anchor, to);
+        for (int i = 0; i < model_.width; i += kLanes) store(to + i, load(to + i) * all(model_.embed_scale));
     }
 }
 

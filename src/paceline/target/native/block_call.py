@@ -10,7 +10,7 @@ from paceline.heads.block_runner import Draw
 from paceline.target.native import library
 
 _PART: Final = struct.Struct("@2P2i")
-_TEXT: Final = struct.Struct("@4P2i")
+_TEXT: Final = struct.Struct("@3P4i")
 _CHAIN: Final = struct.Struct("@2P4i3P")
 _KEY: Final = struct.Struct("@2I")
 _DRAFTING: Final = struct.Struct("@2i3P2i3P2i4P")
@@ -54,9 +54,9 @@ class Call:
         _PART.pack_into(self._parts, i * _PART.size, self._hidden_at + offset, context, start, rows)
 
     def add_text(
-        self, i: int, anchor: int, context: int, hidden: int, base: int, count: int, position: int
+        self, i: int, context: int, hidden: int, base: int, count: int, position: int, anchor: int
     ) -> None:
-        _TEXT.pack_into(self._texts, i * _TEXT.size, anchor, context, hidden, base, count, position)
+        _TEXT.pack_into(self._texts, i * _TEXT.size, context, hidden, base, count, position, anchor, 0)
 
     def add_chain(
         self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: Draw | None

@@ -9,12 +9,12 @@ struct BlockModel {
     int32_t layers, width, heads, kv_heads, head_dim, draft_vocab, block, rank;
     float norm_eps, attn_scale, embed_scale, sure_bias;
     const Layer* layer;
-    Linear fc, head, markov_out;
+    Linear embed, fc, head, markov_out;        // embed: the target's
     const float *context_norm, *norm, *mask;  // [width]
     const float* markov_in;                   // [draft_vocab + 1][rank]
     const float* sure;                        // [width + rank]
     const int64_t* ids;                       // [draft_vocab]: the tokens, ascending
-    const char* weights;                      // where all but `markov_in` lie
+    const char* weights;                      // where all but `embed` and `markov_in` lie
     int64_t weights_bytes;
 };
 
@@ -36,11 +36,11 @@ struct Reading {
 };
 
 struct Text {
-    const float* anchor;      // embedded: [width]
     const uint16_t* context;  // [count] rows
     float* hidden;            // [slots][width], out
     float* base;              // [slots][head.outputs], out; below any logit beyond the vocabulary
     int32_t count, position;  // position: the anchor's
+    int32_t anchor, reserved; // anchor: a token
 };
 
 struct Filling {

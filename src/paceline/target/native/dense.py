@@ -2,7 +2,8 @@
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -70,8 +71,9 @@ class DenseWeights:
         return start
 
     def _pack(self, weight: Tensor, to: library.Linear) -> None:
-        rows = np.zeros((weight.shape[0], to.inputs), np.float32)
-        rows[:, : weight.shape[1]] = _floats(weight)
+        rows = _floats(weight)
+        if surplus := to.inputs - weight.shape[1]:
+            rows = np.pad(rows, ((0, 0), (0, surplus)))
         order = np.full(to.outputs, -1, np.int32)
         order[: len(rows)] = np.arange(len(rows))
         encoding = list(ENCODINGS).index(_ENCODING)
@@ -85,9 +87,9 @@ class DenseWeights:
         return self.start + start
 
 
-def room_for(weights: Sequence[Tensor]) -> int:
-    """Bytes that these take at most, as matrices or as floats."""
-    return sum(4 * _up(len(w), UNIT) * _up(w.numel() // len(w), GROUP) + 4096 for w in weights)
+def room_for(sizes: Iterable[tuple[int, ...]]) -> int:
+    """Bytes that weights of these sizes take at most, as matrices or as floats."""
+    return sum(4 * _up(size[0], UNIT) * _up(prod(size[1:]), GROUP) + 4096 for size in sizes)
 
 
 def _floats(values: Tensor) -> NDArray[np.float32]:

@@ -105,7 +105,7 @@ class BlockModel(c.Structure):
         *((name, c.c_int32) for name in ("draft_vocab", "block", "rank")),
         *((name, c.c_float) for name in ("norm_eps", "attn_scale", "embed_scale", "sure_bias")),
         ("layer", c.c_void_p),
-        *((name, Linear) for name in ("fc", "head", "markov_out")),
+        *((name, Linear) for name in ("embed", "fc", "head", "markov_out")),
         *((name, c.c_void_p) for name in ("context_norm", "norm", "mask", "markov_in", "sure")),
         *((name, c.c_void_p) for name in ("ids", "weights")),
         ("weights_bytes", c.c_int64),
@@ -128,8 +128,8 @@ class Reading(c.Structure):
 
 class Text(c.Structure):
     _fields_ = (
-        *((name, c.c_void_p) for name in ("anchor", "context", "hidden", "base")),
-        *((name, c.c_int32) for name in ("count", "position")),
+        *((name, c.c_void_p) for name in ("context", "hidden", "base")),
+        *((name, c.c_int32) for name in ("count", "position", "anchor", "reserved")),
     )
 
 
@@ -217,7 +217,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_multiply.restype = None
     library.paceline_multiply.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
     library.paceline_unpack.restype = None
-    library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_int, c.c_void_p)
+    library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
     library.paceline_pack.restype = None
     library.paceline_pack.argtypes = (
         *(c.c_int, c.c_void_p, c.c_int64, c.c_int, c.c_void_p),

@@ -2,7 +2,7 @@
 
 import ctypes as c
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block import BlockShape
 from paceline.heads.block_runner import (
     Before,
     BlockRunner,
@@ -24,20 +24,22 @@ from paceline.heads.block_runner import (
     Said,
     places_of,
 )
+from paceline.heads.kinds import sizes
 from paceline.target.native import library
 from paceline.target.native.block_call import Call
 from paceline.target.native.dense import DenseWeights, room_for
+from paceline.target.native.lent import Lent
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
 from paceline.target.native.team import NativeTeam
+from paceline.target.shape import ModelShape
 
 _GROWTH: Final = 1024  # positions
 
 
-def reason_against(net: BlockNet) -> str | None:
-    """Why a network cannot run natively, or None."""
-    shape = net.shape
-    if net.embed.device.type != "cpu" or net.embed.dtype != torch.float32:
-        return f"its pieces are {net.embed.dtype} on {net.embed.device.type}"
+def reason_against(shape: BlockShape, target: ModelShape) -> str | None:
+    """Why a network cannot run natively beside a target, or None."""
+    if shape.width != target.width:
+        return f"its width is {shape.width}, and the target's is {target.width}"
     for name in ("width", "head_dim", "markov_rank"):
         if getattr(shape, name) % GROUP:
             return f"{name} is {getattr(shape, name)}, no multiple of {GROUP}"
@@ -49,27 +51,32 @@ class NativeBlock(BlockRunner):
 
     draws = True
 
-    def __init__(self, net: BlockNet, team: NativeTeam) -> None:
+    def __init__(
+        self, shape: BlockShape, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
+    ) -> None:
+        """own: the network's weights, each of which is asked for once."""
         lib = team.lib
         self.like = torch.empty(0, dtype=torch.float16)
-        self._shape, self._taps, self._team = net.shape, net.shape.taps, team
-        self._embed, self._number = net.embed.contiguous(), net.number.tolist()
-        self._embed_at = _at(self._embed)
-        self._row_bytes = 2 * net.shape.layers * 2 * net.shape.kv_heads * net.shape.head_dim
-        self._ids = net.draft_ids.tolist()
-        self._turn = _Rotations(net.shape)
-        weights = DenseWeights(lib, room_for([*net.parameters(), net.head]))
-        layers = _layers(net, weights)
-        ids = net.draft_ids.to("cpu", torch.int64).contiguous()
-        model = _model(net, weights, layers, _at(ids))
+        self.shape, self.draft_ids = shape, draft_ids.to("cpu", torch.int64).contiguous()
+        self._taps, self._team = shape.taps, team
+        self._ids = self.draft_ids.tolist()
+        self._number = [shape.draft_vocab] * len(lent.embed)
+        for number, token in enumerate(self._ids):
+            self._number[token] = number
+        self._row_bytes = 2 * shape.layers * 2 * shape.kv_heads * shape.head_dim
+        self._turn = _Rotations(shape)
+        parts = (*sizes("block", shape).values(), (shape.draft_vocab, shape.width))
+        weights = DenseWeights(lib, room_for(parts))
+        layers = _layers(shape, own, weights)
+        model = _model(shape, own, lent, weights, layers, self.draft_ids)
         self._outputs: int = model.head.outputs
-        self._held = (weights, layers, ids)  # what the C++ side points at
+        self._held = (weights, layers, self.draft_ids, lent)  # what the C++ side points at
         self._native = lib.paceline_block_run
         self._filler = lib.paceline_block_open(c.byref(model), team.handle)
         if not self._filler:
             raise ModelError("no memory for the native drafter")
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
-        self._call = Call(net.shape)
+        self._call = Call(shape)
 
     def read(self, parts: Sequence[Read]) -> None:
         with self._team.busy():
@@ -117,14 +124,14 @@ class NativeBlock(BlockRunner):
             self._chaining(places, sizes)
             self._run(chains=len(places), steps=1, logits=logits.ctypes.data)
             _, sure = self._said(sizes)
-        return logits[:, : self._shape.draft_vocab], [chances[0] for chances in sure]
+        return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
 
     def _reading(self, parts: Sequence[Read]) -> list[list[Tensor]]:
         """What must stay until it is read."""
         held = []
         for i, part in enumerate(parts):
             states, first = self._states(part)
-            at = [_at(one) + 4 * self._shape.width * first for one in states]
+            at = [_at(one) + 4 * self.shape.width * first for one in states]
             self._call.add_part(i, at, self._context(part.rows), part.start, part.rows.count)
             held.append(states)
         return held
@@ -141,18 +148,16 @@ class NativeBlock(BlockRunner):
         for i, (text, block) in enumerate(zip(texts, filled, strict=True)):
             if not 0 <= text.token < len(self._number):
                 raise ValueError(f"token {text.token} is not one of the model's {len(self._number)}")
-            anchor, rows = self._embed_at + 4 * text.token * self._shape.width, text.rows
-            self._call.add_text(
-                i, anchor, self._context(rows), _at(block.hidden), _at(block.base), rows.count, text.position
-            )
+            at = self._context(text.rows), _at(block.hidden), _at(block.base)
+            self._call.add_text(i, *at, text.rows.count, text.position, text.token)
         return filled
 
     def _room(self, old: Filled | None, slots: int) -> Filled:
         """Memory that is used for the first time is slow: it is used again."""
         if old is not None:
             return old if old.slots == slots else Filled(slots, old.base, old.hidden)
-        base = torch.empty(self._shape.block, self._outputs)[:, : self._shape.draft_vocab]
-        return Filled(slots, base, torch.empty(self._shape.block, self._shape.width))
+        base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
+        return Filled(slots, base, torch.empty(self.shape.block, self.shape.width))
 
     def _chaining(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> None:
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
@@ -176,7 +181,7 @@ class NativeBlock(BlockRunner):
         return _at(whole) + rows.first * self._row_bytes
 
     def _end_of(self, texts: Sequence[Before]) -> int:
-        return max(text.position for text in texts) + self._shape.block
+        return max(text.position for text in texts) + self.shape.block
 
     def _run(
         self,
@@ -222,10 +227,9 @@ class _Rotations:
         return self._at
 
 
-def _layers(net: BlockNet, weights: DenseWeights) -> "c.Array[library.Layer]":
-    layers = (library.Layer * net.shape.layers)()
-    own = net.state_dict()
-    for i in range(net.shape.layers):
+def _layers(shape: BlockShape, own: Mapping[str, Tensor], weights: DenseWeights) -> "c.Array[library.Layer]":
+    layers = (library.Layer * shape.layers)()
+    for i in range(shape.layers):
         for name in ("q", "k", "v", "o", "down"):
             setattr(layers[i], name, weights.matrix(own[f"layers.{i}.{name}.weight"]))
         layers[i].gate, layers[i].up = weights.matrices(
@@ -236,8 +240,9 @@ def _layers(net: BlockNet, weights: DenseWeights) -> "c.Array[library.Layer]":
     return layers
 
 
-def _model(net: BlockNet, weights: DenseWeights, layers: Any, ids: int) -> library.BlockModel:
-    shape = net.shape
+def _model(
+    shape: BlockShape, own: Mapping[str, Tensor], lent: Lent, weights: DenseWeights, layers: Any, ids: Tensor
+) -> library.BlockModel:
     return library.BlockModel(
         layers=shape.layers,
         width=shape.width,
@@ -249,18 +254,19 @@ def _model(net: BlockNet, weights: DenseWeights, layers: Any, ids: int) -> libra
         rank=shape.markov_rank,
         norm_eps=shape.norm_eps,
         attn_scale=shape.head_dim**-0.5,
-        embed_scale=net.embed_scale,
-        sure_bias=float(net.sure.bias.detach()),
+        embed_scale=lent.embed_scale,
+        sure_bias=float(own["sure.bias"]),
         layer=c.addressof(layers),
-        fc=weights.matrix(net.fc.weight),
-        head=weights.matrix(net.head),
-        markov_out=weights.matrix(net.markov_out.weight),
-        context_norm=weights.floats(net.context_norm.weight),
-        norm=weights.floats(net.norm.weight),
-        mask=weights.floats(net.mask),
-        sure=weights.floats(net.sure.weight),
-        ids=ids,
+        embed=lent.embed.linear,
+        fc=weights.matrix(own["fc.weight"]),
+        head=weights.matrix(lent.head[ids]),
+        markov_out=weights.matrix(own["markov_out.weight"]),
+        context_norm=weights.floats(own["context_norm.weight"]),
+        norm=weights.floats(own["norm.weight"]),
+        mask=weights.floats(own["mask"]),
+        sure=weights.floats(own["sure.weight"]),
+        ids=_at(ids),
         weights=weights.start,
         weights_bytes=weights.used,
-        markov_in=weights.floats(net.markov_in.weight),  # the last: of this only some rows are read
+        markov_in=weights.floats(own["markov_in.weight"]),  # the last: of this only some rows are read
     )

@@ -16,6 +16,7 @@ from paceline.target import cpu
 from paceline.target.kv import BLOCK, PagedCache, blocks_in
 from paceline.target.native import library
 from paceline.target.native.batch import NativeBatch, Spares
+from paceline.target.native.lent import lent
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packed import PackedWeights
 from paceline.target.native.rows import NativeRows
@@ -59,6 +60,7 @@ class NativeTarget(PagedTarget[_Fed]):
         self._rope = _RopeTable(shape)
         self.team = NativeTeam(path, self.threads)
         self._lib = self.team.lib
+        self.lent = lent(self._lib, shape, weights, fingerprint)
         layers = _layers(shape, weights)
         self._held = (weights, layers)  # what the C++ side points at
         model = _model(shape, weights, self._rows, layers)

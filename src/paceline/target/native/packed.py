@@ -47,6 +47,11 @@ class PackedWeights:
     def matrix(self, name: str) -> library.Linear:
         return _linear(self.layout.matrices[name], self._start)
 
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """A copy of a vector, padded."""
+        found = self.layout.vectors[name]
+        return self._data[found.offset :][: 4 * found.length].view(np.float32).copy()
+
     def vector(self, name: str) -> int | None:
         """Where it starts, or None if the model has none of that name."""
         found = self.layout.vectors.get(name)

@@ -401,6 +401,9 @@ void paceline_layout(int32_t* out) {
     for (const int* table : {kCodeBytes, kScaleBytes, kScaleGroups}) out = std::copy_n(table, kFormats, out);
 }
 
-void paceline_unpack(const Linear* weight, int row, float* out) { unpack_row(*weight, row, out); }
+// out: [count][inputs]
+void paceline_unpack(const Linear* weight, const int32_t* rows, int count, float* out) {
+    for (int i = 0; i < count; ++i) unpack_row(*weight, rows[i], out + (int64_t)i * weight->inputs);
+}
 
 }
