@@ -13,6 +13,7 @@ from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
+from paceline.drafters.heads import grow as grow_module
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.grow import grow
 from paceline.drafters.legal import CERTAIN
@@ -21,7 +22,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
-from paceline.heads.block_runner import TorchBlock
+from paceline.heads.block_runner import Place, TorchBlock
 from paceline.heads.calibration import Calibration
 from paceline.heads.teach import Lesson
 from paceline.sampling import Floats, History, law
@@ -304,6 +305,29 @@ def test_the_likeliest_nodes_of_a_tree_come_first() -> None:
         said_so = [tree.tokens[i] for i in path]
         rows = teacher_forced(net, seq, said_so)
         assert all(token in np.argsort(-rows[place])[:3] for place, token in enumerate(said_so))
+
+
+def test_a_tree_needs_few_looks_and_is_the_same_with_many(
+    net: BlockNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, looks = TorchBlock(net), list[int]()
+    look = runner.look
+
+    def counted(places: Sequence[Place]) -> tuple[Floats, list[float]]:
+        looks.append(len(places))
+        return look(places)
+
+    monkeypatch.setattr(runner, "look", counted)
+    drafter = BlockDrafter(runner)
+    seq = ready(drafter, spec=SpecConfig(("block",), tree_width=3))
+    (quick,) = drafter.draft([Ask(seq, 14)])
+    few = len(looks)
+    drafter._blocks[seq.id].said.clear()
+    monkeypatch.setattr(grow_module, "ABREAST", 1)
+    (one_by_one,) = drafter.draft([Ask(seq, 14)])
+    assert (one_by_one.tokens, one_by_one.parents) == (quick.tokens, quick.parents)
+    assert one_by_one.scores == pytest.approx(quick.scores, rel=1e-4)
+    assert few < len(looks) - few
 
 
 def test_confidence_is_calibrated_and_never_certain() -> None:

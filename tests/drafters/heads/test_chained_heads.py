@@ -14,7 +14,7 @@ from torch_cases import CONFIG, VOCAB
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.constraints.walk import Masks
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.heads import eagle as eagle_module
+from paceline.drafters.heads import grow as grow_module
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.grow import Spot
 from paceline.drafters.heads.medusa import MedusaDrafter
@@ -231,7 +231,7 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
     assert len(draft) == 16
     quick = len(passes)
     drafter._ahead["a"].guessed.clear()
-    monkeypatch.setattr(eagle_module, "ABREAST", 1)
+    monkeypatch.setattr(grow_module, "ABREAST", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 16)])
     assert (one_by_one.tokens, one_by_one.parents) == (draft.tokens, draft.parents)
     assert one_by_one.scores == pytest.approx(draft.scores, rel=1e-4)

@@ -28,6 +28,7 @@ from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, Seen, Seq
 class _Block:
     length: int  # of the text it follows
     filled: Filled
+    said: dict[tuple[int, ...], tuple[Floats, float]] = field(default_factory=dict)  # after these guesses
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class BlockDrafter(Drafter):
             for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
                 self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
             others = [ask for ask in ready if not self._is_simple(ask)]
-            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self._vocab)]
+            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self._vocab, self._foresee)]
             ready = [*simple, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         bound = [ask for ask in simple if ask.cursor is not None]
@@ -248,14 +249,22 @@ class BlockDrafter(Drafter):
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""
-        found = [_NOTHING] * len(spots)
-        inside = [(i, spot) for i, spot in enumerate(spots) if len(spot.written) < self._size]
-        if not inside:
-            return found
-        logits, sure = self.runner.look([self._place(spot.ask, spot.written) for _, spot in inside])
-        for (i, spot), row, logit in zip(inside, logits, sure, strict=True):
-            found[i] = self._whole(row), self.calibration.chance(len(spot.written), logit)
-        return found
+        self._foresee(spots)
+        return [self._said(spot) for spot in spots]
+
+    def _foresee(self, spots: Sequence[Spot]) -> None:
+        inside = [spot for spot in spots if len(spot.written) < self._size]
+        new = [spot for spot in inside if spot.written not in self._blocks[spot.ask.seq.id].said]
+        if not new:
+            return
+        logits, sure = self.runner.look([self._place(spot.ask, spot.written) for spot in new])
+        for spot, row, logit in zip(new, logits, sure, strict=True):
+            chance = self.calibration.chance(len(spot.written), logit)
+            self._blocks[spot.ask.seq.id].said[spot.written] = row, chance
+
+    def _said(self, spot: Spot) -> tuple[Floats | None, float]:
+        said = self._blocks[spot.ask.seq.id].said.get(spot.written)
+        return _NOTHING if said is None else (self._whole(said[0]), said[1])
 
     def _place(self, ask: Ask, written: Sequence[int]) -> Place:
         return Place(self._blocks[ask.seq.id].filled, len(written), (written or ask.seq.tokens)[-1])

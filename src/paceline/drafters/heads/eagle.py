@@ -7,7 +7,6 @@ are made only where one is asked for: most chains need no more than the best gue
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from paceline.sampling.law import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
 
 Path = tuple[int, ...]  # guesses after the text
-ABREAST: Final = 8  # rows of a tree in one pass: they cost little more than one
 
 
 @dataclass(slots=True)
@@ -100,7 +98,7 @@ class EagleDrafter(Drafter):
         others = [ask for ask in ready if not _is_simple(ask)]
         drafts = [
             *self._chains(simple),
-            *grow(others, self._look, self.name, self.net.shape.vocab, ABREAST),
+            *grow(others, self._look, self.name, self.net.shape.vocab, self._foresee),
         ]
         self._texts = None
         of = {ask.seq.id: draft for ask, draft in zip([*simple, *others], drafts, strict=True)}
@@ -126,8 +124,11 @@ class EagleDrafter(Drafter):
         return known is not None and known.length == len(seq.tokens)
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, None]]:
-        self._know([(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block])
+        self._foresee(spots)
         return [(self._row(spot), None) for spot in spots]
+
+    def _foresee(self, spots: Sequence[Spot]) -> None:
+        self._know([(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block])
 
     def _know(self, near: Sequence[tuple[Seq, Path]]) -> None:
         """What follows these paths, and what follows those that lead there."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
+from typing import Final
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ class Spot:
 # What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right, None
 # if the logits say it. A spot it can say nothing of has no logits.
 Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float | None]]]
+# Told of a tree's next place, and of those that are likely to come after it: to find out about all at once.
+Foresee = Callable[[Sequence[Spot]], None]
+ABREAST: Final = 8  # places of a tree that are foreseen: in one pass they cost little more than one
 
 
 @dataclass(slots=True)
@@ -66,18 +70,16 @@ class Growing:
         )
 
 
-def grow(asks: Sequence[Ask], look: Look, name: str, vocab: int, abreast: int = 1) -> list[Draft]:
-    """A draft for each ask; its cursor stays where it is.
-
-    abreast: how many places of a tree are looked at in one go. A head for which that is quicker remembers
-    what it said of those beyond the first, and is asked again should the tree grow there.
-    """
+def grow(
+    asks: Sequence[Ask], look: Look, name: str, vocab: int, foresee: Foresee | None = None
+) -> list[Draft]:
+    """A draft for each ask; its cursor stays where it is."""
     growing = [Growing(ask) for ask in asks]
     spots = [(g, spot) for g in growing if (spot := _first(g.ask)) is not None]
     _grow_chains([(g, spot) for g, spot in spots if not _wide(g.ask)], look, vocab)
     for g, spot in spots:
         if _wide(g.ask):
-            _grow_tree(g, spot, look, vocab, abreast)
+            _grow_tree(g, spot, look, vocab, foresee)
     return [g.draft(name) for g in growing]
 
 
@@ -116,16 +118,18 @@ def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) 
         active = going
 
 
-def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, abreast: int) -> None:
+def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, foresee: Foresee | None) -> None:
     """The likeliest nodes, as far as the budget goes; a node's chance to be reached falls along its path."""
     ahead: list[tuple[float, int, int, int, float, Spot]] = []
     count = 0
 
     def open_up(spot: Spot, parent: int, reached: float) -> None:
         nonlocal count
-        next_best = nsmallest(min(abreast, g.room) - 1, ahead)
-        others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
-        row, sure = look([spot, *others])[0]
+        if foresee is not None:
+            next_best = nsmallest(min(ABREAST, g.room) - 1, ahead)
+            others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
+            foresee([spot, *others])
+        row, sure = look([spot])[0]
         found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, weighed=True)
         for token, score in zip(found.tokens, _scores(found, sure), strict=True):
             count += 1
