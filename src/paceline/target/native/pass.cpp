@@ -359,6 +359,8 @@ void* paceline_team(int threads) {
 
 void paceline_disband(void* team) { delete static_cast<Team*>(team); }
 
+void paceline_fetch_no_more(void* team) { static_cast<Team*>(team)->fetch_no_more(); }
+
 // The team must outlive it.
 void* paceline_open(const Model* model, void* team) {
     try {
