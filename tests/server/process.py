@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 
-START_S = 60
+START_S = 300  # on a machine that has much else to do
 MODEL = "smollm2-135m"
 COMMAND = (sys.executable, "-c", "from paceline.cli import main; main()")
 
