@@ -27,7 +27,7 @@ class Process:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -61,6 +61,7 @@ LEARN = LearnConfig(
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}
 WAIT_S = 300  # on a machine that has much else to do
+LEARN_S = 1800  # there, whoever is least in rank gets only what all others leave
 
 
 def question(country: str) -> str:
@@ -139,8 +140,8 @@ class Client:
             extra_body={"store": False, "ignore_eos": True, "speculative_config": BLOCK},
         )
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        assert until(holds, WAIT_S), "\n".join(self._life.log)
+    def until(self, holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
+        assert until(holds, seconds), "\n".join(self._life.log)
 
     def new_learner(self) -> int:
         """The process, once there is one."""
@@ -191,6 +192,7 @@ def _live(client: Client, server: Running, drafter: Path, seen: Life) -> None:
     seen.nice = os.getpriority(os.PRIO_PROCESS, learner)
     client.watched(learner)
     client.until(lambda: state(learner) != "T")
+    client.until(lambda: state(learner) == "", LEARN_S)
     client.until(lambda: client.counted("drafter_version") == 1)
     client.measure("after")
     seen.metrics["texts"] = str(client.counted("learn_texts_total"))
