@@ -216,7 +216,6 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_close.restype = None
     library.paceline_close.argtypes = (c.c_void_p,)
     library.paceline_forward.argtypes = (c.c_void_p, c.POINTER(Pass))
-    library.paceline_multiply.restype = None
     library.paceline_multiply.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
     library.paceline_unpack.restype = None
     library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_int, c.c_void_p)

@@ -69,7 +69,7 @@ struct Stretch {
 
 class Team {
 public:
-    using Job = void (*)(void* context, Team& team, int member);
+    using Job = void (*)(void* context, Team& team, int member);  // must not throw: the others would wait for ever
 
     explicit Team(int size) : size_(size) {
         try {
