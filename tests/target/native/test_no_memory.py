@@ -64,7 +64,6 @@ def test_a_guess_that_cannot_be_drawn_is_told(threads: int) -> None:
     number, word, pointer = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     drawn: list[int] = []
 
-    @ctypes.CFUNCTYPE(number, pointer, pointer, number, pointer, word, word)
     def second_fails(*_: object) -> int:
         drawn.append(len(drawn))
         return 1 if len(drawn) != 2 else -2
@@ -72,7 +71,8 @@ def test_a_guess_that_cannot_be_drawn_is_told(threads: int) -> None:
     runner = native(a_net(SHAPE), threads=threads)
     blocks = runner.fill([a_text(runner, SHAPE, 9, seed) for seed in range(2)], SHAPE.block)
     places = [Place(block, 0, 5) for block in blocks]
-    where = ctypes.cast(second_fails, pointer).value
+    choose = ctypes.CFUNCTYPE(number, pointer, pointer, number, pointer, word, word)(second_fails)
+    where = ctypes.cast(choose, pointer).value
     assert where is not None
     draw = Draw(where, 0, [(0, 0)] * SHAPE.block, None)
     with pytest.raises(ModelError, match="no memory for a pass of the drafter"):
