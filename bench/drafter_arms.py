@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,11 @@ class Arm:
     drafters: tuple[str, ...]
     rows: int = 0  # most guesses of a tree; 0: a chain
     bound: bool = False  # guesses only where there is a grammar
+
+    def goes_by(self, name: str) -> bool:
+        """Its own name, or its drafters', as which `model` stands for every way to use one."""
+        joined = "+".join(self.drafters)
+        return name in (self.name, joined) or joined in [f"{name} by {way}" for way in WAYS]
 
     def spec(self, length: int, most: int, width: int, planned: bool) -> SpecConfig:
         """length: always so many guesses; most: at most so many, where the controller plans them."""
@@ -140,16 +145,30 @@ def _trained(llm: LLM, one: Trained, path: Path, config: EngineConfig) -> Drafte
     return drafter
 
 
-def arms(stock: Stock, trained: Sequence[str], trees: Sequence[int]) -> list[Arm]:
-    """Alone, joined, as the default lists, and as trees of so many guesses. trained: those of the stock."""
+def arms(names: Collection[str], trained: Sequence[str], trees: Sequence[int]) -> list[Arm]:
+    """Alone, joined, as the default lists, and as trees of so many guesses. trained: which of them are."""
     default = SpecConfig().drafters
     chains = [
         Arm(PLAIN, (PLAIN,)),
         Arm("grammar", ("grammar",), bound=True),
-        *(Arm(name, (name,)) for name in stock.mb),
+        *(Arm(name, (name,)) for name in names),
         *(Arm(f"suffix+{head}", ("suffix", head)) for head in trained),
         Arm("default", default),
         *(Arm(f"default+{head}", (*default, head)) for head in trained),
     ]
     wide = [arm for arm in chains if set(arm.drafters) <= {*WIDE, *trained}]
     return chains + [Arm(f"{arm.name}, trees of {n}", arm.drafters, n) for arm in wide for n in trees]
+
+
+def wanted(every: Sequence[Arm], names: Sequence[str] | None) -> list[Arm]:
+    """Those that go by these names, and plain decoding; None: all. A name that no line goes by ends it."""
+    if names is None:
+        return list(every)
+    unknown = [name for name in names if not any(arm.goes_by(name) for arm in every)]
+    if unknown or not names:
+        known = ", ".join(arm.name for arm in every if not arm.rows)
+        raise SystemExit(
+            f"--drafters: there is no {' and no '.join(map(repr, unknown)) or 'name'}, but {known}; "
+            "--draft-model and --trained add more"
+        )
+    return [arm for arm in every if any(map(arm.goes_by, (PLAIN, *names)))]

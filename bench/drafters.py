@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--most", type=int, default=SpecConfig().max_draft, help="where it is planned")
     found.add_argument("--trees", type=_numbers, help="most guesses of trees: 16,31 on a GPU, none on a CPU")
     found.add_argument("--width", type=int, default=4, help="of trees")
-    found.add_argument("--drafters", type=_names, help="only these lists, their trees, and none")
+    found.add_argument(
+        "--drafters", type=_names, help="only these lists, their trees, and none; model: however it is used"
+    )
     found.add_argument("--repeats", type=int, default=3)
     found.add_argument("--minutes", type=float, help="in all; turns are left out rather than repeats")
     found.add_argument("--seed", type=int, default=0)
@@ -131,20 +133,25 @@ def _stocked(
     config = EngineConfig(device=options.device, threads=options.threads)
     draft_model = options.draft_model or DRAFT_MODELS.get(options.model)
     path = models.resolve(options.model)
+    trees = [int(n) for n in (TREES["cuda" if gpu else "cpu"] if options.trees is None else options.trees)]
+    makers = drafter_arms.makers(llm, path, config, trained, draft_model)
+    asked = drafter_arms.wanted(drafter_arms.arms(makers, list(trained), trees), options.drafters)
+    needed = {name for arm in asked for name in arm.drafters}
     use = runs.try_out(turns[0].prompt.tokens)
-    for name, make in drafter_arms.makers(llm, path, config, trained, draft_model).items():
-        if options.drafters is None or any(name in line.split("+") for line in options.drafters):
+    for name, make in makers.items():
+        if name in needed:
             stock.add(name, make, use, gpu)
-    trees = options.trees if options.trees is not None else TREES["cuda" if gpu else "cpu"]
-    there = [name for name in trained if name in stock.drafters]
-    every = drafter_arms.arms(stock, there, [int(n) for n in trees])
-    if not any(turn.bound for turn in turns):
-        every = [arm for arm in every if not arm.bound]
-    return [arm for arm in every if _wanted(arm, options.drafters)]
+    return measurable(asked, stock, any(turn.bound for turn in turns))
 
 
-def _wanted(arm: Arm, names: Sequence[str] | None) -> bool:
-    return names is None or "+".join(arm.drafters) in names or arm.name in (drafter_arms.PLAIN, *names)
+def measurable(asked: Sequence[Arm], stock: Stock, bound: bool) -> list[Arm]:
+    """Of the lines asked for, those whose drafters are there. bound: whether any turn has a grammar."""
+    every = stock.every()
+    found = [arm for arm in asked if set(arm.drafters) <= set(every) and (bound or not arm.bound)]
+    if len(asked) > len(found) and all(arm.name == drafter_arms.PLAIN for arm in found):
+        reasons = [reason for reason in stock.left_out if reason != NO_PREDICTION]
+        raise SystemExit(f"nothing to measure: {'; '.join(reasons) or 'no turn has a grammar'}")
+    return found
 
 
 def _write(results: Sequence[dict[str, Any]]) -> None:

@@ -4,10 +4,12 @@ import ctypes
 import logging
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scarce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,6 +245,22 @@ def test_without_a_compiler_numpy_chooses(
 def forget() -> None:
     native._functions.cache_clear()
     native.chooser.cache_clear()
+
+
+@pytest.mark.parametrize("share", [None, 0.5, 0.01])
+def test_where_memory_ends_an_error_tells_and_the_next_choice_is_right(share: float | None) -> None:
+    library = load("sampling", [Unit(SOURCE)], HEADERS, scarce.FLAGS)
+    p = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, logit_bias=((0, 5.0),))
+    x, history, mask = a_row("usual", 9000, 1), a_history(9000, 1), a_mask(9000, share, 1)
+    native_chooser, memory = NativeChooser(p, bind(library)), scarce.Scarce(library)
+
+    def chosen() -> int:
+        return native_chooser(x, noise_key(3, 0, CHOICE, 1), history, mask)
+
+    with ThreadPoolExecutor(1) as fresh:  # what a thread has allocated it keeps
+        failed, token = fresh.submit(memory.failures, chosen, "no memory to choose one of 9000").result()
+    assert failed > 0
+    assert token == by_numpy(x, p, 3, history, mask)
 
 
 def test_settings_are_laid_out_as_in_c() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench import drafter_rows, drafter_turns
-from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads
+from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads, wanted
 from bench.drafter_runs import Outcome, Runs, Sample, Settings
 from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather, never_taught
+from bench.drafters import NO_PREDICTION, measurable
 from bench.workload import ROOT, Prompt
+from paceline import SpecConfig
 from paceline.constraints import Compiler
 from paceline.drafters.model import ModelDrafter
 from paceline.engine.judge import judge
@@ -71,13 +73,47 @@ def test_plain_never_guesses_and_only_trees_are_wide() -> None:
 
 def test_the_table_has_every_drafter_alone_and_joined() -> None:
     stock = Stock(mb={"ngram": 1.0, "suffix": 2.0, "self": 0.0, "block": 100.0})
-    found = {arm.name: arm for arm in arms(stock, ["block"], trees=[16])}
+    found = {arm.name: arm for arm in arms(stock.mb, ["block"], trees=[16])}
     alone, joined = ("ngram", "suffix", "self", "block"), ("suffix+block", "default", "default+block")
     wide = (f"{name}, trees of 16" for name in ("suffix", "block", "suffix+block"))
     assert list(found) == [PLAIN, "grammar", *alone, *joined, *wide]
     assert [name for name, arm in found.items() if arm.bound] == ["grammar"]
     assert found["default+block"].drafters == (*found["default"].drafters, "block")
     assert stock.memory(found["suffix+block"]) == 102.0
+
+
+def test_a_line_is_asked_for_by_its_name_or_its_drafters() -> None:
+    every = arms(["suffix", "model by tokens", "model by text", "block by a"], ["block by a"], trees=[16])
+
+    def asked(*names: str) -> list[str]:
+        return [arm.name for arm in wanted(every, names)]
+
+    assert wanted(every, None) == every
+    assert asked("model") == [PLAIN, "model by tokens", "model by text"]
+    assert asked("model by text") == [PLAIN, "model by text"]
+    assert asked("suffix") == [PLAIN, "suffix", "suffix, trees of 16"]
+    assert asked("+".join(SpecConfig().drafters)) == asked("default") == [PLAIN, "default"]
+    assert asked(PLAIN) == [PLAIN]
+
+
+@pytest.mark.parametrize("names", [["sufix"], ["suffix", "model"], ["block"], []])
+def test_a_name_that_no_line_goes_by_is_refused(names: list[str]) -> None:
+    every = arms(["suffix", "block by a"], ["block by a"], trees=[16])
+    told = f"no {names[-1]!r}, but none" if names else "no name, but none"
+    with pytest.raises(SystemExit, match=rf"{told}, grammar, suffix, .*default\+block by a; "):
+        wanted(every, names)
+
+
+def test_a_table_of_nothing_is_refused() -> None:
+    plain, quantized = Arm(PLAIN, (PLAIN,)), Arm("quantized", ("quantized",))
+    grammar = Arm("grammar", ("grammar",), bound=True)
+    stock = Stock(left_out=[NO_PREDICTION, "quantized: no room"])
+    with pytest.raises(SystemExit, match=r"^nothing to measure: quantized: no room$"):
+        measurable([plain, quantized], stock, bound=True)
+    with pytest.raises(SystemExit, match="no turn has a grammar"):
+        measurable([plain, grammar], Stock(), bound=False)
+    assert measurable([plain, quantized, grammar], stock, bound=True) == [plain, grammar]
+    assert measurable([plain], Stock(), bound=False) == [plain]
 
 
 def test_trained_drafters_go_by_their_kind_or_by_their_name(

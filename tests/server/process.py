@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 import openai
 
-START_S = 60
+START_S = 300  # on a machine that has much else to do
 MODEL = "smollm2-135m"
 COMMAND = (sys.executable, "-c", "from paceline.cli import main; main()")
 
@@ -27,7 +27,7 @@ class Process:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -14,7 +14,7 @@ from paceline import EngineConfig
 from paceline.server.app import App
 from paceline.server.serving import ServerSettings, asgi, build
 
-START_S = 60
+START_S = 300  # on a machine that has much else to do
 IDLE_S = 20
 
 
@@ -28,10 +28,10 @@ class Running:
         return self.app.service.llm.name
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
 
     @property
     def in_flight(self) -> int:

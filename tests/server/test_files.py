@@ -3,7 +3,6 @@
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from paceline.errors import RouteError
 from paceline.server.files import CHECK_EVERY_S, MAX_BYTES, Reloaded, read
 
+WAIT_S = 60
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
 
@@ -151,7 +151,7 @@ def test_nobody_waits_for_a_file_that_is_being_read(tmp_path: Path) -> None:
         number = load_number(path)
         if number == 2:
             reading.set()
-            assert go_on.wait(10)
+            assert go_on.wait(WAIT_S)
         return number
 
     reloaded = Reloaded(file, slow, clock)
@@ -159,10 +159,9 @@ def test_nobody_waits_for_a_file_that_is_being_read(tmp_path: Path) -> None:
     clock.now += 2
     reader = threading.Thread(target=reloaded.current)
     reader.start()
-    assert reading.wait(10)
-    start = time.monotonic()
+    assert reading.wait(WAIT_S)
     assert reloaded.current() == 1
-    assert time.monotonic() - start < 1
+    assert reader.is_alive()
     go_on.set()
     reader.join()
     assert reloaded.current() == 2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from pydantic import BaseModel
-from running import Running, running, until
+from running import IDLE_S, Running, running, until
 
 from paceline.server.responses_wire import ResponsesRequest
 from paceline.server.wire import ChatRequest, CompletionRequest
@@ -95,7 +95,7 @@ class Traced(NamedTuple):
     def saved(self, *answers: httpx.Response) -> bytes:
         """All that is on the disk, once these are."""
         ids = [answer.json()["id"].encode() for answer in answers]
-        assert until(lambda: all(name in self.written() for name in ids), 10)
+        assert until(lambda: all(name in self.written() for name in ids), IDLE_S)
         return self.written()
 
     def written(self) -> bytes:

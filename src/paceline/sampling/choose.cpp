@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t CHUNK = 4096;      // tokens with one maximum
 constexpr double MOST_NOISE = 22.9;  // no noise is larger
+constexpr int64_t NONE_ALLOWED = -1, NO_MEMORY = -2;  // in the place of a token: as in native.py
 
 struct Settings {             // filled in by native.py, field by field
     double top_p;             // 1: off
@@ -263,15 +264,17 @@ int64_t drawn(const Row& row, int64_t top, const Settings& s, Key key, Scratch& 
 
 }  // namespace
 
-// mask: [(vocab + 31) / 32] the bits of the allowed tokens, or null; -1 is returned if it allows none.
+// No exception may leave these: what fails is memory.
+
+// mask: [(vocab + 31) / 32] the bits of the allowed tokens, or null.
 // text: read only where there are penalties.
 extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Settings* settings,
                                    const uint32_t* mask, const int64_t* text, int64_t length, int64_t spoken,
-                                   uint32_t key_high, uint32_t key_low) {
+                                   uint32_t key_high, uint32_t key_low) try {
     thread_local Scratch own;
     hold(own.ids, FEW + 1);
     const int64_t allowed = mask == nullptr ? 0 : first_allowed(mask, vocab, own.ids.data(), FEW + 1);
-    if (mask != nullptr && allowed == 0) return -1;
+    if (mask != nullptr && allowed == 0) return NONE_ALLOWED;
     if (allowed == 1) return own.ids[0];
     const bool few = mask != nullptr && allowed <= FEW;
     const bool greedy = settings->per_temperature == 0;
@@ -281,14 +284,18 @@ extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Set
     if (mask != nullptr && !few && !(greedy && allows(mask, top))) top = best_allowed(row, mask, top, own);
     if (!greedy && std::isfinite(row.x[top])) top = drawn(row, top, *settings, {key_high, key_low}, own);
     return row.id(top);
+} catch (...) {
+    return NO_MEMORY;
 }
 
 // The place of the token where the row is of some tokens only, ids [n] ascending; nothing is asked of the text.
 extern "C" int64_t paceline_choose_among(const float* logits, const int64_t* ids, int64_t n, const Settings* settings,
-                                         uint32_t key_high, uint32_t key_low) {
+                                         uint32_t key_high, uint32_t key_low) try {
     thread_local Scratch own;
     const Row row = processed({logits, ids, n}, *settings, {nullptr, 0, 0}, own);
     const int64_t top = best_of(row.x, row.n);
     if (settings->per_temperature == 0 || !std::isfinite(row.x[top])) return top;
     return drawn(row, top, *settings, {key_high, key_low}, own);
+} catch (...) {
+    return NO_MEMORY;
 }

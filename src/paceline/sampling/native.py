@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.compiled import Unit, library, load
 from paceline.config import SamplingParams
-from paceline.errors import NotCompiled
+from paceline.errors import ModelError, NotCompiled
 from paceline.sampling.allowed import check_length, nothing_allowed
 from paceline.sampling.choice import choose
 from paceline.sampling.law import NO_HISTORY, Floats, History, law, lowest, penalises
@@ -21,6 +21,7 @@ from paceline.types import Bits
 
 SOURCE: Final = Path(__file__).with_name("choose.cpp")
 HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "mask.h", "numbers.h"))
+NO_MEMORY: Final = -2  # in the place of a token: as in choose.cpp
 
 Function = Callable[..., int]
 
@@ -105,6 +106,8 @@ class NativeChooser(Chooser):
             history.prompt_len,
             *key,
         )
+        if token == NO_MEMORY:
+            raise ModelError(f"no memory to choose one of {len(row)} tokens: give a smaller cache_mb")
         if token < 0:
             raise nothing_allowed()
         return token

@@ -123,7 +123,7 @@ class Packed:
         x = np.ascontiguousarray(x, np.float32)
         assert x.shape[1] == self.linear.inputs
         out = np.full((len(x) + 1, self.linear.outputs), np.nan, np.float32)
-        lib.paceline_multiply(ctypes.byref(self.linear), x.ctypes.data, len(x), out.ctypes.data)
+        assert not lib.paceline_multiply(ctypes.byref(self.linear), x.ctypes.data, len(x), out.ctypes.data)
         assert np.isnan(out[len(x)]).all(), "written past the last row"
         return out[: len(x)]
 

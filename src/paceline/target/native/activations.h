@@ -59,11 +59,12 @@ public:
     void shape(int rows, int groups) {
         groups_ = groups;
         if (rows != rows_) {
-            rows_ = rows;
+            rows_ = -1;  // if there is no memory for what follows
             strips_ = strips_of(rows);
             strip_of_.resize(rows);
             for (size_t i = 0; i < strips_.size(); ++i)
                 std::fill_n(strip_of_.begin() + strips_[i].first, strips_[i].rows, (int)i);
+            rows_ = rows;
         }
         size_t blocks = (size_t)rows * groups;
         codes_.need(blocks * kGroup);

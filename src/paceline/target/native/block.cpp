@@ -35,7 +35,9 @@ void BlockFiller::run(const Drafting& drafting) {
     if (reading_->parts) prepare_reading();
     if (filling_->texts) prepare_filling();
     if (chaining_->chains) prepare_chaining();
+    no_draw_ = false;
     team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
+    if (no_draw_) throw std::bad_alloc();
     team_.expect({model_.weights, (size_t)model_.weights_bytes});
 }
 
@@ -361,27 +363,24 @@ void BlockFiller::score(int me) {
 // ---------------------------------------------------------------------------------------------- for Python
 using namespace PACELINE_PATH;
 
+// No exception may leave these. What fails is memory.
 extern "C" {
 
 // The team must outlive it.
-void* paceline_block_open(const BlockModel* model, void* team) {
-    try {
-        return new BlockFiller(*model, *static_cast<Team*>(team));
-    } catch (...) {
-        return nullptr;
-    }
+void* paceline_block_open(const BlockModel* model, void* team) try {
+    return new BlockFiller(*model, *static_cast<Team*>(team));
+} catch (...) {
+    return nullptr;
 }
 
 void paceline_block_close(void* filler) { delete static_cast<BlockFiller*>(filler); }
 
 // 0, or 1 where there was no memory for it.
-int paceline_block_run(void* filler, const Drafting* drafting) {
-    try {
-        static_cast<BlockFiller*>(filler)->run(*drafting);
-        return 0;
-    } catch (...) {
-        return 1;
-    }
+int paceline_block_run(void* filler, const Drafting* drafting) try {
+    static_cast<BlockFiller*>(filler)->run(*drafting);
+    return 0;
+} catch (...) {
+    return 1;
 }
 
 // What library.py repeats of block_model.h, in its order.

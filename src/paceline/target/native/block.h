@@ -89,6 +89,7 @@ private:
     std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number
     std::vector<Best> best_;              // [2][members][chains]: of steps in turn
     bool draws_ = false;                  // whether any chain does
+    std::atomic<bool> no_draw_{false};    // whether one of them could not, for want of memory
     Buffer<float> logits_;                // [chains][head.outputs]
     float* kept_ = nullptr;               // where the logits of a step go, if anywhere
     std::vector<Buffer<float>> scratch_;  // of each member

@@ -88,7 +88,9 @@ void BlockFiller::draw(int step, int me, Best* best) {
         if (!chain.draw.choose || step >= chain.steps) continue;
         const float* logits = kept_ + (int64_t)c * model_.markov_out.outputs;
         const uint32_t* key = chain.draw.keys + 2 * step;
-        best[c] = {INFINITY, (int32_t)chain.draw.choose(logits, model_.ids, model_.draft_vocab, chain.draw.settings, key[0], key[1])};
+        const int64_t number = chain.draw.choose(logits, model_.ids, model_.draft_vocab, chain.draw.settings, key[0], key[1]);
+        if (number < 0) no_draw_ = true;
+        else best[c] = {INFINITY, (int32_t)number};
     }
 }
 

@@ -49,7 +49,8 @@ struct Filling {
     Rotations turn;
 };
 
-// How guesses are drawn; without it they are the likeliest.
+// How guesses are drawn; without it they are the likeliest. choose: a number below n; less than 0 where there was no
+// memory for it.
 struct Draw {
     int64_t (*choose)(const float* logits, const int64_t* ids, int64_t n, const void* settings, uint32_t high, uint32_t low);
     const void* settings;

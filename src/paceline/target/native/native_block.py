@@ -195,6 +195,7 @@ class NativeBlock(BlockRunner):
     ) -> None:
         """last: the position before which all lies that is computed."""
         given = self._call.whole(self._turn.up_to(last), parts, texts, slots, chains, steps, logits)
+        self._team.held = self._held, self._team.held  # both: threads may still fetch the old ones
         if self._native(self._filler, given):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
         self._team.held = self._held

@@ -347,44 +347,42 @@ void Decoder::score(int me) {
 // ---------------------------------------------------------------------------------------------- for Python
 using namespace PACELINE_PATH;
 
+// No exception may leave these. What fails is memory, or a thread that cannot be had.
 extern "C" {
 
-void* paceline_team(int threads) {
-    try {
-        return new Team(threads);
-    } catch (...) {
-        return nullptr;
-    }
+void* paceline_team(int threads) try {
+    return new Team(threads);
+} catch (...) {
+    return nullptr;
 }
 
 void paceline_disband(void* team) { delete static_cast<Team*>(team); }
 
+void paceline_fetch_no_more(void* team) { static_cast<Team*>(team)->fetch_no_more(); }
+
 // The team must outlive it.
-void* paceline_open(const Model* model, void* team) {
-    try {
-        return new Decoder(*model, *static_cast<Team*>(team));
-    } catch (...) {
-        return nullptr;
-    }
+void* paceline_open(const Model* model, void* team) try {
+    return new Decoder(*model, *static_cast<Team*>(team));
+} catch (...) {
+    return nullptr;
 }
 
 void paceline_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
 // 0, or 1 where there was no memory for it.
-int paceline_forward(void* decoder, const Pass* pass) {
-    try {
-        static_cast<Decoder*>(decoder)->forward(*pass);
-        return 0;
-    } catch (...) {
-        return 1;
-    }
+int paceline_forward(void* decoder, const Pass* pass) try {
+    static_cast<Decoder*>(decoder)->forward(*pass);
+    return 0;
+} catch (...) {
+    return 1;
 }
 
 // y [rows][outputs] = x [rows][inputs] with the rows quantised as in a pass: for tests and measurements.
-void paceline_multiply(const Linear* weight, const float* x, int rows, float* y) {
-    const unsigned mode = flush_denormals();
+// 0, or 1 where there was no memory for it.
+int paceline_multiply(const Linear* weight, const float* x, int rows, float* y) try {
     Activations in;
     in.shape(rows, weight->groups());
+    const unsigned mode = flush_denormals();
     for (int r = 0; r < rows; ++r)
         for (int g = 0; g < weight->groups(); ++g) {
             const float* from = x + (size_t)r * weight->inputs + g * kGroup;
@@ -393,6 +391,9 @@ void paceline_multiply(const Linear* weight, const float* x, int rows, float* y)
     for (int tile = 0; tile < weight->outputs / kTile; ++tile)
         linear_tile(*weight, tile, in, y + tile * kTile, weight->outputs);
     restore_denormals(mode);
+    return 0;
+} catch (...) {
+    return 1;
 }
 
 // What library.py repeats of formats.h and model.h, in its order.

@@ -1,8 +1,10 @@
 """The threads that native passes run on: the target's and its drafter's take turns on the same ones."""
 
+import atexit
 import os
 import threading
 import weakref
+from typing import Final
 
 from paceline.errors import ModelError
 from paceline.target.native import library
@@ -21,6 +23,7 @@ class NativeTeam:
         self.held: object = None  # the weights that threads fetch while nobody has work for them
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
+        _TEAMS.add(self)
 
     def busy(self) -> threading.Lock:
         """To be held during a pass."""
@@ -29,3 +32,17 @@ class NativeTeam:
                 "the process was forked after this model was loaded: load it again in the new one"
             )
         return self._one_at_a_time
+
+    def fetch_no_more(self) -> None:
+        if os.getpid() == self._process:  # in a forked one its threads are not there
+            self.lib.paceline_fetch_no_more(self.handle)
+
+
+_TEAMS: Final = weakref.WeakSet[NativeTeam]()
+
+
+@atexit.register
+def _before_weights_are_freed() -> None:
+    """Threads outlive every object of the interpreter: one may still be inside a pass, so none is ended."""
+    for team in list(_TEAMS):
+        team.fetch_no_more()

@@ -69,7 +69,7 @@ struct Stretch {
 
 class Team {
 public:
-    using Job = void (*)(void* context, Team& team, int member);
+    using Job = void (*)(void* context, Team& team, int member);  // must not throw: the others would wait for ever
 
     explicit Team(int size) : size_(size) {
         try {
@@ -98,6 +98,12 @@ public:
     // stay where they are until another one is expected.
     void expect(Stretch weights) { expected_ = weights; }
     Stretch expected() { return std::exchange(expected_, {}); }
+
+    // From its return on no member fetches anything, so that all weights may be freed. Jobs may run meanwhile.
+    void fetch_no_more() {
+        may_fetch_.store(false);
+        while (fetching_.load()) std::this_thread::yield();
+    }
 
     // Waits for all; what was written before is seen by all after. Shared work starts anew.
     void barrier() {
@@ -147,13 +153,15 @@ private:
     }
 
     // This member's share of it, as long as no job comes.
-    void fetch(const Stretch& all, int member, uint32_t seen) const {
+    void fetch(const Stretch& all, int member, uint32_t seen) {
+        fetching_.fetch_add(1);  // before the first look at whether it may
         const size_t share = all.bytes / (size_ - 1);
         const char *at = all.begin + share * (member - 1), *end = at + share;
         for (int line = 0; at < end; at += kLine, ++line) {
-            if (line % kLook == 0 && start_.now() != seen) return;
+            if (line % kLook == 0 && (start_.now() != seen || !may_fetch_.load())) break;
             (void)*(const volatile char*)at;  // most prefetches would be dropped, so many come at once
         }
+        fetching_.fetch_sub(1);
     }
 
     static constexpr int kLine = 64;  // bytes
@@ -165,7 +173,8 @@ private:
     void* context_ = nullptr;
     Stretch ahead_, expected_;
     Gate start_{20000}, meet_{2000};  // of some 10 to 25 nanoseconds each
-    std::atomic<int> arrived_{0};
+    std::atomic<int> arrived_{0}, fetching_{0};
+    std::atomic<bool> may_fetch_{true};
     alignas(64) std::atomic<int> next_{0};
     std::atomic<bool> stopping_{false};
 };

@@ -1,0 +1,65 @@
+"""The threads of native passes: what they read, and for how long."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from block_cases import a_team
+from native_cases import wanted_path
+
+HERE = Path(__file__).parent
+MB = 256  # long to fetch, compared with the call that follows
+# Handlers run last in, first out: this one is the last, as the interpreter is when it frees what it holds.
+ENDS = f"""
+import atexit, ctypes, sys
+atexit.register(lambda: take_away())
+sys.path[:0] = {str(HERE)!r}, {str(HERE.parent)!r}
+from pathlib import Path
+from block_cases import SHAPES, a_net, a_text
+from native_cases import native_target, tiny_model
+from paceline.target.native import native_block
+from paceline.target.native.dense import DenseWeights
+from paceline.types import Feed, Seq
+
+shape, room = SHAPES["odd"], native_block.room_for
+native_block.room_for = lambda weights: room(weights) + ({MB} << 20)
+DenseWeights.used = property(lambda self: len(self._data))
+target = native_target(tiny_model(Path(sys.argv[1])), threads=2)
+runner = native_block.NativeBlock(a_net(shape), target.team)
+weights = runner._held[0]
+weights._data[weights._at :] = 1  # memory that is there
+
+def take_away():
+    target.open(Seq("a text", [1], 1))
+    runner.fill([a_text(runner, shape, 3)], 5)
+    target.forward([Feed("a text", [1])])  # after which the other thread would fetch
+    assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(weights.start), ctypes.c_size_t({MB} << 20), 0)
+    target.forward([Feed("a text", [2])])
+    print("nobody read them", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect and its 0 are the system's own")
+def test_no_thread_reads_weights_while_the_interpreter_ends(tmp_path: Path) -> None:
+    wanted_path()
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path / "model.gguf")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert (done.returncode, done.stdout) == (0, "nobody read them\n"), done.stderr
+
+
+def test_nobody_waits_for_threads_that_a_forked_process_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    team, here = a_team(), os.getpid()
+    monkeypatch.setattr(team, "lib", None)
+    with pytest.raises(AttributeError):
+        team.fetch_no_more()
+    monkeypatch.setattr("os.getpid", lambda: here + 1)
+    team.fetch_no_more()
