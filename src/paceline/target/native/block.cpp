@@ -42,7 +42,7 @@ void BlockFiller::run(const Drafting& drafting) {
 }
 
 void BlockFiller::work(int me) {
-    const unsigned mode = flush_denormals();
+    const NoDenormals flushed;
     if (reading_->parts) read_rows(me);
     if (filling_->texts) {
         place_rows(me);
@@ -51,7 +51,6 @@ void BlockFiller::work(int me) {
     }
     team_.barrier();
     if (chaining_->chains) follow(me);
-    restore_denormals(mode);
 }
 
 // ------------------------------------------------------------------------------------------------ the context
@@ -211,7 +210,7 @@ void BlockFiller::normalise_row(const float* x, const float* weight, int to, Act
 
 // What the first layer makes of the vector that stands in all slots but the anchors' is known beforehand.
 void BlockFiller::project_mask() {
-    const unsigned mode = flush_denormals();
+    const NoDenormals flushed;
     const Layer& layer = model_.layer[0];
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     mask_heads_.need((size_t)(2 * kv + model_.heads) * size);
@@ -221,7 +220,6 @@ void BlockFiller::project_mask() {
     for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.k, t, anchors_, out, 0);
     for (int t = 0; t < kv * tiles; ++t, out += kTile) product(layer.v, t, anchors_, out, 0);
     for (int t = 0; t < model_.heads * tiles; ++t, out += kTile) product(layer.q, t, anchors_, out, 0);
-    restore_denormals(mode);
 }
 
 // A piece is one head of the keys, values or queries.

@@ -82,7 +82,7 @@ void Decoder::plan_attention() {
 }
 
 void Decoder::work(int me) {
-    const unsigned mode = flush_denormals();
+    const NoDenormals flushed;
     embed(me);
     for (int i = 0; i < pass_->layers; ++i) {
         const int l = pass_->run_layers[i];
@@ -113,7 +113,6 @@ void Decoder::work(int me) {
         team_.barrier();
         score(me);
     }
-    restore_denormals(mode);
 }
 
 void Decoder::embed(int me) {
@@ -382,7 +381,7 @@ int paceline_forward(void* decoder, const Pass* pass) try {
 int paceline_multiply(const Linear* weight, const float* x, int rows, float* y) try {
     Activations in;
     in.shape(rows, weight->groups());
-    const unsigned mode = flush_denormals();
+    const NoDenormals flushed;
     for (int r = 0; r < rows; ++r)
         for (int g = 0; g < weight->groups(); ++g) {
             const float* from = x + (size_t)r * weight->inputs + g * kGroup;
@@ -390,7 +389,6 @@ int paceline_multiply(const Linear* weight, const float* x, int rows, float* y) 
         }
     for (int tile = 0; tile < weight->outputs / kTile; ++tile)
         linear_tile(*weight, tile, in, y + tile * kTile, weight->outputs);
-    restore_denormals(mode);
     return 0;
 } catch (...) {
     return 1;

@@ -18,18 +18,21 @@ namespace PACELINE_PATH {
 
 constexpr int kLanes = 16;
 
-// Denormals cost a hundred times a normal number and carry nothing here: they are flushed to zero.
+// Denormals cost a hundred times a normal number and carry nothing here: while one of these lives they are flushed
+// to zero, on its thread.
+class NoDenormals {
+public:
 #if defined(__x86_64__)
-inline unsigned flush_denormals() {
-    unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);
-    return before;
-}
-inline void restore_denormals(unsigned before) { _mm_setcsr(before); }
+    NoDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~NoDenormals() { _mm_setcsr(before_); }
+
+private:
+    const unsigned before_;
 #else
-inline unsigned flush_denormals() { return 0; }
-inline void restore_denormals(unsigned) {}
+    NoDenormals() {}
+    ~NoDenormals() {}
 #endif
+};
 
 PL_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 // Into the second level: so much of it that the first one would lose what is in use.
