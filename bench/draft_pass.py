@@ -8,7 +8,7 @@ included. Beside them, in the same run and after the same text, a pass of plain 
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from statistics import median
@@ -43,35 +43,49 @@ HEAD: Final = (
 
 
 class Timed:
-    """Stands before a drafter's runner and notes how long its passes take."""
+    """Stands before a drafter's runner and notes how long it computes."""
 
     def __init__(self, runner: BlockRunner) -> None:
-        self._runner, self.ms = runner, list[float]()
+        self._runner, self._ms = runner, 0.0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+        found = getattr(self._runner, name)
+        return self._noted(found) if callable(found) else found
 
-    def guess(self, *given: Any) -> Any:
-        started = perf_counter()
-        made = self._runner.guess(*given)
-        self.ms.append(1000 * (perf_counter() - started))
-        return made
+    def _noted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            started = perf_counter()
+            made = call(*given)
+            self._ms += 1000 * (perf_counter() - started)
+            return made
+
+        return noted
+
+    def since(self) -> float:
+        """Milliseconds since it was asked before."""
+        spent, self._ms = self._ms, 0.0
+        return spent
 
 
-def rounds(llm: LLM, prompt: Sequence[int], temperature: float, seed: int, spec: SpecConfig) -> list[Round]:
+def rounds(
+    llm: LLM, timed: Timed, prompt: Sequence[int], temperature: float, seed: int, spec: SpecConfig
+) -> list[tuple[Round, float]]:
+    """Each with the milliseconds that the drafter computed."""
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=NEW_TOKENS, ignore_eos=True)
     stream = llm.stream(prompt, params, spec=spec, tenant="bench")
-    found: list[Round] = []
+    found: list[tuple[Round, float]] = []
     while llm.engine.busy:
-        found += llm.engine.step()
+        timed.since()
+        found += [(r, timed.since()) for r in llm.engine.step() if r.tokens]
     stream.close()
-    return [r for r in found if r.tokens][FIRST:]
+    return found[FIRST:]
 
 
 def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Of a repeat, the medians of its rounds."""
-    drafter = llm.drafters["block"]
-    assert isinstance(drafter, BlockDrafter)
+    drafter = llm.drafters.get("block")
+    if not isinstance(drafter, BlockDrafter):
+        raise SystemExit(f"{', '.join(llm.trained)} fills no blocks: give a drafter of kind block")
     timed = Timed(drafter.runner)
     drafter.runner = cast(BlockRunner, timed)
     for length, temperature, guesses in cases:
@@ -91,18 +105,17 @@ def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iter
 def _repeat(
     llm: LLM, timed: Timed, texts: Sequence[list[int]], temperature: float, seed: int, spec: SpecConfig
 ) -> dict[str, float]:
-    timed.ms.clear()
-    guessed = [r for text in texts for r in rounds(llm, text, temperature, seed, spec)]
-    plain = [r for text in texts for r in rounds(llm, text, temperature, seed, PLAIN)]
-    whole, own = median(r.target_us for r in plain) / 1000, median(timed.ms)
-    draft = median(r.draft_us for r in guessed) / 1000
+    guessed = [one for text in texts for one in rounds(llm, timed, text, temperature, seed, spec)]
+    plain = [r for text in texts for r, _ in rounds(llm, timed, text, temperature, seed, PLAIN)]
+    whole, own = median(r.target_us for r in plain) / 1000, median(ms for _, ms in guessed)
+    draft = median(r.draft_us for r, _ in guessed) / 1000
     return {
         "target_ms": whole,
         "own_ms": own,
         "own_share": 100 * own / whole,
         "draft_ms": draft,
         "draft_share": 100 * draft / whole,
-        "tokens_per_pass": sum(len(r.tokens) for r in guessed) / len(guessed),
+        "tokens_per_pass": sum(len(r.tokens) for r, _ in guessed) / len(guessed),
     }
 
 

@@ -163,8 +163,6 @@ def _write(results: Sequence[dict[str, Any]]) -> None:
         name = f"drafters-{facts['model'].replace('/', '_')}-{facts['device']}"
         by_place.setdefault(name, []).append(result)
     for name, runs in by_place.items():
-        for old in report.RESULTS.glob(f"{name}_*.json"):
-            old.unlink()
         for number, result in enumerate(runs, 1):
             report.write(result, name if number == 1 else f"{name}_{number}")
     run.write_pages()

@@ -9,7 +9,8 @@ import torch
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
-from paceline.errors import SettingError
+from paceline.drafters.none import NoDrafter
+from paceline.errors import ModelError, SettingError
 from paceline.heads import versions
 from paceline.heads.folder import CARD, WEIGHTS, read_card
 from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
@@ -125,6 +126,13 @@ def test_it_serves_its_model_unasked_on_a_gpu_alone(
     assert usual(smollm2_path, EngineConfig()) == [NAME]
     card.write_text(card.read_text().replace(read_card(card.parent).fingerprint, "another model's"))
     assert usual(smollm2_path, EngineConfig()) == []
+    card.write_text("{")
+    assert usual(smollm2_path, EngineConfig()) == []
+    card.unlink()  # as while it is being trained
+    assert usual(smollm2_path, EngineConfig()) == [NAME]
+    monkeypatch.setattr("paceline.trained.open_checkpoint", Path.read_bytes)
+    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+        usual(tmp_path, EngineConfig())
 
 
 def test_the_usual_ones_are_for_those_who_name_no_drafters(
@@ -134,6 +142,9 @@ def test_the_usual_ones_are_for_those_who_name_no_drafters(
     default = SpecConfig().drafters
     assert LLM(str(smollm2_path)).spec.drafters == (*default, "block")
     assert LLM(str(smollm2_path), trained=()).spec.drafters == default
+    mine = NoDrafter()
+    monkeypatch.setattr(mine, "name", "block")
+    assert LLM(str(smollm2_path), drafters=[mine]).drafters["block"] is mine
     named = LLM(str(smollm2_path), spec=SpecConfig(("suffix",)))
     assert not named.trained
     assert named.spec.drafters == ("suffix",)

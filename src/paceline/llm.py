@@ -79,9 +79,10 @@ class LLM:
             known = ", ".join(DRAFT_VOCABS)
             raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
         path = models.resolve(model)
-        if trained is None:
-            trained = usual(path, config) if spec is None else ()
-        found = find_trained(trained)
+        found = find_trained(trained or ())
+        if trained is None and spec is None:
+            given = {drafter.name for drafter in drafters}
+            found = [one for one in find_trained(usual(path, config)) if one.kind not in given]
         self.name = model
         self.found = tuple(found)
         self.trained = {one.name: one.kind for one in found}  # names as they were given, and the drafters

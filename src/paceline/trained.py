@@ -1,5 +1,6 @@
 """Trained drafters for a target: found by name or folder, checked, and made ready to guess."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -13,13 +14,12 @@ from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import ModelError, SettingError, UnknownModel
+from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
 from paceline.heads.folder import Stored, read, read_card
 from paceline.heads.net import Borrowed
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
 from paceline.models.catalogue import CATALOGUE
-from paceline.target.checkpoint import Checkpoint
 from paceline.target.drafting import native_block
 from paceline.target.load import open_checkpoint, placed_tensors
 from paceline.target.native.native_target import NativeTarget
@@ -27,6 +27,8 @@ from paceline.target.pieces import load_pieces
 from paceline.target.stored import fingerprint
 from paceline.target.torch_target import placement
 from paceline.types import Drafter, Target
+
+log = logging.getLogger("paceline")
 
 Name = str | PathLike[str]  # of a drafter that was trained here, or its folder
 
@@ -67,16 +69,30 @@ def usual(model: Path, config: EngineConfig) -> list[str]:
     if placement(config)[0].type == "cpu":
         return []
     names, wanted = [folder.name for folder in shipped()], fingerprint_of(model)
-    return [name for name in names if read_card(drafter_path(name)).fingerprint == wanted]
+    return [name for name in names if _made_for(name) == wanted]
+
+
+def _made_for(name: str) -> str:
+    """The fingerprint of its target. One that cannot be read is an error for those who name it."""
+    try:
+        return read_card(drafter_path(name)).fingerprint
+    except PacelineError as problem:
+        log.warning("%s guesses for nobody: %s", name, problem)
+        return ""
 
 
 def fingerprint_of(model: Path) -> str:
     """What its target would say, without the weights."""
-    return _marked(open_checkpoint(model))
+    return _marked(model)[0]
 
 
-def _marked(checkpoint: Checkpoint) -> str:
-    return fingerprint(checkpoint.identity, placed_tensors(checkpoint))
+def _marked(model: Path) -> tuple[str, int]:
+    """Its fingerprint, and how many tokens it has."""
+    try:
+        checkpoint = open_checkpoint(model)
+        return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
+    except OSError as error:
+        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
 
 
 def on_the_shelf(one: Trained) -> Trained:
@@ -102,12 +118,8 @@ def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
     """Checked against the model, of which no weights are read."""
     if not found:
         return []
-    try:
-        checkpoint = open_checkpoint(model)
-        mark, vocab = _marked(checkpoint), checkpoint.shape.vocab_size
-    except OSError as error:
-        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
-    return [read(one.version.folder, mark, vocab) for one in found]
+    marked = _marked(model)
+    return [read(one.version.folder, *marked) for one in found]
 
 
 def drafters_beside(

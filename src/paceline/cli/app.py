@@ -4,7 +4,7 @@ import json
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -129,10 +129,10 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
+    spec = SpecConfig((), max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
     config = EngineConfig(device=device, dtype=dtype, threads=threads, cache_mb=cache_mb)
     heads = _heads(trained, drafters, model, config)
-    names = _names(drafters, draft_model, heads, prediction)
-    spec = SpecConfig(names, max_draft, tree_width, adaptive, accept)  # type: ignore[arg-type]  # checked there
+    spec = replace(spec, drafters=_names(drafters, draft_model, heads, prediction))
     if prompt == "-" and "-" in (schema, tools):
         raise SettingError("standard input can be read once: give the prompt or the file another way")
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -93,6 +93,7 @@ class BlockRunner(Protocol):
     draft_ids: Tensor  # [draft_vocab]: see Net
     like: Tensor  # of the type that rows are
     draws: bool = False  # whether guesses of chains can be drawn; else they are the likeliest
+    foresees: bool = True  # whether one look at several places is quicker than several looks
 
     def read(self, parts: Sequence[Read]) -> None:
         """Fills the rows of each part."""

@@ -24,8 +24,8 @@ def new_path(name: str | os.PathLike[str]) -> Path:
 def drafter_path(name: str | os.PathLike[str]) -> Path:
     """A folder, or a name among the drafters trained here and those in the package."""
     path = new_path(name)
-    inside = SHIPPED / path.name
-    return inside if not path.exists() and path.parent == shelf() and inside.exists() else path
+    inside, made = SHIPPED / path.name, any((path / card).is_file() for card in (CARD, DRAFT_CARD))
+    return inside if not made and path.parent == shelf() and inside.exists() else path
 
 
 def kept_here() -> list[Path]:

@@ -17,7 +17,7 @@ import atexit, ctypes, sys
 atexit.register(lambda: take_away())
 sys.path[:0] = {str(HERE)!r}, {str(HERE.parent)!r}
 from pathlib import Path
-from block_cases import SHAPES, a_net, a_text
+from block_cases import SHAPES, a_net, a_text, beside
 from native_cases import native_target, tiny_model
 from paceline.target.native import native_block
 from paceline.target.native.dense import DenseWeights
@@ -27,7 +27,7 @@ shape, room = SHAPES["odd"], native_block.room_for
 native_block.room_for = lambda weights: room(weights) + ({MB} << 20)
 DenseWeights.used = property(lambda self: len(self._data))
 target = native_target(tiny_model(Path(sys.argv[1])), threads=2)
-runner = native_block.NativeBlock(a_net(shape), target.team)
+runner = beside(a_net(shape), target.team)
 weights = runner._held[0]
 weights._data[weights._at :] = 1  # memory that is there
 

@@ -145,7 +145,7 @@ class BlockDrafter(Drafter):
             for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
                 self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
             others = [ask for ask in ready if not self._is_simple(ask)]
-            drafts = [*self._chains(simple), *grow(others, self._look, self.name, self._vocab, self._foresee)]
+            drafts = [*self._chains(simple), *self._grown(others)]
             ready = [*simple, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         bound = [ask for ask in simple if ask.cursor is not None]
@@ -179,7 +179,7 @@ class BlockDrafter(Drafter):
     def _allowed(self, ask: Ask) -> Draft:
         """The one guess that `grow` would give, without a row of the whole vocabulary where it can be."""
         if ask.seq.params.temperature > 0 or ask.cursor is None or len(ask.after) >= self._size:
-            return grow([ask], self._look, self.name, self._vocab)[0]
+            return self._grown([ask])[0]
         mask: Bits = np.zeros((self._vocab + 31) // 32, np.uint32)
         try:
             bound = ask.cursor.fill(mask)
@@ -246,6 +246,13 @@ class BlockDrafter(Drafter):
         first = len(ask.after)
         scores = map(unsure, self.calibration.chances(first, logits[:size]))
         return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
+
+    def _grown(self, asks: Sequence[Ask]) -> list[Draft]:
+        foresee = self._foresee if self.runner.foresees else None
+        drafts = grow(asks, self._look, self.name, self._vocab, foresee)
+        for ask in asks:
+            self._blocks[ask.seq.id].said.clear()  # of a large vocabulary it takes much memory
+        return drafts
 
     def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""

@@ -50,6 +50,7 @@ class NativeBlock(BlockRunner):
     """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
     draws = True
+    foresees = False
 
     def __init__(
         self, shape: BlockShape, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
