@@ -10,7 +10,7 @@ NEEDS: Final[dict[Need, str]] = {
     "grammar": "tools, a schema or a grammar with the request",
     "draft model": "--draft-model: another model",
     "named": "--drafters with its name when the model is loaded",
-    "trained": "--trained: made for this model by paceline train",
+    "trained": "--trained: made for this model by paceline train, or in the package",
 }
 
 

@@ -41,9 +41,6 @@ class Law:
     logits: Floats  # relative to the largest, which is 0
     vocab: int
 
-    def probability(self, token: int) -> float:
-        return self.chances([token])[0]
-
     def chances(self, tokens: Sequence[int]) -> list[float]:
         """The probability of each."""
         weights = np.exp(self.logits)
