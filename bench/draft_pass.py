@@ -6,7 +6,6 @@ included. Beside them, in the same run and after the same text, a pass of plain 
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -91,14 +90,13 @@ def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iter
     for length, temperature, guesses in cases:
         texts = contexts.cut(llm.tokenizer, length, prompts)
         spec = SpecConfig(("block",), guesses, adaptive=False)
-        found = [_repeat(llm, timed, texts, temperature, seed, spec) for seed in range(repeats + 1)]
+        every = [_repeat(llm, timed, texts, temperature, seed, spec) for seed in range(repeats + 1)]
+        warm = every[1:]
         yield {
             "context": length,
             "temperature": temperature,
             "guesses": guesses,
-            **{
-                key: asdict(Spread.of([one[key] for one in found[1:]])) for key in found[0]
-            },  # the first warms
+            **{key: asdict(Spread.of([one[key] for one in warm])) for key in warm[0]},
         }
 
 
@@ -160,9 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.write:
         from bench import run
 
-        about = {"model": llm.name, "where": llm.target.where, **machine.facts()}
-        command = shlex.join(["python", "-m", "bench", "draft-pass", *given])
-        report.write({"machine": about, "command": command, "rows": rows}, f"draft_pass-{llm.name}")
+        name = machine.called(llm.name)
+        about = {"model": name, "where": llm.target.where, **machine.facts()}
+        result = {"machine": about, "command": machine.command("draft-pass", given), "rows": rows}
+        report.write(result, f"draft_pass-{name.replace('/', '_')}")
         run.write_pages()
 
 

@@ -8,7 +8,6 @@ on another machine (--out) beside what was measured here.
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -87,13 +86,13 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
     arms = _stocked(llm, stock, runs, turns, options, gpu)
     about = {
         "machine": {
-            "model": Path(llm.name).stem if llm.name.endswith(".gguf") else llm.name,
+            "model": machine.called(llm.name),
             "fingerprint": llm.target.fingerprint,
             "device": "cuda" if gpu else "cpu",
             "where": llm.target.where,
             **machine.facts(),
         },
-        "command": shlex.join(["python", "-m", "bench", "drafters", *map(_name, given)]),
+        "command": machine.command("drafters", given),
         "left_out": [*stock.left_out, *free],
     }
 
@@ -166,11 +165,6 @@ def _write(results: Sequence[dict[str, Any]]) -> None:
         for number, result in enumerate(runs, 1):
             report.write(result, name if number == 1 else f"{name}_{number}")
     run.write_pages()
-
-
-def _name(argument: str) -> str:
-    """Of a file or folder, what it is called; where it lies says nothing elsewhere."""
-    return Path(argument).name if argument.startswith(("/", "~", ".")) else argument
 
 
 def _names(text: str) -> list[str]:

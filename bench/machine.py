@@ -2,7 +2,10 @@
 
 import datetime
 import platform
+import shlex
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,3 +31,14 @@ def _commit() -> str:
     except OSError:  # a bare machine
         return ""
     return done.stdout.strip()
+
+
+def command(name: str, given: Sequence[str]) -> str:
+    """What measures it again. Where files lie says nothing elsewhere: of each, what it is called."""
+    short = [Path(one).name if one.startswith(("/", "~", ".")) else one for one in given]
+    return shlex.join(["python", "-m", "bench", name, *short])
+
+
+def called(model: str) -> str:
+    """The name of a model, or that of its file."""
+    return Path(model).stem if model.endswith(".gguf") else model
