@@ -22,7 +22,7 @@ def target() -> TorchTarget:
     return TorchTarget(random_weights(), EngineConfig(device="cuda", cache_mb=64))
 
 
-@pytest.mark.parametrize("context", [5, 255, 700])
+@pytest.mark.parametrize("context", [5, 255, 700, 1020, 2040])
 def test_row_bits_do_not_depend_on_the_rows_around_them(target: TorchTarget, context: int) -> None:
     name, new = f"context of {context}", some_tokens(16, seed=1)
     open_with(target, name, some_tokens(context), tenant=name)

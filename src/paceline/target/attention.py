@@ -133,9 +133,31 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
     beforehand: a library that is asked to scale a product does it before or after the sum, as it likes.
     """
     grouped = (q * heads.scale).reshape(heads.kv_heads, -1, heads.head_dim)
-    weight = torch.baddbmm(mask, grouped, k.transpose(1, 2)).softmax(-1)
-    out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
-    for tile in range(KEY_TILE, k.shape[1], KEY_TILE):
-        part = slice(tile, tile + KEY_TILE)
-        out.baddbmm_(weight[:, :, part], v[:, part])
+    out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask)
     return out.view(q.shape).transpose(0, 1).reshape(q.shape[1], -1)
+
+
+def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A CPU's softmax sums in one order however long the row is; its bare exponential rounds by place."""
+    weight = torch.baddbmm(mask, q, k.transpose(1, 2)).softmax(-1)
+    out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
+    for part in _tiles(k)[1:]:
+        out.baddbmm_(weight[:, :, part], v[:, part])
+    return out
+
+
+def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A GPU's softmax has an order for each length, its products one for each width: sum only whole tiles."""
+    tiles = _tiles(k)
+    scores = torch.stack([torch.baddbmm(mask[:, :, at], q, k[:, at].transpose(1, 2)) for at in tiles])
+    weight = scores.sub_(scores.amax((0, -1), keepdim=True)).exp_()  # [tiles, kv_heads, rows, KEY_TILE]
+    out = torch.bmm(weight[0], v[:, tiles[0]])
+    total = weight[0].sum(-1, keepdim=True)
+    for part, at in zip(weight[1:], tiles[1:], strict=True):
+        out.baddbmm_(part, v[:, at])
+        total.add_(part.sum(-1, keepdim=True))
+    return out.div_(total)
+
+
+def _tiles(k: Tensor) -> list[slice]:
+    return [slice(first, first + KEY_TILE) for first in range(0, k.shape[1], KEY_TILE)]
