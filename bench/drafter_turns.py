@@ -1,6 +1,6 @@
 """Turns that every drafter answers: agents', with the calls that were recorded there required, and chats."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,15 +37,24 @@ class Turn:
         return f"{self.prompt.workload} {self.prompt.id}"
 
 
-def files(data: Path | None) -> dict[str, Path]:
-    """The project's own workloads, and the recorded ones that are in the folder."""
-    found = {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))}
+def files(data: Path | None, only: Sequence[str] | None = None) -> dict[str, Path]:
+    """The project's own workloads, and the recorded ones in the folder. only: those of these names."""
+    found = {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))} | _recorded(data)
+    unknown = sorted(set(only or ()) - set(found))
+    if unknown or only == []:
+        missing = " and no ".join(map(repr, unknown)) or "name"
+        known = ", ".join(found)
+        raise SystemExit(f"--workload: there is no {missing}, but {known}; --data adds recorded ones")
+    return {name: path for name, path in found.items() if only is None or name in only}
+
+
+def _recorded(data: Path | None) -> dict[str, Path]:
     if data is None:
-        return found
+        return {}
     real = {name: data / SHARED[name] for name in REAL if (data / SHARED[name]).is_file()}
     if not real:
         raise SystemExit(f"{data} has no workload: expected one of {', '.join(SHARED[n] for n in REAL)}")
-    return found | real
+    return real
 
 
 def never_taught(record: Mapping[str, Any]) -> bool:

@@ -225,6 +225,10 @@ def test_files_are_the_projects_own_and_those_of_the_folder(tmp_path: Path) -> N
     (tmp_path / "specbench").mkdir()
     (tmp_path / "specbench" / "question.jsonl").write_text("{}\n")
     assert set(files(tmp_path)) == {"agent", "chat", "spec-bench"}
+    assert set(files(tmp_path, ["spec-bench", "agent"])) == {"agent", "spec-bench"}
+    for names in (["spec-bench", "tau"], []):
+        with pytest.raises(SystemExit, match=r"--workload: there is no .*, but agent, chat, spec-bench;"):
+            files(tmp_path, names)
 
 
 @pytest.mark.model
