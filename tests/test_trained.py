@@ -15,6 +15,7 @@ from paceline.errors import DrafterMismatch, SettingError, UnknownModel
 from paceline.heads.kinds import KINDS
 from paceline.heads.shelf import drafter_path, kept_here
 from paceline.target.native.native_target import NativeTarget
+from paceline.target.paged_target import PagedTarget
 from paceline.trained import drafters_beside, find_trained, read_trained
 
 pytestmark = pytest.mark.model
@@ -113,6 +114,13 @@ def test_one_can_take_the_place_of_another_between_passes(
     assert sum(len(r.draft) for r in rounds[asked:]) > 10  # the new one guesses for what was running
     assert llm.drafters[kind] is new is not old
     assert llm.generate(PROMPT, max_tokens=24, seed=3, spec=spec).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
+    """What the target finds in its cache it does not compute again, so no drafter sees it again."""
+    assert isinstance(llm.target, PagedTarget)
+    assert llm.drafters[kind]._kept._most == llm.target.capacity  # type: ignore[attr-defined]
 
 
 def test_none_holds_the_targets_embedding_again(

@@ -14,8 +14,9 @@ from paceline import models
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads.kept import MOST
 from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
-from paceline.heads.folder import Stored, read, read_card
+from paceline.heads.folder import CARD, Stored, read, read_card
 from paceline.heads.net import Borrowed
 from paceline.heads.shelf import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
@@ -23,6 +24,7 @@ from paceline.models.catalogue import CATALOGUE
 from paceline.target.drafting import native_block
 from paceline.target.load import open_checkpoint, placed_tensors
 from paceline.target.native.native_target import NativeTarget
+from paceline.target.paged_target import PagedTarget
 from paceline.target.pieces import load_pieces
 from paceline.target.stored import fingerprint
 from paceline.target.torch_target import placement
@@ -100,6 +102,11 @@ def on_the_shelf(one: Trained) -> Trained:
     if not in_package(one.root):
         return one
     root = shelf() / one.name
+    if root.exists() and not (root / CARD).exists():
+        raise SettingError(
+            f"{root} has no drafter yet, and what learns from {one.name} would go there: finish its training "
+            "with `paceline train`, or remove the folder"
+        )
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=root.parent) as making:
@@ -136,5 +143,9 @@ def drafters_beside(
 
 
 def _drafter(head: Stored, target: Target, lent: Borrowed) -> Drafter:
+    """It remembers as much as the target does: what that does not compute again, nobody sees again."""
+    remembered = target.capacity if isinstance(target, PagedTarget) else MOST
     runner, calibration = native_block(head, target), head.card.calibration
-    return BlockDrafter(runner, calibration) if runner else drafter_of(head.net(lent), calibration)
+    if runner:
+        return BlockDrafter(runner, calibration, remembered)
+    return drafter_of(head.net(lent), calibration, remembered)

@@ -28,7 +28,8 @@ class PagedTarget(ABC, Generic[F]):
     def __init__(self, cache: PagedCache, max_context: int) -> None:
         self._cache = cache
         self._fed: dict[str, F] = {}
-        self.max_context = min(max_context, cache.blocks * cache.block)
+        self.capacity = cache.blocks * cache.block  # positions of all sequences, ended ones included
+        self.max_context = min(max_context, self.capacity)
 
     @property
     def cache_stats(self) -> CacheStats:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
-from paceline.drafters.heads.kept import Kept
+from paceline.drafters.heads.kept import MOST, Kept
 from paceline.drafters.legal import unsure, walk
 from paceline.errors import ConstraintError
 from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
@@ -57,7 +57,10 @@ FEWEST: Final = 4  # rows of a block: more than are wanted cost time, and far fe
 class BlockDrafter(Drafter):
     name = "block"
 
-    def __init__(self, runner: BlockRunner, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, runner: BlockRunner, calibration: Calibration | None = None, remembered: int = MOST
+    ) -> None:
+        """remembered: positions of ended sequences: see Kept."""
         shape = runner.shape
         self.taps = shape.taps
         self.calibration = calibration or as_it_is(shape.block)
@@ -66,7 +69,7 @@ class BlockDrafter(Drafter):
         self._ids = runner.draft_ids.numpy(force=True)
         self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
         rows = (shape.layers, 2, shape.kv_heads, shape.head_dim)
-        self._kept = Kept(rows, like=runner.like)
+        self._kept = Kept(rows, remembered, like=runner.like)
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
 

@@ -2,6 +2,7 @@
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.eagle import EagleDrafter
+from paceline.drafters.heads.kept import MOST
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.errors import UnknownArchitecture
 from paceline.heads.block import BlockNet
@@ -13,12 +14,12 @@ from paceline.heads.net import Net
 from paceline.types import Drafter
 
 
-def drafter_of(net: Net, calibration: Calibration | None = None) -> Drafter:
-    """calibration: of the confidences of a network that has any."""
+def drafter_of(net: Net, calibration: Calibration | None = None, remembered: int = MOST) -> Drafter:
+    """calibration: of the confidences of a network that has any. remembered: positions: see Kept."""
     if isinstance(net, BlockNet):
-        return BlockDrafter(TorchBlock(net), calibration)
+        return BlockDrafter(TorchBlock(net), calibration, remembered)
     if isinstance(net, EagleNet):
-        return EagleDrafter(net)
+        return EagleDrafter(net, remembered)
     if isinstance(net, MedusaNet):
         return MedusaDrafter(net)
     raise UnknownArchitecture(f"no drafter serves a {type(net).__name__}; known: block, eagle, medusa")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.drafters.drawn import needs_q
 from paceline.drafters.heads.grow import Spot, grow
-from paceline.drafters.heads.kept import Kept
+from paceline.drafters.heads.kept import MOST, Kept
 from paceline.drafters.legal import unsure
 from paceline.heads.eagle import EagleNet, Rows
 from paceline.sampling import Floats
@@ -60,12 +60,13 @@ class EagleDrafter(Drafter):
 
     name = "eagle"
 
-    def __init__(self, net: EagleNet) -> None:
+    def __init__(self, net: EagleNet, remembered: int = MOST) -> None:
         shape = net.shape
         self.net = net.eval()
         self.taps = shape.taps
         self._ids = net.draft_ids.numpy(force=True)
-        self._kept = Kept((2, shape.kv_heads, shape.head_dim), ahead=1, like=net.fc.weight.detach())
+        row = (2, shape.kv_heads, shape.head_dim)
+        self._kept = Kept(row, remembered, ahead=1, like=net.fc.weight.detach())
         self._ahead: dict[str, _Ahead] = {}
         self._texts: _Texts | None = None  # of the pass before, while texts stay as they are
 

@@ -80,19 +80,19 @@ class _Past:
     track: _Track
 
 
-TENANTS: Final = 4  # that may have all they may have
+MOST: Final = 16384  # positions, for those who do not know what the target's cache holds
 
 
 class Kept:
     """Rows by position, for sequences that run and for those that ended.
 
-    ahead: how many tokens after its own position a row was made of. most: positions held of each tenant's
-    ended sequences, TENANTS times as many in all; those used last stay. Tenants never share. shape: that of
-    every row. like: where rows are and of which type.
+    ahead: how many tokens after its own position a row was made of. most: positions held of ended sequences:
+    those of the tenants heard of last stay, and of these the ones used last. Tenants never share. shape: that
+    of every row. like: where rows are and of which type.
     """
 
     def __init__(
-        self, shape: Sequence[int], most: int = 16384, ahead: int = 0, like: Tensor | None = None
+        self, shape: Sequence[int], most: int = MOST, ahead: int = 0, like: Tensor | None = None
     ) -> None:
         self._most, self._ahead = most, ahead
         self._nothing = (torch.empty(0) if like is None else like).new_empty(0, *shape)
@@ -146,10 +146,16 @@ class Kept:
                 del shelf[number]  # all that it knows is known of the longer text
         shelf[self._ended] = _Past(tokens, track)
         self._ended += 1
-        while self.held(seq.tenant) > self._most:
-            shelf.popitem(last=False)
-        while sum(map(self.held, self._past)) > TENANTS * self._most:
-            del self._past[next(iter(self._past))]
+        self._shrink()
+
+    def _shrink(self) -> None:
+        excess = sum(map(self.held, self._past)) - self._most
+        while excess > 0:
+            tenant, shelf = next(iter(self._past.items()))
+            _, past = shelf.popitem(last=False)
+            excess -= len(past.track)
+            if not shelf:
+                del self._past[tenant]
 
     def held(self, tenant: str) -> int:
         """Positions of ended sequences."""
