@@ -42,9 +42,9 @@ def files(data: Path | None, only: Sequence[str] | None = None) -> dict[str, Pat
     found = {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))} | _recorded(data)
     unknown = sorted(set(only or ()) - set(found))
     if unknown or only == []:
-        missing = " and no ".join(map(repr, unknown)) or "name"
         known = ", ".join(found)
-        raise SystemExit(f"--workload: there is no {missing}, but {known}; --data adds recorded ones")
+        what = f"there is no {' and no '.join(map(repr, unknown))}" if unknown else "names nothing"
+        raise SystemExit(f"--workload {what}: expected some of {known}; --data adds recorded ones")
     return {name: path for name, path in found.items() if only is None or name in only}
 
 

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--threads", type=int, default=0)
     found.add_argument("--data", type=Path, help="a folder with recorded traces and Spec-Bench")
     found.add_argument("--workload", type=_names, help="only these, with commas: spec-bench,tau-bench")
-    found.add_argument("--limit", type=int, default=3, help="turns of each workload")
+    found.add_argument("--limit", type=int, default=3, help="turns of each workload; 0: all")
     found.add_argument("--max-prompt", type=int, default=1000, help="tokens; longer prompts are shortened")
     found.add_argument("--max-tokens", type=int, default=64)
     found.add_argument("--temperature", type=_numbers, default=[0.0, 0.7])
@@ -70,16 +70,12 @@ def parser() -> argparse.ArgumentParser:
 
 def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
     started = perf_counter()
+    files = drafter_turns.files(options.data, options.workload)
     config = EngineConfig(device=options.device, threads=options.threads)
     llm = LLM(options.model, config=config, spec=SpecConfig((), max_draft=0))
     gpu = placement(config)[0].type == "cuda"
     turns, free = drafter_turns.gather(
-        drafter_turns.files(options.data, options.workload),
-        llm.tokenizer,
-        llm.constraints,
-        options.limit,
-        options.max_prompt,
-        options.seed,
+        files, llm.tokenizer, llm.constraints, options.limit, options.max_prompt, options.seed
     )
     settings = _settings(options)
     stock = Stock(left_out=[NO_PREDICTION])

@@ -99,6 +99,9 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
     assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
     assert on_the_shelf(copy) == on_the_shelf(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
+    (copy.root / CARD).unlink()  # as while it is being trained
+    with pytest.raises(SettingError, match=r"has no drafter yet.*finish its training"):
+        on_the_shelf(found)
 
 
 @pytest.mark.parametrize(
