@@ -40,23 +40,17 @@ bench-peers: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/python -m bench.peers.install
 
-# The drafter in src/paceline/heads/shipped, anew, on a GPU: some 40 minutes, calls first, then chats as well,
-# in two goes over the same answers.
+# The drafter in src/paceline/heads/shipped, anew, on a GPU: some 40 minutes, calls first, then chats as well.
 # DATA: where its prompts are recorded, a folder with traces/ and specbench/. It goes to drafters/$(MODEL)-block
 # in PACELINE_HOME, and serves in place of the shipped one from then on. MODEL=qwen2.5-coder-1.5b: one for that.
 DATA ?= data
 MODEL ?= smollm2-135m
-TRAIN = $(BIN)/paceline train --traces prompts.jsonl.gz --target $(MODEL) --kind block --max-new 320 --max-prompt 3072
-CHATS = $(TRAIN) --made-up-chats 40 --per-prompt 2
-DRAFTERS = $(shell $(BIN)/python -c "from paceline.folders import home; print(home() / 'drafters')")
+TRAIN = $(BIN)/paceline train --traces prompts.jsonl.gz --target $(MODEL) --kind block --max-prompt 3072
 drafter: setup
 	$(BIN)/paceline pull $(MODEL)
 	$(BIN)/python -m bench.train_prompts $(DATA) -o prompts.jsonl.gz
-	$(TRAIN) --out $(MODEL)-calls --minutes 12.4 --made-up 3 --per-prompt 3
-	$(CHATS) --out $(MODEL)-chats --minutes 8 --start $(MODEL)-calls
-	mkdir -p $(DRAFTERS)/$(MODEL)-block
-	cp $(DRAFTERS)/$(MODEL)-chats/answers.* $(DRAFTERS)/$(MODEL)-block
-	$(CHATS) --out $(MODEL)-block --minutes 6.4 --start $(MODEL)-chats --batch-tokens 61440
+	$(TRAIN) --out $(MODEL)-calls --minutes 12.4 --max-new 384 --made-up 3 --per-prompt 3
+	$(TRAIN) --out $(MODEL)-block --minutes 14.4 --max-new 320 --made-up-chats 40 --per-prompt 2 --start $(MODEL)-calls
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

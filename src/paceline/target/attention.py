@@ -147,7 +147,7 @@ def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _by_tile(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """A GPU's softmax has an order for each length, its products one for each width: sum only whole tiles."""
+    """A GPU's softmax and products sum in an order that may depend on the length: give them whole tiles."""
     tiles = _tiles(k)
     scores = torch.stack([torch.baddbmm(mask[:, :, at], q, k[:, at].transpose(1, 2)) for at in tiles])
     weight = scores.sub_(scores.amax((0, -1), keepdim=True)).exp_()  # [tiles, kv_heads, rows, KEY_TILE]
