@@ -53,7 +53,7 @@ def test_guesses_are_right_as_often_as_in_torch(
     texts = []
     for asked in ASKED:
         prompt = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
-        answer = llm.generate(prompt, max_tokens=64, temperature=0, seed=0).token_ids
+        answer = llm.generate(prompt, max_tokens=256, temperature=0, seed=0).token_ids
         texts.append(Recorded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
     model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
     native, reference = (
