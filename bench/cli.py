@@ -14,7 +14,7 @@ from bench.peers.install import prepare
 from bench.peers.systems import SYSTEMS, Entry, entries, left_out
 from bench.rows import Row, rows
 from bench.workload import Prompt
-from paceline import models
+from paceline import hub
 from paceline.text import Tokenizer
 
 MODELS: Final = {"smollm2-135m": 7.0, "qwen2.5-coder-1.5b": 21.0}  # minutes of a short run
@@ -72,7 +72,7 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
     if unknown:
         raise SystemExit(f"no system is called {unknown[0]!r}; there are {', '.join(SYSTEMS)}")
     if not options.model:
-        pulled = {m.name for m in models.installed() if m.pulled}
+        pulled = {m.name for m in hub.installed() if m.pulled}
         options.model = [name for name in MODELS if name in pulled]
         if not options.model:
             raise SystemExit("no model is here: run `paceline pull smollm2-135m`")
@@ -80,7 +80,7 @@ def settled(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def measure(model: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    path = models.resolve(model)
+    path = hub.resolve(model)
     tokenizer = Tokenizer.load(path)
     prompts, others = gather(tokenizer, options, console)
     chosen = list(entries(options.systems, model, options.full, options.drafters))

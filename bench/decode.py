@@ -7,7 +7,7 @@ from unittest import mock
 import torch
 
 from bench.spread import Spread, interleaved, ratio
-from paceline import LLM, SpecConfig, models
+from paceline import LLM, SpecConfig, hub
 
 PROMPT_TOKENS = 300
 NEW_TOKENS = 48
@@ -17,7 +17,7 @@ PLAIN = SpecConfig(("none",), max_draft=0)
 def measure(llm: LLM, repeats: int) -> dict[str, Any]:
     import transformers
 
-    path = models.resolve(llm.name)
+    path = hub.resolve(llm.name)
     # It asks for accelerate before it reads a GGUF file, and then does not use it.
     with mock.patch("transformers.modeling_utils.is_accelerate_available", return_value=True):
         reference = transformers.AutoModelForCausalLM.from_pretrained(

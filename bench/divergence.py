@@ -20,7 +20,7 @@ from bench import bandwidth, machine, report, run, workload
 from bench.passes import PATIENCE, probed, start
 from bench.peers.child import PeerFailed
 from bench.peers.systems import BUILDS, Build
-from paceline import models
+from paceline import hub
 from paceline.text import Tokenizer
 
 POSITIONS: Final = 128  # of each text
@@ -93,13 +93,13 @@ def measure(model: Path, threads: int, console: Console) -> Mapping[str, dict[st
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench divergence", description=__doc__)
-    parser.add_argument("--model", default=models.DEFAULT_MODEL)
+    parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--threads", type=int, default=bandwidth.cores())
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true", help="write bench/results")
     options = parser.parse_args(arguments)
     console = Console()
-    found = measure(models.resolve(options.model), options.threads, console)
+    found = measure(hub.resolve(options.model), options.threads, console)
     shown = Table("engine", "mean KL", "median KL", "largest KL", "same first choice", "positions")
     for name, row in found.items():
         figures = (f"{row[key]:.2e}" for key in ("mean_kl", "median_kl", "max_kl"))

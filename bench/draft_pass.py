@@ -18,9 +18,9 @@ from rich.console import Console
 
 from bench import contexts, machine, report
 from bench.spread import Spread
-from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, models
+from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, hub
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.heads.block_runner import BlockRunner
+from paceline.heads.runner import BlockRunner
 from paceline.types import Round
 
 CONTEXTS: Final = (128, 512, 1024, 2048, 4096)
@@ -128,9 +128,9 @@ def cells(row: dict[str, Any]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m bench draft-pass", description=__doc__)
-    parser.add_argument("--model", default=models.DEFAULT_MODEL)
+    parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument(
-        "--trained", default=f"{models.DEFAULT_MODEL}-block", help="a block drafter's name or folder"
+        "--trained", default=f"{hub.DEFAULT_MODEL}-block", help="a block drafter's name or folder"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=0)

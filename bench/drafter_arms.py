@@ -11,17 +11,17 @@ from typing import Final
 import torch
 
 from bench.suffix import resident
-from paceline import LLM, EngineConfig, SpecConfig, models
+from paceline import LLM, EngineConfig, SpecConfig, hub
 from paceline.drafters import model_free
-from paceline.drafters.model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
-from paceline.drafters.model.chosen import layers_for
-from paceline.drafters.model.sample import SAMPLES
-from paceline.drafters.model.search import TENANT
+from paceline.drafters.draft_model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
+from paceline.drafters.draft_model.calibration_text import SAMPLES
+from paceline.drafters.draft_model.chosen import layers_for
+from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.errors import PacelineError
-from paceline.target.choose import load_copy, load_target
-from paceline.target.cpu import give_back_memory
+from paceline.loading import Trained, drafters_beside, find_trained, read_trained
+from paceline.target.hardware import give_back_memory
+from paceline.target.load import load_copy, load_target
 from paceline.text import Tokenizer
-from paceline.trained import Trained, drafters_beside, find_trained, read_trained
 from paceline.types import Drafter
 
 PLAIN: Final = "none"
@@ -128,7 +128,7 @@ def _quantized(llm: LLM, path: Path, config: EngineConfig) -> Drafter:
 
 
 def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
-    path = models.resolve(name)
+    path = hub.resolve(name)
     tokenizer = Tokenizer.load(path)
 
     def make(way: DraftVocab) -> Drafter:

@@ -17,7 +17,7 @@ from bench.drafter_arms import PLAIN, Arm, Stock
 from bench.drafter_turns import Turn
 from paceline import SamplingParams, SpecConfig
 from paceline.engine.control import Rate
-from paceline.engine.cost_curve import Prior
+from paceline.engine.cost_model import Prior
 from paceline.engine.engine import Engine
 from paceline.types import Drafter, Round, Seq, Target
 

@@ -10,7 +10,7 @@ from bench.workload import BUILT_IN, FREE_TEXT, SHARED, Prompt
 from paceline.constraints import Compiler, tool_calls
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
-from paceline.train.held_out import is_held_out
+from paceline.train.data.held_out import is_held_out
 from paceline.types import Cursor
 
 REAL: Final = ("bfcl-multi", "bfcl-single", "tau-bench", "spec-bench")

@@ -20,8 +20,8 @@ from bench import drafter_arms, drafter_rows, drafter_turns, machine
 from bench.drafter_arms import Arm, Stock
 from bench.drafter_runs import Outcome, Runs, Settings
 from bench.drafter_turns import Turn
-from paceline import LLM, EngineConfig, SpecConfig, models
-from paceline.target.torch_target import placement
+from paceline import LLM, EngineConfig, SpecConfig, hub
+from paceline.target.eager.target import placement
 
 TREES: Final = {"cpu": (), "cuda": (16, 31)}  # guesses: with the last token, a half and a whole tile of rows
 DRAFT_MODELS: Final = {"qwen2.5-coder-1.5b": "smollm2-135m"}
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m bench drafters", description=__doc__)
-    found.add_argument("--model", default=models.DEFAULT_MODEL, help="a name, or a path to a GGUF file")
+    found.add_argument("--model", default=hub.DEFAULT_MODEL, help="a name, or a path to a GGUF file")
     found.add_argument("--trained", action="append", default=[], help="a name or folder; may be repeated")
     found.add_argument("--draft-model", help="a name or path; smollm2-135m for qwen2.5-coder-1.5b")
     found.add_argument("--device", default="auto")
@@ -128,7 +128,7 @@ def _stocked(
     trained = drafter_arms.heads(options.trained)
     config = EngineConfig(device=options.device, threads=options.threads)
     draft_model = options.draft_model or DRAFT_MODELS.get(options.model)
-    path = models.resolve(options.model)
+    path = hub.resolve(options.model)
     trees = [int(n) for n in (TREES["cuda" if gpu else "cpu"] if options.trees is None else options.trees)]
     makers = drafter_arms.makers(llm, path, config, trained, draft_model)
     asked = drafter_arms.wanted(drafter_arms.arms(makers, list(trained), trees), options.drafters)

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench import machine, workload
 from bench.workload import FREE_TEXT, Prompt
-from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, models
+from paceline import LLM, EngineConfig, SamplingParams, SpecConfig, hub
 from paceline.drafters import model_free
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
@@ -54,7 +54,7 @@ class Sum:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench guesses", description=__doc__)
-    parser.add_argument("--model", default=models.DEFAULT_MODEL)
+    parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--limit", type=int, default=6, help="prompts of each workload")
     parser.add_argument("--max-prompt", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=96)

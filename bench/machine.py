@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paceline.target.cpu import describe
+from paceline.target.hardware import describe
 
 
 def facts() -> dict[str, Any]:

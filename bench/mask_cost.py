@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, quantiles
 from typing import Any, Final
 
-from paceline.constraints.walk import masks
+from paceline.constraints.draft_masks import masks
 from paceline.types import Cursor, Draft
 
 GUESSES: Final = 8  # with what follows the text itself: nine positions

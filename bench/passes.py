@@ -21,7 +21,7 @@ from bench.peers import amx
 from bench.peers.child import Child, PeerFailed
 from bench.peers.systems import BUILDS, Build
 from bench.spread import Spread, ratio
-from paceline import models
+from paceline import hub
 
 ROWS: Final = (1, 2, 4, 8, 12, 16)
 PROMPTS: Final = (512, 3200)  # tokens
@@ -117,7 +117,7 @@ def start(build: Build, model: Path, threads: int, context: int, **settings: Any
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench passes", description=__doc__)
-    parser.add_argument("--model", default=models.DEFAULT_MODEL)
+    parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=bandwidth.cores())
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     contexts = [int(c) for c in options.contexts.split(",")]
     prompts = [int(p) for p in options.prompts.split(",")]
-    path, console = models.resolve(options.model), Console(width=None if Console().is_terminal else 160)
+    path, console = hub.resolve(options.model), Console(width=None if Console().is_terminal else 160)
     with ExitStack() as ended:
         children: dict[str, Child] = {}
         for build in probed():

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import agent, decode, machine, memory, overhead, readme, report, sections
-from paceline import LLM, models
+from paceline import LLM, hub
 
 ROOT = Path(__file__).parent.parent
 HIDDEN = ("what", "runs")
@@ -23,13 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
     options = parser.parse_args(arguments)
-    llm = LLM(models.DEFAULT_MODEL)
+    llm = LLM(hub.DEFAULT_MODEL)
     measured: dict[str, dict[str, Any]] = {
         "plain decoding": decode.measure(llm, options.repeats),
         "agent workflow": agent.measure(llm, options.repeats),
         "engine overhead": overhead.measure(llm),
         "suffix drafting": apart("bench.suffix"),
-        "memory": memory.measure(models.DEFAULT_MODEL),
+        "memory": memory.measure(hub.DEFAULT_MODEL),
     }
     facts = {"model": llm.name, **machine.facts()}
     show(measured)

@@ -24,9 +24,9 @@ from bench import machine, report, run, workload
 from bench.schema_rows import HEAD, Outcome, cells, rows
 from bench.watched import WatchedCompiler, peak_growth
 from paceline import LLM, SpecConfig
-from paceline.answer import Stream
 from paceline.constraints import Json
 from paceline.errors import ConstraintError
+from paceline.output import Stream
 from paceline.text import Tokenizer
 
 SPECS: Final = (SpecConfig(("none",), max_draft=0), SpecConfig(("grammar", "suffix")))

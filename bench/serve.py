@@ -27,7 +27,7 @@ from bench import (
 )
 from bench.http_client import read
 from bench.served import COMPLETIONS, Served, Way
-from paceline import models
+from paceline import hub
 from paceline.text import Tokenizer
 
 MODEL: Final = "smollm2-135m"
@@ -92,7 +92,7 @@ def turns(ways: Sequence[Way], tokenizer: Tokenizer, options: argparse.Namespace
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    path, result = models.resolve(options.model), dict[str, Any]()
+    path, result = hub.resolve(options.model), dict[str, Any]()
     tokenizer = Tokenizer.load(path)
     with ExitStack() as ended:
         server = served.paceline(options.model, options.threads, options.agents)

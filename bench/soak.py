@@ -19,7 +19,7 @@ from bench.http_client import get, post
 from bench.served import COMPLETIONS, Served
 from bench.soak_asks import Expected, expectations
 from bench.soak_load import Load, Tally
-from paceline import models
+from paceline import hub
 
 MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
@@ -151,7 +151,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(arguments) if arguments is not None else []
     options = parser().parse_args(given)
-    models.resolve(options.model)
+    hub.resolve(options.model)
     served.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 140)
     found = measure(options, lambda text: console.print(text, markup=False, highlight=False))

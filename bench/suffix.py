@@ -19,7 +19,7 @@ from statistics import quantiles
 from typing import Any
 
 from paceline.drafters.suffix import Suffix, SuffixSettings
-from paceline.drafters.suffix.context_index import ContextIndex
+from paceline.drafters.suffix.index import ContextIndex
 from paceline.types import Ask, Seq
 
 PIECE = re.compile(r" ?[^\W\d_]{1,7}|\d{1,3}|\s+|.")  # about as long as a tokenizer's

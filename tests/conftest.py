@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from paceline.errors import UnknownModel
-from paceline.models import resolve
+from paceline.hub import resolve
 
 if TYPE_CHECKING:
     from running import Running

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints.walk import Masks
+from paceline.constraints.draft_masks import Masks
 from paceline.drafters import model_free
-from paceline.drafters.model import ModelDrafter, SelfDrafter
-from paceline.engine import accept, judge
+from paceline.drafters.draft_model import ModelDrafter, SelfDrafter
+from paceline.engine import accept, verify
 from paceline.engine import engine as engine_module
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
@@ -344,7 +344,7 @@ def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
 def test_a_wrong_accept_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
-    monkeypatch.setattr(judge, "match", accept_one_more)
+    monkeypatch.setattr(verify, "match", accept_one_more)
     assert run(SpecConfig(("model",), adaptive=False), params)[0] != plain
 
 
@@ -353,7 +353,7 @@ def counting_rounds() -> Judge:
     rounds = count()
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
-        return judge.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
+        return verify.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
 
     return mutant
 
@@ -363,7 +363,7 @@ def one_row_late() -> Judge:
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
         late = np.concatenate([rows[:1], rows[: len(draft)]])
-        return judge.judge(seq, draft, late, masks)
+        return verify.judge(seq, draft, late, masks)
 
     return mutant
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints.walk import Masks, masks
+from paceline.constraints.draft_masks import Masks, masks
 from paceline.drafters import model_free
+from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.model import ModelDrafter
 from paceline.engine import engine as engine_module
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine

@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.answer import Result
 from paceline.constraints import Choice, Json, Lark, Regex, Template
 from paceline.errors import ConstraintError
+from paceline.output import Result
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 FAST = SpecConfig(("grammar", "suffix", "ngram"), adaptive=False)

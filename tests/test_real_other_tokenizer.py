@@ -8,12 +8,12 @@ import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.config import SamplingParams
-from paceline.drafters.model import TextDrafter, drafter_for
-from paceline.drafters.model.other import overlap
-from paceline.drafters.model.transcript import Transcript
-from paceline.drafters.model.words import Dictionary
+from paceline.drafters.draft_model import TextDrafter, drafter_for
+from paceline.drafters.draft_model.retokenizer import Transcript
+from paceline.drafters.draft_model.select import overlap
+from paceline.drafters.draft_model.vocab_mapping import Dictionary
 from paceline.errors import SettingError
-from paceline.target.choose import load_target
+from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Ask, Drafter, Seq
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.drafters.model import SelfDrafter
+from paceline.drafters.draft_model import SelfDrafter
 from paceline.errors import DrafterMismatch, SettingError
 
 PLAIN = SpecConfig(("none",), max_draft=0)

@@ -12,9 +12,9 @@ from paceline.cli import main
 from paceline.drafters.none import NoDrafter
 from paceline.errors import ModelError, SettingError
 from paceline.heads import versions
-from paceline.heads.folder import CARD, WEIGHTS, read_card
-from paceline.heads.shelf import SHIPPED, drafter_path, kept_here, new_path, shipped
-from paceline.trained import find_trained, on_the_shelf, usual
+from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
+from paceline.heads.local_heads import SHIPPED, drafter_path, kept_here, new_path, shipped
+from paceline.loading import find_trained, on_the_shelf, usual
 
 NAME = "smollm2-135m-block"
 MOST_BYTES = 14 << 20
@@ -123,7 +123,7 @@ def test_it_serves_its_model_unasked_on_a_gpu_alone(
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert usual(smollm2_path, EngineConfig(device="cpu")) == []
-    monkeypatch.setattr("paceline.trained.placement", _on_a_gpu)
+    monkeypatch.setattr("paceline.loading.placement", _on_a_gpu)
     assert usual(smollm2_path, EngineConfig()) == [NAME]
     card = on_the_shelf(*find_trained([NAME])).root / CARD
     assert usual(smollm2_path, EngineConfig()) == [NAME]
@@ -133,7 +133,7 @@ def test_it_serves_its_model_unasked_on_a_gpu_alone(
     assert usual(smollm2_path, EngineConfig()) == []
     card.unlink()  # as while it is being trained
     assert usual(smollm2_path, EngineConfig()) == [NAME]
-    monkeypatch.setattr("paceline.trained.open_checkpoint", Path.read_bytes)
+    monkeypatch.setattr("paceline.loading.open_checkpoint", Path.read_bytes)
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
         usual(tmp_path, EngineConfig())
 

@@ -29,7 +29,7 @@ def faults() -> bool:
             return False
     except OSError:
         return False
-    from paceline.target.cpu import amx
+    from paceline.target.hardware import amx
 
     return amx() == "illegal"
 

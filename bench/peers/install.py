@@ -105,9 +105,9 @@ def prepare(build: Build, model: Path) -> None:
 
 
 def prepare_pulled() -> None:
-    from paceline import models
+    from paceline import hub
 
-    for model in models.installed():
+    for model in hub.installed():
         for build in BUILDS:
             fits = not build.models or model.name in build.models
             if model.pulled and build.dense and fits and model.name in MEASURED:

@@ -5,11 +5,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.answer import Piece, Result, Stream
     from paceline.config import EngineConfig, SamplingParams, SpecConfig
     from paceline.constraints import Choice, Json, Lark, Regex, Template
     from paceline.errors import PacelineError
     from paceline.llm import LLM
+    from paceline.output import Piece, Result, Stream
     from paceline.types import Ask, Draft, Drafter, Seq
 
 __version__ = "0.1.0"
@@ -28,9 +28,9 @@ _HOME = {
     "Template": "constraints",
     "PacelineError": "errors",
     "LLM": "llm",
-    "Piece": "answer",
-    "Result": "answer",
-    "Stream": "answer",
+    "Piece": "output",
+    "Result": "output",
+    "Stream": "output",
     "Ask": "types",
     "Draft": "types",
     "Drafter": "types",

@@ -8,23 +8,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from paceline import models
-from paceline.answer import Reader, Result, Stream
+from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
-from paceline.drafters.model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
-from paceline.drafters.model.chosen import layers_for
-from paceline.drafters.model.sample import SAMPLES
-from paceline.drafters.model.search import TENANT
+from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
+from paceline.drafters.draft_model.calibration_text import SAMPLES
+from paceline.drafters.draft_model.chosen import layers_for
+from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, short
 from paceline.heads.kinds import KINDS
-from paceline.target.choose import load_copy, load_draft, load_target
-from paceline.target.cost import cost_table
-from paceline.text import StopStrings, TextStream, Tokenizer
-from paceline.trained import (
+from paceline.loading import (
     Name,
     Trained,
     draft_model_path,
@@ -33,6 +29,10 @@ from paceline.trained import (
     read_trained,
     usual,
 )
+from paceline.output import Reader, Result, Stream
+from paceline.target.cost import cost_table
+from paceline.target.load import load_copy, load_draft, load_target
+from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -61,7 +61,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = models.DEFAULT_MODEL,
+        model: str = hub.DEFAULT_MODEL,
         *,
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
@@ -78,7 +78,7 @@ class LLM:
         if draft_vocab not in DRAFT_VOCABS:
             known = ", ".join(DRAFT_VOCABS)
             raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
-        path = models.resolve(model)
+        path = hub.resolve(model)
         found = find_trained(trained or ())
         if trained is None and spec is None:
             given = {drafter.name for drafter in drafters}

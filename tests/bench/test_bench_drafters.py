@@ -16,15 +16,15 @@ from bench.drafters import NO_PREDICTION, measurable
 from bench.workload import ROOT, Prompt
 from paceline import SpecConfig
 from paceline.constraints import Compiler
-from paceline.drafters.model import ModelDrafter
-from paceline.engine.judge import judge
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.engine.verify import judge
 from paceline.errors import SettingError
 from paceline.heads.versions import Version
+from paceline.loading import Trained
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
-from paceline.train.conversations import Conversation
-from paceline.train.held_out import held_out, is_held_out
-from paceline.trained import Trained
+from paceline.train.data.conversations import Conversation
+from paceline.train.data.held_out import held_out, is_held_out
 from paceline.types import Verdict
 
 HEAVY = "pydantic starlette typer rich llguidance gguf platformdirs jsonschema sqlalchemy prometheus_client"

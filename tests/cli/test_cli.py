@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from commands import fails, run
 
-from paceline import models
+from paceline import hub
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
@@ -151,4 +151,4 @@ def test_draft_model_with_another_tokenizer(
 
 def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    assert models.home() == tmp_path
+    assert hub.home() == tmp_path

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.server.keys import load
+from paceline.web.api_keys import load
 
 ROUTES = """
 routes:

@@ -11,12 +11,12 @@ from saved_heads import save_untrained
 
 from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
-from paceline.folders import home
 from paceline.heads import versions
-from paceline.heads.folder import WEIGHTS, read_card, save_card
+from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
 from paceline.heads.kinds import KINDS
-from paceline.train.held_out import is_held_out
-from paceline.trained import find_trained
+from paceline.loading import find_trained
+from paceline.paths import home
+from paceline.train.data.held_out import is_held_out
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 
@@ -28,7 +28,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
         if kept.name in ("models", "packed", "native", "cost.json"):
             (tmp_path / kept.name).symlink_to(kept)
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    monkeypatch.setattr("paceline.heads.shelf.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("paceline.heads.local_heads.SHIPPED", tmp_path / "none")
     return tmp_path
 
 

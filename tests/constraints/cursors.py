@@ -8,9 +8,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from paceline.constraints import Compiler, Constraint, Switched
-from paceline.constraints.walk import allows, words
+from paceline.constraints.draft_masks import allows, words
 from paceline.text import Tokenizer
-from paceline.text.vocabulary import Vocabulary, byte_alphabet
+from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 from paceline.types import Bits, Cursor
 
 

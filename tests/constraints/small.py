@@ -4,7 +4,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.text import Tokenizer
-from paceline.text.vocabulary import Vocabulary, byte_alphabet
+from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 
 MERGES = [("a", "b"), ("b", "c"), ("ab", "c"), ("c", "a"), ("a", "a")]
 EOS = "<eos>"

@@ -9,7 +9,7 @@ from cursors import after, allowed, row_of, said, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Switched, check, compiler
 from paceline.constraints.compiler import _Kept
-from paceline.constraints.walk import allows
+from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 

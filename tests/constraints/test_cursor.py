@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small import small_tokenizer
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Lark, Regex, compiler
-from paceline.constraints.walk import allows
+from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor

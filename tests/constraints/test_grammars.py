@@ -12,7 +12,7 @@ from legal_walks import legal_texts
 
 from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, response_format
 from paceline.constraints.grammars import MAX_BYTES, after
-from paceline.constraints.matching import fits
+from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 
 ODD = [

@@ -6,10 +6,10 @@ import pytest
 from cursors import after, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Regex, Switched, Wanted
-from paceline.constraints.matching import fits
+from paceline.constraints.match import fits
 from paceline.constraints.request import Either
 from paceline.errors import ConstraintError
-from paceline.text.tool_formats import FORMATS
+from paceline.text.tool_calls.formats import FORMATS
 
 HERMES = FORMATS["hermes"]
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Switched, Template, output
 from paceline.constraints.compiler import check
-from paceline.constraints.matching import fits
+from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from agent_text import Turn, conversation, edited_code, encode, shuffled
 
+from paceline.advise.replay import ReplayStats, follow, replay
+from paceline.drafters.drafter_list import Relay
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
-from paceline.drafters.relay import Relay
 from paceline.drafters.suffix import Suffix, SuffixSettings
-from paceline.trace.replay import ReplayStats, follow, replay
 from paceline.types import Ask, Draft, Drafter, Seq
 
 Knowledge = Callable[[list[int]], list[int]]

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy_grammar import sentence
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.drafters.recycle import Recycle, RecycleSettings, recycle
+from paceline.drafters.recycle import Recycle, RecycleSettings
+from paceline.drafters.recycle import drafter as recycle
 from paceline.drafters.recycle.table import Table
 from paceline.drafters.recycle.top import Floats, Places, largest
 from paceline.engine.control import Fixed, Rate

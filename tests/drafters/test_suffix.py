@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_grammar import sentence
 
+from paceline.advise.replay import replay
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import DrafterMismatch, SettingError
-from paceline.trace.replay import replay
 from paceline.types import Ask, Draft, Seq
 
 PHRASE = list(range(100, 120))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.suffix import vote
-from paceline.drafters.suffix.context_index import SEPARATOR, Match
+from paceline.drafters.suffix.index import SEPARATOR, Match
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
 

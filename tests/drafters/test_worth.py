@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.config import Accept, SpecConfig
-from paceline.drafters import worth
-from paceline.drafters.relay import Relay
+from paceline.drafters.drafter_list import Relay
+from paceline.drafters.support import worth
 from paceline.types import Ask, Draft, Drafter, Scores, Seq, Verdict
 
 PASS, NOTHING = 1000, Scores(torch.empty(0, 0), ())
@@ -43,7 +43,7 @@ class Says(Drafter):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in ("worth", "relay"):
+    for module in ("support.worth", "drafter_list"):
         monkeypatch.setattr(f"paceline.drafters.{module}.perf_counter_ns", made)
     return made
 

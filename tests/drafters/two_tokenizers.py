@@ -6,11 +6,11 @@ import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from paceline.drafters.model.words import Dictionary
+from paceline.drafters.draft_model.vocab_mapping import Dictionary
 from paceline.sampling import Doubles, gumbel, noise_key
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
-from paceline.text.vocabulary import Vocabulary, byte_alphabet
+from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 
 PASSAGE = b"the cat sat on the mat, then the hat ran at a rat; hens heat ten teas. "
 WORDS = r" ?[a-z]+| ?[^\sa-z]+|\s+(?!\S)|\s+"

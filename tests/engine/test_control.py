@@ -5,7 +5,7 @@ import pytest
 
 from paceline.config import SpecConfig
 from paceline.engine.control import Rate
-from paceline.engine.cost_curve import CostCurve
+from paceline.engine.cost_model import CostCurve
 from paceline.engine.engine import Engine
 from paceline.target.cost import CostTable
 from paceline.testing import ToyTarget

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
-from paceline.drafters.model import ModelDrafter
+from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import Busy, CacheFull, PromptTooLong, SettingError

@@ -15,7 +15,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import ConstraintError
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
-from paceline.text.vocabulary import Vocabulary, byte_alphabet
+from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 from paceline.types import Ask, Draft, Drafter, Round, Seq
 
 PLAIN = SpecConfig(("none",), max_draft=0)

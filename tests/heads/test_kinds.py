@@ -6,9 +6,9 @@ import pytest
 import torch
 from head_cases import MODEL, eagle_net, medusa_net
 
-from paceline.heads.folder import Card, load, save
+from paceline.heads.base import Net
+from paceline.heads.head_checkpoint import Card, load, save
 from paceline.heads.kinds import KINDS
-from paceline.heads.net import Net
 from paceline.train.recipe import pieces_of
 
 

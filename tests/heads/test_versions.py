@@ -17,7 +17,7 @@ from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, SettingError, UnknownModel
 from paceline.heads import versions
-from paceline.heads.folder import Card, read_card, save, save_card
+from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 
 NET = random_net(draft_vocab=60)
 

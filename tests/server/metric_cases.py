@@ -9,7 +9,7 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.server.metrics import Metrics
+from paceline.server.telemetry.metrics import Metrics
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import ROOT, Ask, Draft, Drafter, Finish, Round, Seq, Sink
 

@@ -12,7 +12,7 @@ import uvicorn
 
 from paceline import EngineConfig
 from paceline.server.app import App
-from paceline.server.serving import ServerSettings, asgi, build
+from paceline.server.launch import ServerSettings, asgi, build
 
 START_S = 300  # on a machine that has much else to do
 IDLE_S = 20

@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from running import IDLE_S, Running, running, until
 
 from paceline.config import EngineConfig
-from paceline.server import keys
-from paceline.server.otel_spans import OtelSpans
+from paceline.server.telemetry.otel import OtelSpans
 from paceline.trace.store import Store
 from paceline.types import Seq
+from paceline.web import api_keys
 
 pytestmark = pytest.mark.model
 
@@ -99,8 +99,8 @@ def served(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     (folder / "routes.yaml").write_text(json.dumps({"routes": ROUTES}))
     config = EngineConfig(cache_mb=256, max_batch=2, max_waiting=2)
     keys_file = folder / "keys.json"
-    anna = keys.add(keys_file, "anna")
-    bert = keys.add(keys_file, "bert", {"requests_per_minute": 1, "tokens_per_minute": 1000})
+    anna = api_keys.add(keys_file, "anna")
+    bert = api_keys.add(keys_file, "bert", {"requests_per_minute": 1, "tokens_per_minute": 1000})
     settings = {"store": str(folder / "traces.db"), "routes": str(folder / "routes.yaml"), "trace_text": True}
     with running(MODEL, config, keys=str(keys_file), **settings) as found:
         yield Server(found, str(settings["store"]), anna, bert)

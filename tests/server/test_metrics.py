@@ -11,8 +11,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.drafters import model_free
-from paceline.server import metrics as module
-from paceline.server.metrics import Finished, Metrics
+from paceline.server.telemetry import metrics as module
+from paceline.server.telemetry.metrics import Finished, Metrics
 from paceline.types import Draft, Finish, Round, Seq
 
 

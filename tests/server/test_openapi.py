@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from paceline.server.openapi import document
+from paceline.server.openai.openapi import document
 
 pytestmark = pytest.mark.model
 

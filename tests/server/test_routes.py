@@ -231,7 +231,7 @@ def test_routes_are_frozen() -> None:
 
 
 def test_a_route_file_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.server.files.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("paceline.web.config_file.CHECK_EVERY_S", 0.0)
     file = tmp_path / "routes.yaml"
     file.write_text("routes: [{name: a}]")
     routes = RouteFile(file, {"suffix"})

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from running import Running, running
 
-from paceline.server import keys
-from paceline.server.serving import ServerSettings
+from paceline.server.launch import ServerSettings
+from paceline.web import api_keys
 
 pytestmark = pytest.mark.model
 
@@ -40,7 +40,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def key(key_file: Path) -> str:
-    return keys.add(key_file, "anna")
+    return api_keys.add(key_file, "anna")
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from paceline.config import SamplingParams
-from paceline.server import span_names as names
 from paceline.server.finished import Finished
-from paceline.server.otel_spans import OtelSpans
-from paceline.server.spans import CAPTURE, NO_SPANS, spans_from_environment
 from paceline.server.spec_metrics import SpecWork, speculative_metrics
+from paceline.server.telemetry import span_names as names
+from paceline.server.telemetry.otel import OtelSpans
+from paceline.server.telemetry.tracing import CAPTURE, NO_SPANS, spans_from_environment
 from paceline.types import Draft, Finish, Round
 
 CHAT = "/v1/chat/completions"
@@ -224,7 +224,7 @@ def test_without_the_packages_there_is_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delitem(sys.modules, "paceline.server.otel_spans")
+    monkeypatch.delitem(sys.modules, "paceline.server.telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with caplog.at_level(logging.WARNING):
         assert spans_from_environment() is NO_SPANS

@@ -16,14 +16,14 @@ from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads import versions
-from paceline.heads.folder import Card, read_card, save, save_card
-from paceline.heads.traffic import ServedText
-from paceline.server.learning import Learning
-from paceline.server.metrics import Metrics
-from paceline.server.pupil import Pupil
+from paceline.heads.head_checkpoint import Card, read_card, save, save_card
+from paceline.loading import Trained, find_trained
+from paceline.server.online.online_trainer import Learning
+from paceline.server.online.process import Pupil
+from paceline.server.telemetry.metrics import Metrics
 from paceline.server.worker import Worker
 from paceline.testing import ToyTarget
-from paceline.trained import Trained, find_trained
+from paceline.trace.online import ServedText
 
 WAIT_S = 60
 Against = Callable[[Path, Sequence[Path], LearnConfig], str]

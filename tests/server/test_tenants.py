@@ -9,7 +9,7 @@ import httpx
 import pytest
 from running import Running, running
 
-from paceline.server import keys
+from paceline.web import api_keys
 
 pytestmark = pytest.mark.model
 
@@ -27,7 +27,7 @@ class Server(NamedTuple):
 @pytest.fixture(scope="module")
 def shared(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     file = tmp_path_factory.mktemp("keys") / "keys.json"
-    anna, bert = keys.add(file, "anna"), keys.add(file, "bert")
+    anna, bert = api_keys.add(file, "anna"), api_keys.add(file, "bert")
     with running(MODEL, keys=str(file)) as found:
         yield Server(found, anna, bert)
 

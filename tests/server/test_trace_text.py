@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 from running import IDLE_S, Running, running, until
 
-from paceline.server.responses_wire import ResponsesRequest
-from paceline.server.wire import ChatRequest, CompletionRequest
+from paceline.server.openai.protocol import ChatRequest, CompletionRequest
+from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.trace.store import Store
 
 pytestmark = pytest.mark.model

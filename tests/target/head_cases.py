@@ -8,9 +8,9 @@ from tiny_heads import own, said, tiny_model
 from torch import Tensor
 from torch_cases import VOCAB
 
+from paceline.heads.base import Net
 from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.medusa import MedusaNet, MedusaShape
-from paceline.heads.net import Net
 from paceline.heads.teach import Lesson
 from paceline.train.recipe import pieces_of
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from paceline import EngineConfig
-from paceline.target.choose import load_target
-from paceline.target.cpu import give_back_memory
-from paceline.target.native.native_target import NativeTarget
-from paceline.trained import drafters_beside, find_trained, read_trained
+from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.target.hardware import give_back_memory
+from paceline.target.load import load_target
+from paceline.target.native.target import NativeTarget
 from paceline.types import Drafter
 
 CONFIG = EngineConfig("cpu", cache_mb=64)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from paceline.errors import CacheFull
-from paceline.target.kv import PagedCache, TorchRows
-from paceline.target.prefix import Node, common
+from paceline.target.kv.cache import PagedCache, TorchRows
+from paceline.target.kv.radix_tree import Node, common
 
 LAYERS, HEADS, DIM = 2, 2, 3
 GARBAGE = -1.0  # what a rejected row leaves behind

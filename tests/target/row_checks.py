@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch_cases import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 
-from paceline.target.linear import MOST_ROWS
+from paceline.target.eager.linear import MOST_ROWS
 from paceline.types import Draft, Feed, Seq, Target
 
 

@@ -7,12 +7,12 @@ import torch
 
 from paceline.heads.block import BlockShape
 from paceline.heads.eagle import EagleShape
-from paceline.heads.folder import Card, save
+from paceline.heads.head_checkpoint import Card, save
 from paceline.heads.kinds import KINDS
 from paceline.heads.medusa import MedusaShape
-from paceline.target.load import open_checkpoint
-from paceline.target.pieces import load_pieces
-from paceline.target.shape import ModelShape
+from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import open_checkpoint
 
 TOKENS = 2048  # that it can guess
 

@@ -8,9 +8,9 @@ from torch_cases import CONFIG, random_weights
 
 from paceline.config import EngineConfig
 from paceline.target import cost
-from paceline.target.choose import load_target
 from paceline.target.cost import CostTable, cost_table, measure
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.load import load_target
 from paceline.types import Feed, Seq
 
 

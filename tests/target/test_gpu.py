@@ -8,7 +8,7 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
 from paceline.types import Seq
 
 pytestmark = [

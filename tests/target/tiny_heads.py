@@ -8,12 +8,12 @@ from torch import Tensor
 from torch_cases import VOCAB, random_weights
 
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.target.shape import Weights
-from paceline.train.dataset import Answers, Batch
-from paceline.train.dense import DenseModel
+from paceline.target.weights.model_config import Weights
+from paceline.train.data.dataset import Answers, Batch
 from paceline.train.evaluate import Recorded
 from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, pieces_of, recipe
+from paceline.train.train_decoder import DenseModel
 
 PROMPT = 3  # tokens
 

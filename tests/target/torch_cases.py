@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.target.shape import ModelShape, Rope, Weights
+from paceline.target.weights.model_config import ModelShape, Rope, Weights
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.errors import TextError
 from paceline.text import FORMATS, ToolCall, parse_tool_calls
-from paceline.text.template import ChatTemplate, mentions_tools
+from paceline.text.chat_template import ChatTemplate, mentions_tools
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "S"},

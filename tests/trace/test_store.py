@@ -21,7 +21,7 @@ from trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_
 
 from paceline.errors import StoreError
 from paceline.trace.record import RequestRecord, RoundRecord
-from paceline.trace.store import Store, connect, versions
+from paceline.trace.store import Store, connect, migrations
 
 Places = Callable[[], str]  # a new URL each time
 
@@ -258,13 +258,13 @@ def test_an_older_store_is_migrated_and_a_newer_one_refused(
 ) -> None:
     with closing(Store.open(url)) as store:
         save(store, a_request("old"))
-    assert stored_version(url) == versions.latest()
+    assert stored_version(url) == migrations.latest()
     with monkeypatch.context() as newer:
-        newer.setattr(versions, "STEPS", (*versions.STEPS, add_a_column))
+        newer.setattr(migrations, "STEPS", (*migrations.STEPS, add_a_column))
         for _ in range(2):  # once is enough
             with closing(Store.open(url)) as store:
                 assert store.get("old") == (a_request("old"), rounds_of(a_request("old")))
-        assert stored_version(url) == versions.latest()
+        assert stored_version(url) == migrations.latest()
         with connect.engine(connect.parse(url), create=False).begin() as connection:
             assert connection.execute(text("SELECT mood FROM paceline_requests")).scalar() == "calm"
     with pytest.raises(StoreError, match="it has version 3, this paceline knows 2; update paceline"):
@@ -275,13 +275,13 @@ def test_a_migration_that_fails_changes_nothing(url: str, monkeypatch: pytest.Mo
     with closing(Store.open(url)) as store:
         save(store, a_request("old"))
     with monkeypatch.context() as newer:
-        newer.setattr(versions, "STEPS", (*versions.STEPS, add_a_column_and_fail))
+        newer.setattr(migrations, "STEPS", (*migrations.STEPS, add_a_column_and_fail))
         with pytest.raises(StoreError, match="cannot be used"):
             Store.open(url)
-    assert stored_version(url) == versions.latest()
+    assert stored_version(url) == migrations.latest()
     with monkeypatch.context() as newer:
         newer.setattr(
-            versions, "STEPS", (*versions.STEPS, add_a_column)
+            migrations, "STEPS", (*migrations.STEPS, add_a_column)
         )  # would fail, were the column there already
         Store.open(url).close()
 
@@ -292,7 +292,7 @@ def test_many_may_make_a_store_at_once(places: Places) -> None:
         with ThreadPoolExecutor(6) as pool:
             for store in pool.map(lambda _, url=url: Store.open(url), range(6)):
                 store.close()
-        assert stored_version(url) == versions.latest()
+        assert stored_version(url) == migrations.latest()
 
 
 def test_others_tables_of_our_name_are_refused_and_their_database_shared(postgres: str) -> None:

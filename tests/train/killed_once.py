@@ -12,12 +12,12 @@ from talk import called, record, user, write
 
 from paceline.config import EngineConfig
 from paceline.text import Tokenizer
-from paceline.train.asks import AnswersConfig
-from paceline.train.dataset import Answers, Batch
-from paceline.train.held_out import is_held_out
-from paceline.train.job import ANSWERS, Told
-from paceline.train.rollout import Rollout
-from paceline.train.steps import Batches, take_steps
+from paceline.train.data.dataset import Answers, Batch
+from paceline.train.data.held_out import is_held_out
+from paceline.train.data.plan import AnswersConfig
+from paceline.train.data.rollout import Rollout
+from paceline.train.head_pipeline import ANSWERS, Told
+from paceline.train.trainer import Batches, take_steps
 
 J = TypeVar("J")
 C = TypeVar("C")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError, SettingError
-from paceline.train.dataset import LEAST, Answers, Batch
+from paceline.train.data.dataset import LEAST, Answers, Batch
 
 VOCAB = 200
 

@@ -22,15 +22,15 @@ from torch_cases import some_layers
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
+from paceline.convert.hf_model import write_model
 from paceline.errors import CorruptModel, SettingError, UnknownModel
-from paceline.exchange.model import write_model
-from paceline.heads.shelf import DRAFT_CARD
-from paceline.target.load import load
+from paceline.heads.local_heads import DRAFT_CARD
+from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.train import tune as the_trainer
-from paceline.train.draft_card import DraftCard, read_draft_card
-from paceline.train.draft_model import DraftJob, run
-from paceline.train.tune import TuneConfig
+from paceline.train.draft_model import finetune as the_trainer
+from paceline.train.draft_model.card import DraftCard, read_draft_card
+from paceline.train.draft_model.finetune import TuneConfig
+from paceline.train.draft_model.pipeline import DraftJob, run
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
-from paceline.heads.block_runner import TorchBlock
+from paceline.heads.runner import TorchBlock
 from paceline.heads.teach import Lesson
 from paceline.train import evaluate
 from paceline.train.calibrate import calibrate

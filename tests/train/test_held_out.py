@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from talk import called, record, result, said, user, write
 
 from paceline.text import Tokenizer
-from paceline.train.conversations import Conversation
-from paceline.train.held_out import held_out, is_held_out
-from paceline.train.prompts import collect
+from paceline.train.data.conversations import Conversation
+from paceline.train.data.held_out import held_out, is_held_out
+from paceline.train.data.prompts import collect
 
 OPENINGS = st.sampled_from("abcdefgh")
 SHARE = 0.4

@@ -5,8 +5,8 @@ from tiny_heads import tiny_weights
 from torch import Tensor
 from torch_cases import some_tokens
 
-from paceline.train.dense import DenseModel
-from paceline.train.lora import MATRICES, LowRank, add_low_rank, merge
+from paceline.train.draft_model.lora import MATRICES, LowRank, add_low_rank, merge
+from paceline.train.train_decoder import DenseModel
 
 TOKENS = torch.tensor([some_tokens(30), some_tokens(30, 1)])
 RANK, ALPHA = 3, 12.0

@@ -10,7 +10,7 @@ from paceline.errors import DataError, SettingError, StoreError
 from paceline.text import Tokenizer
 from paceline.trace.record import RequestRecord, without_text
 from paceline.trace.store import Store
-from paceline.train.prompts import Prompts, collect
+from paceline.train.data.prompts import Prompts, collect
 
 pytestmark = pytest.mark.model
 

@@ -8,7 +8,7 @@ from tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.calibration import Calibration
-from paceline.heads.folder import load
+from paceline.heads.head_checkpoint import load
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.publish import publish

@@ -12,16 +12,16 @@ from torch_cases import VOCAB
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
-from paceline.heads.folder import WEIGHTS, Card, Loaded, load, read_card, save
-from paceline.heads.net import Pieces
-from paceline.heads.traffic import LearnJob, ServedText
-from paceline.train import refresh as the_refresh
-from paceline.train.dense import DenseModel
+from paceline.heads.base import Pieces
+from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, load, read_card, save
+from paceline.trace.online import LearnJob, ServedText
 from paceline.train.evaluate import acceptance, replay
-from paceline.train.from_traffic import split
+from paceline.train.online import refresh as the_refresh
+from paceline.train.online.online_batches import split
+from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
-from paceline.train.refresh import refresh, run, saves
+from paceline.train.train_decoder import DenseModel
 
 MODEL = tiny_model()
 CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)

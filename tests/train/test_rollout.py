@@ -10,13 +10,13 @@ from torch_cases import CONFIG, FAMILIES, random_weights, save_reference, some_t
 from paceline.config import SamplingParams, SpecConfig
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.target.load import load
-from paceline.target.shape import Weights
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.weights.model_config import Weights
+from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.train import rollout
-from paceline.train.dense import DenseModel
-from paceline.train.rollout import Job, Rollout, roll_out
+from paceline.train.data import rollout
+from paceline.train.data.rollout import Job, Rollout, roll_out
+from paceline.train.train_decoder import DenseModel
 from paceline.types import Seq
 
 EOS = frozenset({3, 77})

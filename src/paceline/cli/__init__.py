@@ -1,5 +1,5 @@
 """The command line."""
 
-from paceline.cli.app import main
+from paceline.cli.main import main
 
 __all__ = ["main"]

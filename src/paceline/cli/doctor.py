@@ -8,15 +8,15 @@ from typing import Any
 def report() -> dict[str, Any]:
     import torch
 
-    from paceline import __version__, models
+    from paceline import __version__, hub
     from paceline.config import EngineConfig
     from paceline.sampling.native import describe as describe_sampling
-    from paceline.target.cpu import describe
-    from paceline.target.torch_target import placement
+    from paceline.target.eager.target import placement
+    from paceline.target.hardware import describe
 
     device, dtype = placement(EngineConfig())
-    home = models.home()
-    pulled = [m.name for m in models.installed() if m.pulled]
+    home = hub.home()
+    pulled = [m.name for m in hub.installed() if m.pulled]
     return {
         "paceline": __version__,
         "python": sys.version.split()[0],
@@ -34,7 +34,7 @@ def report() -> dict[str, Any]:
 def _native(device: str) -> str:
     """Which path of the native engine would be taken, and why."""
     from paceline.errors import NotCompiled
-    from paceline.target.choose import native_path
+    from paceline.target.load import native_path
     from paceline.target.native import library
 
     if device != "cpu":
@@ -51,12 +51,12 @@ def _native(device: str) -> str:
 
 def model_report(name: str) -> dict[str, Any]:
     """How one model runs here, and what a pass of it costs."""
-    from paceline import models
+    from paceline import hub
     from paceline.config import EngineConfig
-    from paceline.target.choose import load_target
     from paceline.target.cost import cost_table
+    from paceline.target.load import load_target
 
-    target = load_target(models.resolve(name), EngineConfig())
+    target = load_target(hub.resolve(name), EngineConfig())
     table = cost_table(target)
     first = next(iter(table.ms.values()), {})
     return {

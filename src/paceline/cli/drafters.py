@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline import models
+from paceline import hub
 from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.errors import PacelineError, UnknownModel
 
@@ -43,13 +43,13 @@ class _Row:
 @drafters_app.callback()
 def drafters(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The model they would guess for.")] = models.DEFAULT_MODEL,
+    model: Annotated[str, typer.Option(help="The model they would guess for.")] = hub.DEFAULT_MODEL,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Who can guess for a model, what each needs, and which were trained here."""
     if context.invoked_subcommand is not None:
         return
-    kept = _kept(models.resolve(model))
+    kept = _kept(hub.resolve(model))
     rows = [_row(name, about, model, kept) for name, about in DRAFTERS.items()]
     if as_json:
         found = {
@@ -77,8 +77,8 @@ def rollback(
 ) -> None:
     """Go back to an earlier version of a drafter that learned. A server with --learn follows."""
     from paceline.heads import versions
-    from paceline.heads.folder import read_card
-    from paceline.heads.shelf import drafter_path
+    from paceline.heads.head_checkpoint import read_card
+    from paceline.heads.local_heads import drafter_path
 
     root = drafter_path(name)
     if not root.exists():
@@ -92,7 +92,7 @@ def rollback(
 
 def _row(name: str, about: About, model: str, kept: list[_Kept]) -> _Row:
     if about.needs == "draft model":
-        given = [m.name for m in models.installed() if m.pulled and m.name != model]
+        given = [m.name for m in hub.installed() if m.pulled and m.name != model]
         given += [k.name for k in kept if k.kind == "model" and k.suits]
     else:
         given = [k.name for k in kept if k.kind == name and k.suits]
@@ -107,8 +107,8 @@ def _usable(row: _Row) -> str:
 
 
 def _kept(model: Path) -> list[_Kept]:
-    from paceline.heads.shelf import draft_models_here, kept_here
-    from paceline.trained import fingerprint_of
+    from paceline.heads.local_heads import draft_models_here, kept_here
+    from paceline.loading import fingerprint_of
 
     mark = fingerprint_of(model)
     heads = [_told(folder, mark) for folder in kept_here()]
@@ -116,7 +116,7 @@ def _kept(model: Path) -> list[_Kept]:
 
 
 def _told(folder: Path, fingerprint: str) -> _Kept:
-    from paceline.heads.folder import read_card
+    from paceline.heads.head_checkpoint import read_card
     from paceline.heads.versions import current, numbers
 
     try:
@@ -131,7 +131,7 @@ def _told(folder: Path, fingerprint: str) -> _Kept:
 
 
 def _told_model(folder: Path, fingerprint: str) -> _Kept:
-    from paceline.train.draft_card import read_draft_card
+    from paceline.train.draft_model.card import read_draft_card
 
     try:
         card = read_draft_card(folder)
@@ -165,7 +165,7 @@ def _trained_table(kept: list[_Kept]) -> Table:
 def export_drafter(
     name: Annotated[str, typer.Argument(help="A trained drafter's name or folder.")],
     out: Annotated[Path, typer.Argument(help="A new folder.")],
-    model: Annotated[str, typer.Option(help="The model it was trained for.")] = models.DEFAULT_MODEL,
+    model: Annotated[str, typer.Option(help="The model it was trained for.")] = hub.DEFAULT_MODEL,
     format: Annotated[str, typer.Option(help="speculators.")] = "speculators",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     verifier: Annotated[str, typer.Option(help="Where the other engine finds the model.")] = "",
@@ -174,12 +174,12 @@ def export_drafter(
     ] = None,
 ) -> None:
     """Write a trained drafter so that other engines load it."""
-    from paceline.exchange import METHODS, export, export_model
-    from paceline.heads.folder import read_card
-    from paceline.heads.shelf import drafter_path
+    from paceline.convert import METHODS, export, export_model
+    from paceline.heads.head_checkpoint import read_card
+    from paceline.heads.local_heads import drafter_path
     from paceline.heads.versions import current
 
-    folder, path = current(drafter_path(name)).folder, models.resolve(model)
+    folder, path = current(drafter_path(name)).folder, hub.resolve(model)
     card = read_card(folder)
     if model_out is not None:
         verifier = verifier or str(model_out.resolve())
@@ -199,9 +199,9 @@ def import_drafter(
     weights: Annotated[str, typer.Option(help="float32, or int8, which rounds them.")] = "float32",
 ) -> None:
     """Make a drafter of a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
-    from paceline.exchange import import_
-    from paceline.heads.shelf import new_path
+    from paceline.convert import import_
+    from paceline.heads.local_heads import new_path
 
-    folder, model, name = new_path(out), models.resolve(target), Path(target).name
+    folder, model, name = new_path(out), hub.resolve(target), Path(target).name
     card = import_(checkpoint, model, folder, weights, name=name)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")

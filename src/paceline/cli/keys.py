@@ -22,7 +22,7 @@ def new(
     concurrent: Annotated[int | None, typer.Option(help="Requests at once; without it, no limit.")] = None,
 ) -> None:
     """Make a key and print it, this once: only its hash is kept."""
-    from paceline.server import keys
+    from paceline.web import api_keys
 
     limits = {
         "requests_per_minute": requests_per_minute,
@@ -30,15 +30,15 @@ def new(
         "concurrent": concurrent,
     }
     given = {limit: value for limit, value in limits.items() if value is not None}
-    print(keys.add(file or keys.default_file(), name, given))
+    print(api_keys.add(file or api_keys.default_file(), name, given))
 
 
 @keys_app.command("ls")
 def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Names and limits of the keys."""
-    from paceline.server import keys
+    from paceline.web import api_keys
 
-    found = keys.load(file or keys.default_file()).keys
+    found = api_keys.load(file or api_keys.default_file()).keys
     listed = [(key.name, key.limits.model_dump(exclude_none=True)) for key in found]
     if as_json:
         print(json.dumps([{"name": name, "limits": limits} for name, limits in listed]))
@@ -50,7 +50,7 @@ def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")
 @keys_app.command("rm")
 def rm(name: Name, file: File = None) -> None:
     """Remove a key. Servers refuse it within a second."""
-    from paceline.server import keys
+    from paceline.web import api_keys
 
-    keys.remove(file or keys.default_file(), name)
+    api_keys.remove(file or api_keys.default_file(), name)
     print(f"{name} is removed")

@@ -26,13 +26,13 @@ def layers(
 ) -> None:
     """Find the layers that the drafter `self` can do without, and remember them."""
     config = EngineConfig(device=device, dtype=dtype, threads=threads)
-    from paceline import models
-    from paceline.drafters.model.chosen import find_layers
-    from paceline.drafters.model.sample import SAMPLES
-    from paceline.target.choose import load_target
+    from paceline import hub
+    from paceline.drafters.draft_model.calibration_text import SAMPLES
+    from paceline.drafters.draft_model.chosen import find_layers
+    from paceline.target.load import load_target
     from paceline.text import Tokenizer
 
-    path = models.resolve(model)
+    path = hub.resolve(model)
     tokenizer = Tokenizer.load(path)
     texts = [tokenizer.encode(sample) for sample in SAMPLES] if text is None else _recorded(text, tokenizer)
     target = load_target(path, config)

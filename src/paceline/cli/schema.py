@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.constrain import read_schema
+from paceline.cli.options import read_schema
 from paceline.constraints import Json, check
 from paceline.errors import ConstraintError
 

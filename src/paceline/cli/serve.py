@@ -46,7 +46,7 @@ def serve(
         max_batch=max_batch,
         max_waiting=max_waiting,
     )
-    from paceline.server.serving import ServerSettings, run
+    from paceline.server.launch import ServerSettings, run
 
     run(
         ServerSettings(

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
-from paceline.models import DEFAULT_MODEL
+from paceline.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from paceline.heads.folder import Card
-    from paceline.train.job import Report, TrainJob
+    from paceline.heads.head_checkpoint import Card
+    from paceline.train.head_pipeline import Report, TrainJob
     from paceline.train.recipe import Kind
 
 SMALL: Final[dict[str, Any]] = {"tokens_per_batch": 2048, "anchors": 32, "look_steps": 20}  # for a CPU
@@ -69,14 +69,14 @@ def train(
 ) -> None:
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.cli.train_model import train_model
-    from paceline.heads.folder import CARD
-    from paceline.heads.shelf import drafter_path, new_path
+    from paceline.heads.head_checkpoint import CARD
+    from paceline.heads.local_heads import drafter_path, new_path
     from paceline.heads.versions import current
-    from paceline.train.asks import AnswersConfig
-    from paceline.train.job import TrainJob, run
+    from paceline.train.data.plan import AnswersConfig
+    from paceline.train.data.rollout import Rollout
+    from paceline.train.draft_model.finetune import TuneConfig
+    from paceline.train.head_pipeline import TrainJob, run
     from paceline.train.recipe import TrainConfig
-    from paceline.train.rollout import Rollout
-    from paceline.train.tune import TuneConfig
 
     folder = new_path(out or f"{Path(target).name}-{kind}")
     answers = AnswersConfig(
@@ -134,7 +134,7 @@ def train(
 
 
 def _size(device: str, batch_tokens: int, on_a_cpu: dict[str, Any]) -> dict[str, Any]:
-    from paceline.target.torch_target import placement
+    from paceline.target.eager.target import placement
 
     small = on_a_cpu if placement(EngineConfig(device=device))[0].type == "cpu" else {}
     return {**small, **({"tokens_per_batch": batch_tokens} if batch_tokens else {})}
@@ -152,7 +152,7 @@ def _known(kind: str) -> "Kind":
 @contextmanager
 def _bars() -> Iterator["Report"]:
     """One bar for each part of the job, with the time left."""
-    from paceline.train.job import Told
+    from paceline.train.head_pipeline import Told
 
     columns = (
         TextColumn("{task.description}"),
@@ -172,7 +172,7 @@ def _bars() -> Iterator["Report"]:
 
 
 def _show(card: "Card", job: "TrainJob") -> None:
-    from paceline.train.held_out import nothing_measured
+    from paceline.train.data.held_out import nothing_measured
 
     out = Console(highlight=False)
     if card.acceptance:

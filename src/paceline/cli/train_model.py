@@ -8,15 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.errors import SettingError
-from paceline.heads.shelf import DRAFT_CARD
-from paceline.train.asks import AnswersConfig
-from paceline.train.conversations import Source
-from paceline.train.draft_card import DraftCard
-from paceline.train.draft_model import DraftJob, run
-from paceline.train.held_out import nothing_measured
-from paceline.train.job import Report
-from paceline.train.tune import TuneConfig
-from paceline.trained import draft_model_path
+from paceline.heads.local_heads import DRAFT_CARD
+from paceline.loading import draft_model_path
+from paceline.train.data.conversations import Source
+from paceline.train.data.held_out import nothing_measured
+from paceline.train.data.plan import AnswersConfig
+from paceline.train.draft_model.card import DraftCard
+from paceline.train.draft_model.finetune import TuneConfig
+from paceline.train.draft_model.pipeline import DraftJob, run
+from paceline.train.head_pipeline import Report
 
 Bars = Callable[[], AbstractContextManager[Report]]
 

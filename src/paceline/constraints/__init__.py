@@ -26,10 +26,10 @@ from paceline.constraints.grammars import (
     Whitespace,
     response_format,
 )
-from paceline.constraints.outputs import Output, output
+from paceline.constraints.python_types import Output, output
 from paceline.constraints.request import ANYTHING, Wanted
 from paceline.constraints.template import Template
-from paceline.constraints.tools import tool_calls
+from paceline.constraints.tool_grammar import tool_calls
 
 __all__ = [
     "ANYTHING",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
 from paceline.constraints.grammars import Constraint, Json, Switched, quoted
-from paceline.constraints.switch import SwitchCursor, Trigger
+from paceline.constraints.trigger_cursor import SwitchCursor, Trigger
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from paceline.constraints.schema import parts
+from paceline.constraints.json_schema import parts
 
 MOST: Final = 400  # characters of an explanation
 _LONG_WORD: Final = re.compile(r"\S{61,}")

@@ -13,8 +13,8 @@ from paceline.constraints.grammars import (
     after,
     response_format,
 )
-from paceline.constraints.outputs import output as output_of
-from paceline.constraints.tools import read_tools, tool_calls
+from paceline.constraints.python_types import output as output_of
+from paceline.constraints.tool_grammar import read_tools, tool_calls
 from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 

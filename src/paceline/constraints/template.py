@@ -12,8 +12,8 @@ from itertools import groupby, pairwise, zip_longest
 from typing import Any, Final
 
 from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Spell, quoted
-from paceline.constraints.matching import as_bytes, ends
-from paceline.constraints.outputs import Output, output
+from paceline.constraints.match import as_bytes, ends
+from paceline.constraints.python_types import Output, output
 from paceline.errors import ConstraintError
 
 # Numbers and truth values are bare in JSON too; as patterns they may stand right before any text.

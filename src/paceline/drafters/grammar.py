@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.drafters.legal import CERTAIN, walk
+from paceline.drafters.support.grammar_filter import CERTAIN, walk
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter
 
 SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too

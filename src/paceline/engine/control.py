@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.engine.cost_curve import CostCurve, Prior
+from paceline.engine.cost_model import CostCurve, Prior
 from paceline.types import ROOT, Controller, Draft, Round, Seq
 
 MAX_POSITION: Final = 16  # acceptance is learned by place in the draft, up to here

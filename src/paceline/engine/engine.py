@@ -13,11 +13,11 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.walk import masks, refused, words
-from paceline.engine.guessing import Guessing
-from paceline.engine.judge import judge, logprobs
+from paceline.constraints.draft_masks import masks, refused, words
+from paceline.engine.drafting import Guessing
+from paceline.engine.scheduled import Pass, Turn, a_round
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.turn import Pass, Turn, a_round
+from paceline.engine.verify import judge, logprobs
 from paceline.errors import (
     CacheFull,
     ConstraintError,
@@ -27,7 +27,7 @@ from paceline.errors import (
     TimedOut,
     short,
 )
-from paceline.logs import log_problem
+from paceline.log import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,

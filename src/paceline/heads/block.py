@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Borrowed, Net, Norm, Pieces, Table
+from paceline.heads.base import Borrowed, Net, Norm, Pieces, Table
 from paceline.heads.rotary import rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated

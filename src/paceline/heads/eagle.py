@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Borrowed, Net, Norm, Pieces, Table
+from paceline.heads.base import Borrowed, Net, Norm, Pieces, Table
 from paceline.heads.rotary import rotated, rotation
 
 TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are

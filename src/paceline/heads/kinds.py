@@ -7,10 +7,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from paceline.heads.base import Borrowed, Net
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.medusa import MedusaNet, MedusaShape
-from paceline.heads.net import Borrowed, Net
 
 
 @dataclass(frozen=True, slots=True)

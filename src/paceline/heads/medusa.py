@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.net import Borrowed, Net, Pieces
+from paceline.heads.base import Borrowed, Net, Pieces
 from paceline.heads.teach import Lesson, ahead, begins, figures, light
 
 

@@ -17,8 +17,8 @@ from typing import Final
 from uuid import uuid4
 
 from paceline.errors import CorruptModel, SettingError, UnknownModel
-from paceline.heads.folder import CARD, read_card, write_whole
-from paceline.heads.shelf import in_package
+from paceline.heads.head_checkpoint import CARD, read_card, write_whole
+from paceline.heads.local_heads import in_package
 
 FOLDER: Final = "versions"
 POINTER: Final = "current.json"

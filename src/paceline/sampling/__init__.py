@@ -11,8 +11,8 @@ choice.py    from a law to tokens
 native.py    from logits to a token in one go (choose.cpp), the same token; law and choice where it cannot be
 """
 
-from paceline.sampling.choice import choose, greedy, logprob, ranked
-from paceline.sampling.law import NO_HISTORY, Floats, History, Law, law
+from paceline.sampling.choose import choose, greedy, logprob, ranked
+from paceline.sampling.distribution import NO_HISTORY, Floats, History, Law, law
 from paceline.sampling.native import Among, Chooser, chooser
 from paceline.sampling.noise import (
     ACCEPT,

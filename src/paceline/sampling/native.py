@@ -10,17 +10,17 @@ from typing import Final
 
 import numpy as np
 
-from paceline.compiled import Unit, library, load
 from paceline.config import SamplingParams
 from paceline.errors import ModelError, NotCompiled
-from paceline.sampling.allowed import check_length, nothing_allowed
-from paceline.sampling.choice import choose
-from paceline.sampling.law import NO_HISTORY, Floats, History, law, lowest, penalises
+from paceline.native_build import Unit, library, load
+from paceline.sampling.choose import choose
+from paceline.sampling.distribution import NO_HISTORY, Floats, History, law, lowest, penalises
+from paceline.sampling.masks import check_length, nothing_allowed
 from paceline.sampling.noise import Key
 from paceline.types import Bits
 
-SOURCE: Final = Path(__file__).with_name("choose.cpp")
-HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("edge.h", "mask.h", "numbers.h"))
+SOURCE: Final = Path(__file__).parent / "csrc" / "choose.cpp"
+HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("cutoff.h", "mask.h", "exact_math.h"))
 NO_MEMORY: Final = -2  # in the place of a token: as in choose.cpp
 
 Function = Callable[..., int]

@@ -15,11 +15,27 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from paceline.errors import ConstraintError, ShuttingDown, short
-from paceline.server.asked import Asked, check_variables, from_chat, from_completion, prompts
+from paceline.server.async_engine import Service
 from paceline.server.choice import Choice, usage
-from paceline.server.failures import Failure, failure
-from paceline.server.places import misread, placed
-from paceline.server.plumbing import (
+from paceline.server.openai.error_param import misread, placed
+from paceline.server.openai.params import Asked, check_variables, from_chat, from_completion, prompts
+from paceline.server.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampling,
+    StreamOptions,
+    TokenizeRequest,
+)
+from paceline.server.openai.replies import ChatReply, CompletionReply
+from paceline.server.openai.responses import ResponsesReply, as_chat
+from paceline.server.openai.responses_protocol import ResponsesRequest
+from paceline.server.openai.tokenize import text_of, tokens_of
+from paceline.server.reception import Reception, Visit
+from paceline.server.watched import watched
+from paceline.text import Tokenizer
+from paceline.web.api_errors import Failure, failure
+from paceline.web.plumbing import (
     Handler,
     after,
     as_failure,
@@ -32,24 +48,8 @@ from paceline.server.plumbing import (
     shaped,
     together,
 )
-from paceline.server.reception import Reception, Visit
-from paceline.server.refusals import word_for
-from paceline.server.replies import ChatReply, CompletionReply
-from paceline.server.request_ids import RequestIds, named
-from paceline.server.responses import ResponsesReply, as_chat
-from paceline.server.responses_wire import ResponsesRequest
-from paceline.server.service import Service
-from paceline.server.token_paths import text_of, tokens_of
-from paceline.server.watched import watched
-from paceline.server.wire import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Sampling,
-    StreamOptions,
-    TokenizeRequest,
-)
-from paceline.text import Tokenizer
+from paceline.web.refusals import word_for
+from paceline.web.request_id import RequestIds, named
 
 AnyReply = ChatReply | CompletionReply | ResponsesReply
 

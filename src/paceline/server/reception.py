@@ -5,26 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from paceline.heads.traffic import ServedText, wrong_places
 from paceline.llm import LLM
-from paceline.server.asked import Asked
+from paceline.server.async_engine import Caller
 from paceline.server.choice import Choice
-from paceline.server.failures import Failure
 from paceline.server.finished import Finished
-from paceline.server.keys import Key, KeyFile, tenant
-from paceline.server.learning import Learning
-from paceline.server.limits import Limits, Refused, Ticket
-from paceline.server.metrics import Metrics
-from paceline.server.places import prompt_param
-from paceline.server.refusals import refusal, word_for
+from paceline.server.online.online_trainer import Learning
+from paceline.server.openai.error_param import prompt_param
+from paceline.server.openai.params import Asked
+from paceline.server.openai.protocol import ChatRequest, Sampling
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
-from paceline.server.service import Caller
-from paceline.server.span_content import answered, opening_of, said
-from paceline.server.spans import NO_SPANS, RequestSpan, Spans
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
-from paceline.server.wire import ChatRequest, Sampling
+from paceline.server.telemetry.genai_messages import answered, opening_of, said
+from paceline.server.telemetry.metrics import Metrics
+from paceline.server.telemetry.tracing import NO_SPANS, RequestSpan, Spans
+from paceline.trace.online import ServedText, wrong_places
 from paceline.trace.record import RequestRecord
 from paceline.trace.recorder import Recorder
+from paceline.web.api_errors import Failure
+from paceline.web.api_keys import Key, KeyFile, tenant
+from paceline.web.rate_limit import Limits, Refused, Ticket
+from paceline.web.refusals import refusal, word_for
 
 TYPICAL_ANSWER: Final = 256  # tokens reckoned with until an answer's length is known
 BYTES_PER_TOKEN: Final = 4

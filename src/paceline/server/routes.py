@@ -12,7 +12,8 @@ from pydantic import AfterValidator
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import RouteError, SettingError
-from paceline.server.files import (
+from paceline.server.prompt_class import PromptClass, prompt_class
+from paceline.web.config_file import (
     Checked,
     Reloaded,
     between,
@@ -22,7 +23,6 @@ from paceline.server.files import (
     read,
     whole_between,
 )
-from paceline.server.prompt_class import PromptClass, prompt_class
 
 __all__ = ["Match", "PromptClass", "Route", "RouteFile", "RouteRequest", "Routes", "load", "prompt_class"]
 

@@ -6,10 +6,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
-from paceline.server.openapi import document
-from paceline.server.plumbing import Handler
+from paceline.server.async_engine import Service
+from paceline.server.openai.openapi import document
 from paceline.server.reception import Reception
-from paceline.server.service import Service
+from paceline.web.plumbing import Handler
 
 
 def watched(

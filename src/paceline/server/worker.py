@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.logs import log_problem
+from paceline.log import log_problem
 from paceline.types import Round, Seq
 
 log = logging.getLogger("paceline.server")

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.folders import home
-from paceline.target import cpu
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.torch_target import TorchTarget
+from paceline.paths import home
+from paceline.target import hardware
+from paceline.target.eager.target import TorchTarget
+from paceline.target.native.target import NativeTarget
 from paceline.types import Draft, Feed, Seq
 
 ROWS: Final = (1, 2, 4, 8, 16)
@@ -55,7 +55,7 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
 
 def cost_table(target: NativeTarget | TorchTarget) -> CostTable:
     """From paceline's notes if it was measured before, else measured now, in under two seconds."""
-    from paceline.models.disk import read_json, write_json
+    from paceline.atomic import read_json, write_json
 
     key = _key(target)
     path = home() / "cost.json"
@@ -78,7 +78,7 @@ def _contexts(target: NativeTarget | TorchTarget) -> tuple[int, ...]:
 
 
 def _key(target: NativeTarget | TorchTarget) -> str:
-    return f"{target.fingerprint[:32]}, {target.where}, {cpu.name()}, cost version {_VERSION}"
+    return f"{target.fingerprint[:32]}, {target.where}, {hardware.name()}, cost version {_VERSION}"
 
 
 def measure(target: NativeTarget | TorchTarget, budget: float = BUDGET) -> CostTable:

@@ -3,9 +3,9 @@
 import logging
 
 from paceline.heads.block import BlockShape
-from paceline.heads.folder import Stored
-from paceline.target.native.native_block import NativeBlock, reason_against
-from paceline.target.native.native_target import NativeTarget
+from paceline.heads.head_checkpoint import Stored
+from paceline.target.native.block_head import NativeBlock, reason_against
+from paceline.target.native.target import NativeTarget
 from paceline.types import Target
 
 log = logging.getLogger("paceline")

@@ -1,11 +1,11 @@
 """The only place where text exists: tokenizer, chat template, streaming, tool calls."""
 
-from paceline.text.stream import Detokenizer, StopStrings, TextStream
-from paceline.text.template import Message, Tool
+from paceline.text.chat_template import Message, Tool
+from paceline.text.detokenizer import Detokenizer, StopStrings, TextStream
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tool_formats import FORMATS, ToolCall, ToolFormat, render_calls, tool_format
-from paceline.text.tool_stream import CallDelta, ContentDelta, Delta, ToolStream, call_id
-from paceline.text.tools import parse_tool_calls
+from paceline.text.tool_calls.formats import FORMATS, ToolCall, ToolFormat, render_calls, tool_format
+from paceline.text.tool_calls.parse import parse_tool_calls
+from paceline.text.tool_calls.stream import CallDelta, ContentDelta, Delta, ToolStream, call_id
 
 __all__ = [
     "FORMATS",

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TextError, UnknownModel
-from paceline.text.folder_vocab import vocabulary_from_folder
-from paceline.text.gguf_vocab import vocabulary_from_gguf
-from paceline.text.template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
-from paceline.text.tool_formats import ToolFormat, tool_format
-from paceline.text.vocabulary import Vocabulary, literal
+from paceline.text.chat_template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
+from paceline.text.tool_calls.formats import ToolFormat, tool_format
+from paceline.text.vocab.from_folder import vocabulary_from_folder
+from paceline.text.vocab.from_gguf import vocabulary_from_gguf
+from paceline.text.vocab.vocabulary import Vocabulary, literal
 
 
 class Tokenizer:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.train.dataset import Answers
-from paceline.train.dense import DenseModel
+from paceline.train.data.dataset import Answers
+from paceline.train.train_decoder import DenseModel
 from paceline.types import Ask, Drafter, Seen, Seq
 
 CPU_ROWS: Final = 4096  # of texts beside one another: a server shares its memory with what is measured

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from paceline.heads.teach import Lesson
-from paceline.train.dataset import Batch
-from paceline.train.dense import DenseModel
-from paceline.train.optimizers import optimizers_of
+from paceline.train.data.dataset import Batch
+from paceline.train.optim import optimizers_of
 from paceline.train.recipe import Recipe, TrainConfig
-from paceline.train.steps import Batches, Look, Progress, Report, autocast, take_steps
+from paceline.train.train_decoder import DenseModel
+from paceline.train.trainer import Batches, Look, Progress, Report, autocast, take_steps
 
 
 def train(

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.drafters.heads.choose import drafter_of
-from paceline.heads.folder import Card, Storage, load, save, save_card
+from paceline.heads.head_checkpoint import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
-from paceline.train.dense import DenseModel
 from paceline.train.evaluate import BucketAt, Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.recipe import Recipe, pieces_of
+from paceline.train.train_decoder import DenseModel
 
 MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
 ACCEPTED: Final = f"accepted of {MEASURED}"  # share of the guesses that are reached

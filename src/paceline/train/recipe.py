@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from paceline.heads.base import Net, Pieces, Shape
 from paceline.heads.block import BlockNet, BlockShape
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.calibration import Calibration
@@ -14,11 +15,10 @@ from paceline.heads.eagle import EagleNet, EagleShape
 from paceline.heads.eagle_loss import eagle_loss
 from paceline.heads.kinds import KINDS as KINDS_OF_NETS
 from paceline.heads.medusa import MedusaNet, MedusaShape, medusa_loss
-from paceline.heads.net import Net, Pieces, Shape
 from paceline.heads.teach import Loss
-from paceline.target.shape import ModelShape
-from paceline.train.dense import DenseModel
-from paceline.train.schedule import Schedule
+from paceline.target.weights.model_config import ModelShape
+from paceline.train.config import Schedule
+from paceline.train.train_decoder import DenseModel
 
 Kind = Literal["block", "eagle", "medusa"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

@@ -13,21 +13,21 @@ from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.heads import grow as grow_module
+from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.drafters.heads.grow import grow
-from paceline.drafters.legal import CERTAIN
-from paceline.engine import accept, judge
+from paceline.drafters.heads.tree_growth import grow
+from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockNet
 from paceline.heads.block_loss import guesses
-from paceline.heads.block_runner import Place, TorchBlock
 from paceline.heads.calibration import Calibration
+from paceline.heads.runner import Place, TorchBlock
 from paceline.heads.teach import Lesson
 from paceline.sampling import Floats, History, law
-from paceline.target.shape import Weights
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
 
@@ -127,7 +127,7 @@ def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
 def test_a_wrong_accept_rule_is_caught(net: BlockNet, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
-    monkeypatch.setattr(judge, "match", accept_one_more)
+    monkeypatch.setattr(verify, "match", accept_one_more)
     assert run(SpecConfig(("block",), adaptive=False), params, [BlockDrafter(TorchBlock(net))])[0] != plain
 
 

@@ -4,7 +4,7 @@ import pytest
 from tiny_heads import random_net, said, tiny_model
 
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.heads.block_runner import TorchBlock
+from paceline.heads.runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, Seen, Seq
 
 

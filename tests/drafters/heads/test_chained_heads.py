@@ -12,24 +12,24 @@ from torch import Tensor
 from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
-from paceline.constraints.walk import Masks
+from paceline.constraints.draft_masks import Masks
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.heads import grow as grow_module
+from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.eagle import EagleDrafter
-from paceline.drafters.heads.grow import Spot
 from paceline.drafters.heads.medusa import MedusaDrafter
-from paceline.drafters.legal import CERTAIN
+from paceline.drafters.heads.tree_growth import Spot
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.support.grammar_filter import CERTAIN
 from paceline.engine import engine as engine_module
-from paceline.engine import judge
+from paceline.engine import verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.eagle import EagleNet
 from paceline.heads.eagle_loss import eagle_loss, unrolled
 from paceline.heads.medusa import MedusaNet, medusa_loss
 from paceline.sampling import CHOICE, Floats, History, choose, law, noise_key
-from paceline.target.shape import Weights
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
 
@@ -133,7 +133,7 @@ def test_a_row_too_late_is_caught(drafter: Drafter, monkeypatch: pytest.MonkeyPa
     """That the texts are equal is a test that can fail."""
 
     def late(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
-        return judge.judge(seq, draft, np.concatenate([rows[:1], rows[: len(draft)]]), masks)
+        return verify.judge(seq, draft, np.concatenate([rows[:1], rows[: len(draft)]]), masks)
 
     params = SamplingParams(seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)

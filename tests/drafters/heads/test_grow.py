@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import SamplingParams
-from paceline.drafters.drawn import draw
-from paceline.drafters.heads.grow import Spot, grow
+from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.support.draft_sampling import draw
 from paceline.sampling import Floats
 from paceline.types import Ask, Seq
 

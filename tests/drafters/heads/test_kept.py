@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.drafters.heads.kept import Kept
+from paceline.drafters.heads.head_cache import Kept
 from paceline.types import Seq
 
 AHEAD = 1

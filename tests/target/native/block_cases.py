@@ -8,18 +8,18 @@ from packed_cases import built
 from torch import Tensor
 from torch_cases import VOCAB, random_weights
 
+from paceline.heads.base import Pieces
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, BlockRunner, Filled, Read, Rows
-from paceline.heads.net import Pieces
-from paceline.target.native.dense import DenseWeights, room_for
-from paceline.target.native.lent import Lent, PackedTable
-from paceline.target.native.native_block import NativeBlock
-from paceline.target.native.team import NativeTeam
-from paceline.target.shape import Weights
-from paceline.train.dataset import Answers
-from paceline.train.dense import DenseModel
+from paceline.heads.runner import Before, BlockRunner, Filled, Read, Rows
+from paceline.target.native.block_head import NativeBlock
+from paceline.target.native.embeddings import Lent, PackedTable
+from paceline.target.native.int8_weights import DenseWeights, room_for
+from paceline.target.native.threads import NativeTeam
+from paceline.target.weights.model_config import Weights
+from paceline.train.data.dataset import Answers
 from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.train_decoder import DenseModel
 
 # Widths that are no multiple of a tile where that is allowed; one KV head, and several.
 SHAPES = {

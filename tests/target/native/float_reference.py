@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from packed_cases import Doubles, Floats, Packed, as_taken
 
-from paceline.target.load import load
+from paceline.target.eager.rope import frequencies
 from paceline.target.native.library import GROUP
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.rope import frequencies
+from paceline.target.native.target import NativeTarget
+from paceline.target.weights.reader import load
 
 
 class FloatReference:

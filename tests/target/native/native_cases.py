@@ -10,9 +10,9 @@ from packed_cases import built
 from tiny_gguf import Sizes
 
 from paceline.config import EngineConfig
-from paceline.target.choose import load_target
+from paceline.target.load import load_target
 from paceline.target.native import library
-from paceline.target.native.native_target import NativeTarget
+from paceline.target.native.target import NativeTarget
 
 # A vocabulary and a feed-forward width that are no multiple of a tile.
 SIZES = Sizes(layers=2, width=256, heads=4, kv_heads=2, head_dim=64, ff=512, vocab=131, context=4096)
@@ -89,7 +89,7 @@ def native_target(
         patch.setenv(library.SETTING, path.removesuffix("vnni"))
         patch.setattr(library, "best_path", lambda _: path)  # a processor may have a better one
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
-        patch.setattr("paceline.target.cpu.cores", lambda: threads)  # a setting may not exceed the real ones
+        patch.setattr("paceline.target.hardware.cores", lambda: threads)  # a setting may not exceed them
         config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb)
         target = load_target(model, config)
     assert isinstance(target, NativeTarget)

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.errors import NotCompiled
-from paceline.target import cpu
-from paceline.target.dequant import ENCODINGS
+from paceline.target import hardware
 from paceline.target.native import library
 from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.target.native.library import (
@@ -25,6 +24,7 @@ from paceline.target.native.library import (
     UNIT,
     Linear,
 )
+from paceline.target.weights.dequant import ENCODINGS
 
 PATHS = tuple(library.NEEDS)
 FROM_FLOATS = ("F32", TO_FOUR_BITS)
@@ -42,7 +42,7 @@ def every_path() -> list[Any]:
         pytest.param(
             path,
             marks=pytest.mark.skipif(
-                not cpu.has(library.NEEDS[path]), reason=f"this processor lists no {path.replace('_', '-')}"
+                not hardware.has(library.NEEDS[path]), reason=f"the CPU lists no {path.replace('_', '-')}"
             ),
         )
         for path in PATHS
@@ -50,7 +50,7 @@ def every_path() -> list[Any]:
 
 
 def runnable() -> list[str]:
-    return [path for path in PATHS if cpu.has(library.NEEDS[path])]
+    return [path for path in PATHS if hardware.has(library.NEEDS[path])]
 
 
 def built(path: str) -> ctypes.CDLL:

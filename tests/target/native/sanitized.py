@@ -18,8 +18,8 @@ from packed_cases import KINDS, pack, random_blocks
 from row_checks import check_chain, check_tree, story
 from torch_cases import open_with, random_tree, some_tokens
 
-from paceline.heads.block_runner import Place
-from paceline.target.native import library, packed, rows
+from paceline.heads.runner import Place
+from paceline.target.native import kv_memory, library, packing
 from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 
@@ -34,8 +34,8 @@ def watch(path: str, flags: tuple[str, ...]) -> None:
     library.load = cache(lambda wanted, extra=(): real(wanted, flags))
     packed_cases.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
-    rows._zeros = lambda *shape: np.zeros(shape, np.float16)
-    packed.log.disabled = True
+    kv_memory._zeros = lambda *shape: np.zeros(shape, np.float16)
+    packing.log.disabled = True
     library.load(path)
 
 

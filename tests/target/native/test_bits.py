@@ -17,9 +17,9 @@ from row_checks import check_chain, check_tree, check_two_sequences, same, story
 from torch import Tensor
 from torch_cases import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
 
-from paceline.target.choose import load_target
+from paceline.target.load import load_target
 from paceline.target.native import library
-from paceline.target.native.native_target import PASS_ROWS, NativeTarget
+from paceline.target.native.target import PASS_ROWS, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads

@@ -9,13 +9,13 @@ from native_cases import SIZES, tiny_model, wanted_path
 from torch_cases import open_with, some_tokens
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.drafters.model import ModelDrafter
+from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch
-from paceline.target.choose import load_copy, load_target
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.load import load_copy, load_target
+from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Round, Seq
 
 CONFIG = EngineConfig(device="cpu", cache_mb=16)

@@ -14,11 +14,11 @@ from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import SettingError
 from paceline.sampling import native
-from paceline.target import cpu
-from paceline.target.choose import load_draft, load_target
+from paceline.target import hardware
+from paceline.target.eager.target import TorchTarget
+from paceline.target.load import load_draft, load_target
 from paceline.target.native import library
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.torch_target import TorchTarget
+from paceline.target.native.target import NativeTarget
 
 INT8 = EngineConfig(device="cpu", dtype="int8", cache_mb=16)
 
@@ -106,7 +106,7 @@ def test_torch_on_request_says_nothing(
 def test_a_processor_without_avx2(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cpu, "has", lambda flags: not flags)
+    monkeypatch.setattr(hardware, "has", lambda flags: not flags)
     assert "AVX2" in runs_on_torch(model, caplog)
     with pytest.raises(SettingError, match="AVX2"):
         load_target(model, INT8)
@@ -120,7 +120,7 @@ def test_a_processor_without_avx2(
 
 
 def test_a_processor_with_avx2_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "has", lambda flags: set(flags) <= {"avx2", "fma", "f16c"})
+    monkeypatch.setattr(hardware, "has", lambda flags: set(flags) <= {"avx2", "fma", "f16c"})
     target = load_target(model, CONFIG)
     assert isinstance(target, NativeTarget)
     assert target.path == "avx2"

@@ -8,8 +8,8 @@ from native_cases import native_target, tiny_model
 from torch import Tensor
 from torch_cases import CONFIG, open_with, random_tree, some_tokens
 
-from paceline.target.load import load
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
 
 LAYER = 1

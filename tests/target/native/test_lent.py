@@ -8,14 +8,14 @@ from block_cases import a_text
 from native_cases import native_target, tiny_model
 from packed_cases import KINDS as ENCODINGS
 
+from paceline.heads.base import Borrowed, Net, Pieces
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import BlockRunner, Place, TorchBlock
 from paceline.heads.eagle import EagleNet, EagleShape
-from paceline.heads.folder import Card, Stored, read, save
+from paceline.heads.head_checkpoint import Card, Stored, read, save
 from paceline.heads.medusa import MedusaNet, MedusaShape
-from paceline.heads.net import Borrowed, Net, Pieces
+from paceline.heads.runner import BlockRunner, Place, TorchBlock
 from paceline.target.drafting import native_block
-from paceline.target.pieces import load_pieces
+from paceline.target.weights.pieces import load_pieces
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
 BLOCK = BlockShape(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)

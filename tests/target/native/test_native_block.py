@@ -24,9 +24,9 @@ from torch import Tensor
 
 from paceline.config import SamplingParams
 from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.block_runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
+from paceline.heads.runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
 from paceline.sampling import CHOICE, chooser, noise_key
-from paceline.target.native.native_block import NativeBlock, reason_against
+from paceline.target.native.block_head import NativeBlock, reason_against
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))

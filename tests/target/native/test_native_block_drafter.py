@@ -10,12 +10,12 @@ from torch_cases import CONFIG
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.engine import accept, judge
+from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.heads.block_runner import BlockRunner, TorchBlock
-from paceline.target.shape import Weights
-from paceline.target.torch_target import TorchTarget
+from paceline.heads.runner import BlockRunner, TorchBlock
+from paceline.target.eager.target import TorchTarget
+from paceline.target.weights.model_config import Weights
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
 
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -93,7 +93,7 @@ def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
 def test_a_wrong_accept_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
-    monkeypatch.setattr(judge, "match", accept_one_more)
+    monkeypatch.setattr(verify, "match", accept_one_more)
     assert run(SpecConfig(("block",), adaptive=False), params, [drafter()])[0] != plain
 
 

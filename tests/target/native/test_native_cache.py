@@ -12,8 +12,8 @@ from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.errors import CacheFull, ModelError
-from paceline.target.kv import BLOCK
-from paceline.target.native.native_target import SPARE, NativeTarget
+from paceline.target.kv.cache import BLOCK
+from paceline.target.native.target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
 
 TAPS = (0, 1)

@@ -11,8 +11,8 @@ from torch_cases import open_with, some_layers, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.native.layout import Layout
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.native.packed import PackedWeights
+from paceline.target.native.packing import PackedWeights
+from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_cases import open_with, some_tokens
 
 from paceline.errors import ModelError
-from paceline.heads.block_runner import Draw, Place
+from paceline.heads.runner import Draw, Place
 from paceline.target.native import library
 from paceline.types import Feed
 

@@ -13,10 +13,10 @@ from native_cases import SIZES, native_target, sized, tiny_model, wanted_path
 from row_checks import same, story
 from torch import Tensor
 
-from paceline.folders import home
+from paceline.paths import home
 from paceline.target import memory
-from paceline.target.native import packed
-from paceline.target.native.native_target import NativeTarget
+from paceline.target.native import packing
+from paceline.target.native.target import NativeTarget
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def model(tmp_path: Path) -> Path:
 def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of every packing that is done."""
     done: list[int] = []
-    real = packed._fill
+    real = packing._fill
 
-    def counted(data: packed.Bytes, *others: object) -> None:
+    def counted(data: packing.Bytes, *others: object) -> None:
         done.append(len(data))
         real(data, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(packed, "_fill", counted)
+    monkeypatch.setattr(packing, "_fill", counted)
     return done
 
 
@@ -97,7 +97,7 @@ def test_another_version_is_made_anew(model: Path, fills: list[int], monkeypatch
     first = told(model)
     (file,) = files(model)
     old = file.read_bytes()
-    monkeypatch.setattr(packed, "VERSION", packed.VERSION + 1)
+    monkeypatch.setattr(packing, "VERSION", packing.VERSION + 1)
     assert same(told(model), first)
     assert len(fills) == 2
     assert files(model) == [file]
@@ -142,7 +142,7 @@ def test_a_failure_leaves_no_temporary_file(model: Path, monkeypatch: pytest.Mon
         raise RuntimeError("in the middle of it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packed, "_fill", fail)
+        patch.setattr(packing, "_fill", fail)
         with pytest.raises(RuntimeError, match="middle"):
             native_target(model)
     assert files(model) == []
@@ -151,7 +151,7 @@ def test_a_failure_leaves_no_temporary_file(model: Path, monkeypatch: pytest.Mon
 def test_two_processes_at_once(model: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from paceline.config import EngineConfig\n"
-        "from paceline.target.choose import load_target; from paceline.types import Feed, Seq\n"
+        "from paceline.target.load import load_target; from paceline.types import Feed, Seq\n"
         f"target = load_target(Path({str(model)!r}), EngineConfig(device='cpu', cache_mb=16))\n"
         "target.open(Seq('s', [1, 2, 3, 4], 4))\n"
         "sys.stdout.buffer.write(target.forward([Feed('s', [1, 2, 3, 4])]).logits.numpy().tobytes())\n"

@@ -17,9 +17,9 @@ from packed_cases import (
     up,
 )
 
-from paceline.target.dequant import ENCODINGS
 from paceline.target.native import library
 from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.weights.dequant import ENCODINGS
 
 
 def test_every_encoding_is_covered() -> None:

@@ -18,9 +18,9 @@ from packed_cases import KINDS, Doubles, every_path
 from torch_cases import save_reference, some_tokens
 
 from paceline.config import EngineConfig
-from paceline.target.load import load
-from paceline.target.native.native_target import NativeTarget
-from paceline.target.torch_target import TorchTarget
+from paceline.target.eager.target import TorchTarget
+from paceline.target.native.target import NativeTarget
+from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
 
 ROUNDINGS = 2e-6  # relative to the row's largest value
@@ -124,7 +124,7 @@ def test_logits_are_near_those_of_torch(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.model
 def test_smollm2_is_near_torch(smollm2_path: Path) -> None:
-    from paceline.folders import home
+    from paceline.paths import home
 
     target = native_target(smollm2_path, home=home(), cache_mb=64)
     torch_target = TorchTarget(load(smollm2_path, torch.float32), EngineConfig(device="cpu", cache_mb=64))
@@ -137,7 +137,7 @@ def test_smollm2_is_near_torch(smollm2_path: Path) -> None:
 @pytest.mark.model
 def test_smollm2_layers_equal_the_float64_reference(smollm2_path: Path) -> None:
     """The first, a middle and the last one, as the real weights are encoded."""
-    from paceline.folders import home
+    from paceline.paths import home
 
     target = native_target(smollm2_path, home=home(), cache_mb=64)
     reference = FloatReference(smollm2_path, target)

@@ -22,7 +22,7 @@ from packed_cases import (
     without_base,
 )
 
-from paceline.target.dequant import ENCODINGS
+from paceline.target.weights.dequant import ENCODINGS
 
 BOUND = 2e-6  # some thirty roundings to 24 bits, of sums that run over at most 16 groups
 FIRST = runnable()[0]

@@ -8,15 +8,15 @@ import torch
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import TorchBlock
-from paceline.heads.folder import load as load_head
-from paceline.heads.shelf import drafter_path
+from paceline.heads.head_checkpoint import load as load_head
+from paceline.heads.local_heads import drafter_path
+from paceline.heads.runner import TorchBlock
 from paceline.llm import LLM
-from paceline.target.load import load
-from paceline.target.native.native_block import NativeBlock
-from paceline.target.pieces import load_pieces
-from paceline.train.dense import DenseModel
+from paceline.target.native.block_head import NativeBlock
+from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import load
 from paceline.train.evaluate import Recorded, acceptance, replay
+from paceline.train.train_decoder import DenseModel
 
 pytestmark = pytest.mark.model
 ASKED = (

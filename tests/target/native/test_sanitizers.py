@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import compiled
+from paceline import native_build
 from paceline.errors import NotCompiled
-from paceline.target import cpu
+from paceline.target import hardware
 from paceline.target.native import library
 
 LIGHT = ("-O1", "-g1")
@@ -21,7 +21,7 @@ THREADS = ("-fsanitize=thread", *LIGHT)
 def runtime(name: str) -> str:
     """A sanitizer's library, which has to be in the process before Python is."""
     try:
-        compiler = compiled._compiler("test")
+        compiler = native_build._compiler("test")
     except NotCompiled as error:
         pytest.skip(str(error))
     asked = [*compiler, f"-print-file-name={name}"]
@@ -32,7 +32,7 @@ def runtime(name: str) -> str:
 
 
 def run(what: str, path: str, folder: Path, flags: tuple[str, ...], preload: str) -> None:
-    if not cpu.has(library.NEEDS[path]):
+    if not hardware.has(library.NEEDS[path]):
         pytest.skip(f"this processor lists no {path}")
     environment = {
         **os.environ,

@@ -20,7 +20,7 @@ from pathlib import Path
 from block_cases import SHAPES, a_net, a_text, beside
 from native_cases import native_target, tiny_model
 from paceline.target.native import native_block
-from paceline.target.native.dense import DenseWeights
+from paceline.target.native.int8_weights import DenseWeights
 from paceline.types import Feed, Seq
 
 shape, room = SHAPES["odd"], native_block.room_for

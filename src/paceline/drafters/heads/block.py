@@ -12,15 +12,15 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
-from paceline.drafters.drawn import needs_q
-from paceline.drafters.heads.grow import Spot, grow
-from paceline.drafters.heads.kept import MOST, Kept
-from paceline.drafters.legal import unsure, walk
+from paceline.drafters.heads.head_cache import MOST, Kept
+from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.support.draft_sampling import needs_q
+from paceline.drafters.support.grammar_filter import unsure, walk
 from paceline.errors import ConstraintError
-from paceline.heads.block_runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
 from paceline.heads.calibration import Calibration, as_it_is
+from paceline.heads.runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
 from paceline.sampling import CHOICE, Floats, chooser, noise_key
-from paceline.sampling.law import penalises
+from paceline.sampling.distribution import penalises
 from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, Seen, Seq
 
 

@@ -2,15 +2,15 @@
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.eagle import EagleDrafter
-from paceline.drafters.heads.kept import MOST
+from paceline.drafters.heads.head_cache import MOST
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.errors import UnknownArchitecture
+from paceline.heads.base import Net
 from paceline.heads.block import BlockNet
-from paceline.heads.block_runner import TorchBlock
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleNet
 from paceline.heads.medusa import MedusaNet
-from paceline.heads.net import Net
+from paceline.heads.runner import TorchBlock
 from paceline.types import Drafter
 
 

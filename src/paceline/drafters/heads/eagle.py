@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.drawn import needs_q
-from paceline.drafters.heads.grow import Spot, grow
-from paceline.drafters.heads.kept import MOST, Kept
-from paceline.drafters.legal import unsure
+from paceline.drafters.heads.head_cache import MOST, Kept
+from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.support.draft_sampling import needs_q
+from paceline.drafters.support.grammar_filter import unsure
 from paceline.heads.eagle import EagleNet, Rows
 from paceline.sampling import Floats
-from paceline.sampling.law import penalises
+from paceline.sampling.distribution import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
 
 Path = tuple[int, ...]  # guesses after the text

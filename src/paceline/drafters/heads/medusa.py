@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.grow import Spot, grow
+from paceline.drafters.heads.tree_growth import Spot, grow
 from paceline.heads.medusa import MedusaNet
 from paceline.sampling import Floats
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq

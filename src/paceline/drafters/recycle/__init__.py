@@ -1,5 +1,5 @@
 """What the target thought could follow each token, the last time it stood there."""
 
-from paceline.drafters.recycle.recycle import Recycle, RecycleSettings
+from paceline.drafters.recycle.drafter import Recycle, RecycleSettings
 
 __all__ = ["Recycle", "RecycleSettings"]

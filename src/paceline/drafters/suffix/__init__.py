@@ -1,5 +1,5 @@
 """What followed the longest stretch of text like this, in this request and in those before it."""
 
-from paceline.drafters.suffix.suffix import Suffix, SuffixSettings
+from paceline.drafters.suffix.drafter import Suffix, SuffixSettings
 
 __all__ = ["Suffix", "SuffixSettings"]

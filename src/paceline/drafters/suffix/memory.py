@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.drafters.suffix.context_index import ContextIndex
+from paceline.drafters.suffix.index import ContextIndex
 from paceline.errors import (
     CorruptModel,
     DrafterMismatch,

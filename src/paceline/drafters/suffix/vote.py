@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from paceline.drafters.suffix.context_index import SEPARATOR, Match, common
+from paceline.drafters.suffix.index import SEPARATOR, Match, common
 from paceline.types import ROOT, Cursor
 
 # Fitted on recorded agent traffic, where of the tokens given a chance of x about a share of x came true.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
+from paceline.target.kv.radix_tree import common
 from paceline.target.native.library import SUB_BLOCK
-from paceline.target.prefix import common
 from paceline.types import Feed
 
 

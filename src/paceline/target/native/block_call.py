@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from paceline.heads.block import BlockShape
-from paceline.heads.block_runner import Draw
+from paceline.heads.runner import Draw
 from paceline.target.native import library
 
 _PART: Final = struct.Struct("@2P2i")

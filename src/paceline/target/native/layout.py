@@ -14,8 +14,8 @@ from paceline.target.native.library import (
     TILE,
     UNIT,
 )
-from paceline.target.shape import ModelShape
-from paceline.target.stored import StoredTensor
+from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.tensors import StoredTensor
 
 ALIGNMENT: Final = 4096
 FLOATS: Final = ("F32", "F16", "BF16")

@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from paceline import compiled
+from paceline import native_build
 from paceline.errors import SettingError
-from paceline.target import cpu
+from paceline.target import hardware
 
-FOLDER: Final = Path(__file__).parent
+FOLDER: Final = Path(__file__).parent / "csrc"
 SETTING: Final = "PACELINE_CPU"
 # A path, the features a processor must list for it, and the compiler's words for them; the best one first.
 AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
@@ -186,19 +186,19 @@ def best_path(choice: str) -> str | None:
     if choice == "portable":
         return choice
     wanted = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
-    return next((path for path in wanted if cpu.has(NEEDS[path])), None)
+    return next((path for path in wanted if hardware.has(NEEDS[path])), None)
 
 
 @cache
 def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     """Raises NotCompiled where it cannot be built. extra: more flags, as for a build with sanitizers."""
     units = [
-        compiled.Unit(FOLDER / "pass.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        compiled.Unit(FOLDER / "block.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        compiled.Unit(FOLDER / "block_chain.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        compiled.Unit(FOLDER / "pack.cpp"),
+        native_build.Unit(FOLDER / "decoder.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        native_build.Unit(FOLDER / "block_head.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        native_build.Unit(FOLDER / "block_head_sample.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
+        native_build.Unit(FOLDER / "pack.cpp"),
     ]
-    library = compiled.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
+    library = native_build.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
     _check_layout(library)
     library.paceline_team.restype = c.c_void_p
     library.paceline_team.argtypes = (c.c_int,)

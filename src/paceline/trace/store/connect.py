@@ -11,9 +11,9 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError
 
 from paceline.errors import StoreError
-from paceline.folders import home
+from paceline.paths import home
 from paceline.trace.record import write_json
-from paceline.trace.store.versions import version
+from paceline.trace.store.migrations import version
 
 SQLITE_FIRST_BYTES = b"SQLite format 3\0"
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Engine, and_, delete, func, insert, literal, 
 from paceline.errors import StoreError
 from paceline.trace.record import RequestRecord, RoundRecord, as_dict
 from paceline.trace.store import connect
+from paceline.trace.store.migrations import latest, migrate, version
 from paceline.trace.store.schema import (
     REQUESTS,
     ROUNDS,
@@ -21,7 +22,6 @@ from paceline.trace.store.schema import (
     round_of,
     round_row,
 )
-from paceline.trace.store.versions import latest, migrate, version
 
 T = TypeVar("T")
 

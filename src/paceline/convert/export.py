@@ -1,0 +1,56 @@
+"""A trained drafter's folder, written in the format of other engines."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import torch
+
+from paceline.convert import dspark, eagle3
+from paceline.convert.files import require_new, write_folder
+from paceline.convert.foreign_checkpoint import Target, Written
+from paceline.errors import SettingError, UnknownArchitecture
+from paceline.heads.head_checkpoint import Card, load
+
+Format = Literal["speculators"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+METHODS: Final = {"block": "dspark", "eagle": "eagle3"}  # what the format calls heads of each kind
+WRITERS: Final[dict[str, Callable[[Any, Card, Target, str], Written]]] = {
+    "block": dspark.written,
+    "eagle": eagle3.written,
+}
+
+
+def known_word(given: str, known: Any) -> None:
+    if given not in get_args(known):
+        raise SettingError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
+
+
+def export(
+    folder: Path,
+    model: Path,
+    out: Path,
+    format: Format = "speculators",
+    *,
+    dtype: Dtype = "float32",
+    verifier: str = "",
+) -> Path:
+    """Writes config.json and model.safetensors into `out`, a new folder.
+
+    model: the target, as it was trained for. verifier: where the other engine finds that model, a folder or a
+    name on a hub; without one, what the model is called here. float32 keeps every weight as it is.
+    """
+    known_word(format, Format)
+    known_word(dtype, Dtype)
+    require_new(out)
+    target = Target.open(model)
+    loaded = load(folder, target.pieces)
+    if loaded.card.kind not in WRITERS:
+        raise UnknownArchitecture(
+            f"{folder.name} is a {loaded.card.kind} drafter, for which the format {format} has no place: "
+            f"export one of kind {' or '.join(WRITERS)}"
+        )
+    name = verifier or (str(model) if model.is_dir() else loaded.card.target)
+    written = WRITERS[loaded.card.kind](loaded.net, loaded.card, target, name)
+    write_folder(out, written, getattr(torch, dtype))
+    return out

@@ -1,0 +1,161 @@
+"""What goes between one of our heads and a checkpoint of another format."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, DrafterMismatch
+from paceline.heads.base import Pieces, Shape
+from paceline.heads.calibration import Calibration
+from paceline.target.weights.checkpoint import Fields
+from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import open_checkpoint
+
+WHOLE_TEXT: Final = 2**30  # a window that holds any text
+OURS: Final = "paceline"  # in config.json: what the format has no word for
+ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model a head is for."""
+
+    name: str
+    shape: ModelShape
+    pieces: Pieces  # float32
+
+    @classmethod
+    def open(cls, path: Path) -> "Target":
+        return cls(path.name, open_checkpoint(path).shape, load_pieces(path))
+
+    @property
+    def embed(self) -> Tensor:
+        """[vocab, width], as its first layer reads it."""
+        return self.pieces.embed * self.pieces.embed_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint that is to be written."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was read."""
+
+    name: str
+    config: Fields
+    tensors: Mapping[str, Tensor]
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            there = ", ".join(sorted(self.tensors)[:3]) or "nothing"
+            raise CorruptModel(f"{self.name} has no tensor {name} (there are {there}, ...): fetch it again")
+        return self.tensors[name]
+
+    def weight(self, name: str, *sizes: int | None) -> Tensor:
+        """In float32. sizes: what its config.json makes it; None: any."""
+        tensor = self.tensor(name)
+        there = [None if size is None else real for size, real in zip(sizes, tensor.shape, strict=False)]
+        if tensor.dim() != len(sizes) or there != list(sizes) or not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            wanted = " x ".join("any" if size is None else str(size) for size in sizes)
+            raise CorruptModel(
+                f"{self.name}: {name} is {tuple(tensor.shape)} of {kind}, and its config.json makes it "
+                f"{wanted} numbers: fetch it again"
+            )
+        return tensor.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A checkpoint as a head of ours."""
+
+    kind: str
+    shape: Shape
+    draft_ids: Tensor  # ascending
+    weights: Mapping[str, Tensor]  # of the net
+    calibration: Calibration | None = None
+    acceptance: tuple[float, ...] = ()
+    tokens_per_pass: tuple[float, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
+    """The maps between the draft vocabulary and the target's; none where they are the same.
+
+    more: tokens that the head reads besides the target's.
+    """
+    if len(draft_ids) == vocab:
+        return {}
+    known = torch.zeros(vocab + more, dtype=torch.bool)
+    known[draft_ids] = True
+    return {"d2t": draft_ids - torch.arange(len(draft_ids)), "t2d": known}
+
+
+def draft_order(found: Found, target: Target) -> tuple[Tensor, Tensor]:
+    """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
+    vocab = len(target.pieces.embed)
+    size = found.config.whole("draft_vocab_size", vocab)
+    if size == vocab and "d2t" not in found.tensors:
+        return torch.arange(vocab), torch.arange(vocab)
+    offset = found.tensor("d2t")
+    if offset.shape != (size,) or offset.is_floating_point() or offset.is_complex():
+        raise CorruptModel(
+            f"{found.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} "
+            "tokens of draft_vocab_size: fetch it again"
+        )
+    ids, rows = (torch.arange(size) + offset).sort()
+    if not ids.diff().all() or ids[0] < 0 or ids[-1] >= vocab:
+        raise DrafterMismatch(
+            f"{found.name}: d2t does not name {size} different tokens of {target.name}, which has {vocab}: "
+            "import it for the model that it was trained for"
+        )
+    return ids, rows
+
+
+def require_target(found: Found, target: Target, width: int, vocab: int) -> None:
+    """vocab: of what it reads."""
+    own = target.pieces.embed.shape
+    for what, theirs, ours in (("hidden size", width, own[1]), ("vocabulary size", vocab, own[0])):
+        if theirs != ours:
+            raise DrafterMismatch(
+                f"{found.name} was made for a model of {what} {theirs}, and {target.name} has {ours}: "
+                "import it for the model that it was trained for"
+            )
+
+
+def taps_of(found: Found, inputs: object, target: Target) -> tuple[int, ...]:
+    """inputs: numbers of the layers whose input is read, or the one past the last for its output."""
+    layers = target.shape.layers
+    if not isinstance(inputs, list | tuple) or not inputs or not all(type(i) is int for i in inputs):
+        raise CorruptModel(
+            f"{found.name}: the list of layers that are read is {str(inputs)[:40]!r}, "
+            "expected numbers of layers: fetch it again"
+        )
+    outside = [i for i in inputs if not 1 <= i <= layers]
+    if outside:
+        raise DrafterMismatch(
+            f"{found.name} reads layer {outside[0]}, and {target.name} has 1 to {layers}: "
+            "import it for the model that it was trained for"
+        )
+    return tuple(i - 1 for i in inputs)
+
+
+def is_targets(tensor: Tensor, own: Tensor) -> bool:
+    """Whether this is the target's own, in the type that it is stored in."""
+    return tensor.shape == own.shape and torch.equal(tensor.float(), own.to(tensor.dtype).float())

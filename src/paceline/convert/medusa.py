@@ -1,0 +1,56 @@
+"""Medusa heads as their authors publish them: residual blocks and a matrix over the vocabulary for each."""
+
+import re
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.convert.foreign_checkpoint import Found, Taken, Target, require_target
+from paceline.convert.speculators import unusable
+from paceline.errors import CorruptModel
+from paceline.heads.medusa import MedusaShape
+
+HEADS: Final = "medusa_num_heads"
+LAYERS: Final = "medusa_num_layers"
+_PREFIX: Final = re.compile(r"^(model\.)?medusa_head\.")
+
+
+def taken(found: Found, target: Target) -> Taken:
+    tensors = {_PREFIX.sub("", name): tensor for name, tensor in found.tensors.items()}
+    found = Found(found.name, found.config, {n: t for n, t in tensors.items() if n[:1].isdigit()})
+    heads = found.config.whole(HEADS, 5, 100)
+    layers = found.config.whole(LAYERS, 1, 100)
+    vocab, own = _sizes(found, layers, target)
+    shape = MedusaShape(
+        width=own.shape[1],
+        vocab=len(own),
+        draft_vocab=vocab,
+        taps=(target.shape.layers - 1,),
+        block=heads,
+        layers=layers,
+        norm_eps=target.shape.norm_eps,
+        own_heads=True,
+    )
+    weights, used = {}, set()
+    width, block = shape.width, {"weight": (shape.width, shape.width), "bias": (shape.width,)}
+    for i in range(heads):
+        for j in range(layers):
+            for leaf, sizes in block.items():
+                weights[f"blocks.{i * layers + j}.{leaf}"] = found.weight(f"{i}.{j}.linear.{leaf}", *sizes)
+                used.add(f"{i}.{j}.linear.{leaf}")
+        weights[f"heads.{i}.weight"] = found.weight(f"{i}.{layers}.weight", vocab, width)
+        used.add(f"{i}.{layers}.weight")
+    surplus = sorted(set(found.tensors) - used)
+    if surplus:
+        raise unusable(found, f"a tensor {surplus[0][:80]}", f"{heads} heads of {layers} blocks")
+    return Taken("medusa", shape, torch.arange(vocab), weights)
+
+
+def _sizes(found: Found, layers: int, target: Target) -> tuple[int, Tensor]:
+    """How many tokens its heads know, the first of the vocabulary; and the target's embedding."""
+    first, own = found.weight(f"0.{layers}.weight", None, None), target.pieces.embed
+    require_target(found, target, first.shape[1], max(len(first), len(own)))
+    if not len(first):
+        raise CorruptModel(f"{found.name}: 0.{layers}.weight is empty: fetch the checkpoint again")
+    return len(first), own

@@ -1,0 +1,160 @@
+"""How a decoder layer's parts are called in heads of ours, and in checkpoints of Hugging Face's kind."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from torch import Tensor
+
+from paceline.convert.foreign_checkpoint import ARCHITECTURES, OURS, Found, Target
+from paceline.errors import UnknownArchitecture
+from paceline.heads.block import BlockShape
+from paceline.heads.eagle import EagleShape
+from paceline.heads.head_checkpoint import Card
+from paceline.target.weights.checkpoint import Fields
+
+PARTS: Final = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+_THETA: Final = 1e9  # the largest
+VERSION: Final = "0.9.0"  # of the speculators format
+
+
+def layer_config(shape: BlockShape | EagleShape, target: Target, kind: str) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ff_width,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": target.shape.max_context,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
+        "tie_word_embeddings": False,
+    }
+
+
+def speculators_config(algorithm: str, card: Card, target: Target, verifier: str) -> dict[str, Any]:
+    """What every config.json of the format has, and what only we can read of it."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": card.shape.block,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    calibration = card.calibration
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": VERSION,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": verifier,
+                "architectures": [ARCHITECTURES[target.shape.architecture]],
+            },
+        },
+        "draft_vocab_size": card.shape.draft_vocab,
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        OURS: {
+            "target": card.target,
+            "calibration": calibration and {"scale": calibration.scale, "shift": calibration.shift},
+            "acceptance": card.acceptance,
+            "tokens_per_pass": card.tokens_per_pass,
+        },
+    }
+
+
+def decoder_shape(found: Found, layer: Fields) -> dict[str, Any]:
+    """What block and eagle shapes have in common; refuses what neither can compute."""
+    act = layer.raw("hidden_act") or "silu"
+    if act != "silu":
+        raise unusable(found, f"the activation {str(act)[:40]!r}", "silu")
+    rope = Fields(layer.source, {**layer.fields("rope_parameters").values, **_scaling(layer)})
+    kind = rope.raw("rope_type") or rope.raw("type") or "default"
+    if kind != "default" or (layer.raw("partial_rotary_factor") or 1) != 1:
+        raise unusable(found, f"rotary positions of type {str(kind)[:40]!r}", "default")
+    width, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
+    kv_heads, head_dim = layer.whole("num_key_value_heads", heads), layer.whole("head_dim", width // heads)
+    if heads % kv_heads:
+        raise layer.unusable("num_key_value_heads", kv_heads, f"a part of {heads}, num_attention_heads")
+    if head_dim % 2:
+        raise layer.unusable("head_dim", head_dim, "an even number")
+    return {
+        "width": width,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ff_width": layer.whole("intermediate_size"),
+        "norm_eps": layer.number("rms_norm_eps", 1e-6, 1.0),
+        "theta": rope.number("rope_theta", layer.number("rope_theta", 1e4, _THETA), _THETA),
+    }
+
+
+def decoder_sizes(shape: BlockShape | EagleShape, reads: int) -> dict[str, tuple[int, ...]]:
+    """Of what block and eagle heads have in common, by our names. reads: how wide attention's input is."""
+    width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "fc": (width, len(shape.taps) * width),
+        "norm": (width,),
+        "q": (queries, reads),
+        "k": (keys, reads),
+        "v": (keys, reads),
+        "o": (width, queries),
+        "q_norm": (shape.head_dim,),
+        "k_norm": (shape.head_dim,),
+        "ffn_norm": (width,),
+        "gate": (shape.ff_width, width),
+        "up": (shape.ff_width, width),
+        "down": (width, shape.ff_width),
+    }
+
+
+def parts_of(
+    found: Found, names: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]], others: Iterable[str]
+) -> dict[str, Tensor]:
+    """Weights by our names, which `names` are the checkpoint's of; others: what else it may have."""
+    known = {*names.values(), *others}
+    surplus = [name for name in sorted(found.tensors) if name not in known and not name.endswith(UNUSED)]
+    if surplus:
+        raise unusable(found, f"a tensor {surplus[0][:80]}", "the parts of such a head")
+    weights = {}
+    for ours, theirs in names.items():
+        part, _, leaf = ours.rpartition(".")
+        size = sizes[part.rpartition(".")[2] or ours]
+        weights[ours] = found.weight(theirs, *(size[:1] if leaf == "bias" else size))
+    return weights
+
+
+def speculative_tokens(found: Found, default: int) -> int:
+    """How many guesses it was made for."""
+    methods = found.config.fields("speculators_config").raw("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    return Fields(found.config.source, first if isinstance(first, Mapping) else {}).whole(
+        "speculative_tokens", default, 1000
+    )
+
+
+def unusable(found: Found, what: str, expected: str) -> UnknownArchitecture:
+    return UnknownArchitecture(
+        f"{found.name} has {what}, which no head of paceline's computes (expected {expected}): "
+        "use another checkpoint"
+    )
+
+
+def _scaling(layer: Fields) -> Mapping[str, object]:
+    return layer.fields("rope_scaling").values

@@ -1,0 +1,122 @@
+"""Guesses of what follows each token by what the target thought could follow it the last time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.drafters.recycle.table import Successors, Table
+from paceline.drafters.recycle.top import largest
+from paceline.drafters.support.best_first import best_first
+from paceline.drafters.support.grammar_filter import unsure
+from paceline.errors import SettingError
+from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+
+if TYPE_CHECKING:  # a command that needs no model starts without torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RecycleSettings:
+    learn: bool = True  # remember what the target thought, for the sequence's tenant only
+    successors: int = 8  # kept for each token
+    max_lists: int = 400_000  # of successors, of all tenants together; tenants not heard of longest go first
+    min_chance: float = 0.02  # a guess less likely than this to be reached and right is not made
+
+    def __post_init__(self) -> None:
+        for name, least in (("successors", 1), ("max_lists", 1), ("min_chance", 0)):
+            if getattr(self, name) < least:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+
+
+class Recycle(Drafter):
+    name = "recycle"
+
+    def __init__(self, settings: RecycleSettings | None = None) -> None:
+        self.settings = settings or RecycleSettings()
+        self._tenants: dict[str, Table] = {}  # the one heard of last is last
+        self._tables: dict[str, Table] = {}  # of the sequences here, theirs alone or their tenant's
+
+    def begin(self, seq: Seq) -> None:
+        table = self._tenants.pop(seq.tenant, None)
+        remembered = self.settings.learn and seq.learn
+        if table is None:
+            table = Table(self.settings.successors)
+        elif not remembered:
+            self._tenants[seq.tenant] = table
+            table = table.copy()
+        if remembered:
+            self._tenants[seq.tenant] = table
+        table.read(seq.tokens)
+        self._tables[seq.id] = table
+        self._shrink()
+
+    def end(self, seq: Seq) -> None:
+        self._tables.pop(seq.id, None)
+        self._shrink()
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        for seq, verdict, start in zip(seqs, verdicts, scores.starts, strict=False):  # a replay has no rows
+            said = seq.tokens[-len(verdict.path) - 2 :]
+            self._learn(self._table(seq), said, verdict, scores.logits[start:])
+
+    def _learn(self, table: Table, said: Sequence[int], verdict: Verdict, rows: "Tensor") -> None:
+        """said: the token before the pass, then what it added. Rows of what was kept count before others."""
+        table.learn(said)
+        row_after = {token: 1 + node for node, token in enumerate(verdict.draft.tokens)}
+        row_after |= zip(said, (0, *(1 + node for node in verdict.path)), strict=False)
+        values, tokens = largest(rows[: 1 + len(verdict.draft)], table.width)
+        chances = np.exp(values - values[:, :1])
+        chances /= chances.sum(1, keepdims=True)
+        chosen = list(row_after.values())
+        table.write(list(row_after), tokens[chosen], chances[chosen])
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        width = ask.seq.spec.tree_width
+        children = _Children(self._table(ask.seq), ask)
+        tokens, parents, scores = best_first(children, ask.budget, width, self.settings.min_chance)
+        return Draft(tokens, parents if width > 1 else None, (self.name,) * len(tokens), scores)
+
+    def _table(self, seq: Seq) -> Table:
+        if seq.id not in self._tables:
+            self.begin(seq)
+        return self._tables[seq.id]
+
+    def _shrink(self) -> None:
+        held = sum(table.room for table in self._tenants.values())
+        while len(self._tenants) > 1 and held > self.settings.max_lists:
+            held -= self._tenants.pop(next(iter(self._tenants))).room
+
+
+class _Children:
+    """What may follow a path of guesses, as far as the grammar of the output can take it."""
+
+    def __init__(self, table: Table, ask: Ask) -> None:
+        self._table = table
+        self._last = (ask.after or ask.seq.tokens)[-1]
+        self._width = ask.seq.spec.tree_width
+        self._places: dict[tuple[int, ...], Cursor] = {}  # behind each path
+        if ask.cursor is not None:
+            self._places[()] = ask.cursor
+
+    def __call__(self, path: tuple[int, ...]) -> Successors:
+        found = self._table.successors(path[-1] if path else self._last)
+        return self._legal(path, found) if self._places else found
+
+    def _legal(self, path: tuple[int, ...], found: Successors) -> Successors:
+        """The likeliest that can be taken; what cannot leaves its chance to the others."""
+        at, free, taken = self._places[path], 1.0, list[tuple[int, float]]()
+        for token, chance in found if not at.finished else ():
+            place = at.fork()
+            if place.advance(token):
+                self._places[(*path, token)] = place
+                taken.append((token, chance))
+            else:
+                free -= chance
+            if len(taken) == self._width:
+                break
+        return [(token, unsure(chance / max(free, chance))) for token, chance in taken]

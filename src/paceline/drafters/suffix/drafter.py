@@ -1,0 +1,100 @@
+"""What followed the longest stretch of text like this, in this request and in those before it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.drafters.suffix.index import ContextIndex, Match
+from paceline.drafters.suffix.memory import Memory, load, save
+from paceline.drafters.suffix.vote import elect
+from paceline.errors import SettingError
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
+
+WINDOW: Final = 6  # places looked at on each side of where the context belongs
+VOTERS: Final = 4  # how many of them have a say
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSettings:
+    learn: bool = True  # remember finished sequences, for their tenant only
+    max_tokens: int = 1_000_000  # remembered, of all tenants together; the oldest go first
+    max_depth: int = 32  # tokens of context that are compared
+    min_chance: float = 0.1  # a guess less likely than this to be reached and right is not made
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_tokens", 1), ("max_depth", 1), ("min_chance", 0)):
+            if getattr(self, name) < least:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+
+
+@dataclass(slots=True)
+class _Own:
+    """What a sequence holds beyond what its tenant's memory did when it began."""
+
+    index: ContextIndex
+    upto: int  # tokens of the sequence that are in one or the other
+
+
+class Suffix(Drafter):
+    name = "suffix"
+
+    def __init__(self, settings: SuffixSettings | None = None) -> None:
+        self.settings = settings or SuffixSettings()
+        self.memory = Memory(self.settings.max_tokens, self.settings.max_depth)
+        self._own: dict[str, _Own] = {}
+
+    def save(self, path: Path, tokenizer: str) -> None:
+        """Writes the memory to one file, for this tokenizer's fingerprint only."""
+        save(self.memory, path, tokenizer)
+
+    def load(self, path: Path, tokenizer: str) -> None:
+        """Takes the memory from a file; what was remembered before is gone."""
+        self.memory = load(path, tokenizer, self.settings.max_tokens, self.settings.max_depth)
+
+    def begin(self, seq: Seq) -> None:
+        self._own.pop(seq.id, None)
+
+    def end(self, seq: Seq) -> None:
+        self._own.pop(seq.id, None)
+        if self.settings.learn and seq.learn:
+            self.memory.learn(seq.tenant, seq.tokens)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) if ask.budget > 0 else NO_DRAFT for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        matches, width = self._matches(ask), ask.seq.spec.tree_width
+        if not matches:
+            return NO_DRAFT
+        nodes = elect(matches, ask.budget, width, self.settings.min_chance, ask.cursor)
+        if not nodes:
+            return NO_DRAFT
+        tokens, parents, chances = zip(*nodes, strict=True)
+        return Draft(tokens, parents if width > 1 else None, (self.name,) * len(nodes), chances)
+
+    def _matches(self, ask: Ask) -> list[Match]:
+        """Longest first; of equals the sequence's own before remembered ones, later before earlier."""
+        context = [*ask.seq.tokens[-self.settings.max_depth :], *ask.after]
+        own = self._catch_up(ask.seq)
+        matches = own.nearest(context, WINDOW, rank=1)
+        past = self.memory.index(ask.seq.tenant)
+        if past:
+            matches += past.nearest(context, WINDOW, rank=0)
+        matches.sort(reverse=True)
+        return matches[:VOTERS]
+
+    def _catch_up(self, seq: Seq) -> ContextIndex:
+        own = self._own.get(seq.id)
+        if own is None:
+            own = self._own[seq.id] = self._start(seq)
+        own.index.extend(seq.tokens[own.upto :])
+        own.upto = len(seq.tokens)
+        return own.index
+
+    def _start(self, seq: Seq) -> _Own:
+        depth = self.settings.max_depth
+        start = self.memory.known(seq.tenant, seq.tokens)
+        index = ContextIndex(depth)
+        index.open(seq.tokens[max(0, start - depth) : start])
+        return _Own(index, start)

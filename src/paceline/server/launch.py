@@ -1,0 +1,197 @@
+"""Puts a server together from its settings and runs it."""
+
+import logging
+import signal
+import socket
+import threading
+from dataclasses import dataclass, field
+from types import FrameType
+
+import uvicorn
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from paceline import hub
+from paceline.config import EngineConfig, LearnConfig, SpecConfig
+from paceline.errors import SettingError
+from paceline.llm import LLM
+from paceline.loading import on_the_shelf
+from paceline.server.app import MAX_BODY, App
+from paceline.server.async_engine import Service
+from paceline.server.online.online_trainer import Learning
+from paceline.server.online.process import check_platform
+from paceline.server.reception import Reception
+from paceline.server.routes import RouteFile
+from paceline.server.telemetry.metrics import Metrics
+from paceline.server.telemetry.tracing import spans_from_environment
+from paceline.target.hardware import share_heaps
+from paceline.trace.recorder import Recorder
+from paceline.web.api_keys import KeyFile
+
+log = logging.getLogger("paceline.server")
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything `paceline serve` can be told."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    draft_model: str | None = None
+    trained: tuple[str, ...] | None = None  # drafters of `paceline train`, by name or folder; None: the usual
+    drafters: tuple[str, ...] | None = None  # None: the usual ones
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
+    keys: str | None = None  # a file made by `paceline keys new`
+    routes: str | None = None  # a file of routes
+    store: str | None = None  # where traces go; "none": nowhere; None: the usual place
+    trace_text: bool = False
+    learn: bool = True  # drafters may remember finished requests
+    refresh: LearnConfig | None = None  # how trained drafters go on learning; None: not at all
+    cors: tuple[str, ...] = ()  # origins that may ask from a browser
+    max_body: int = MAX_BODY  # bytes
+    drain_s: float = 30.0  # for running requests to end, once asked to stop
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+        if self.refresh is not None:
+            check_platform()
+            if not self.trained:
+                raise SettingError(
+                    "--learn needs a drafter that can learn: give a trained one with --trained"
+                )
+            if not self.learn:
+                raise SettingError("refresh needs learn=True: without it nothing is kept to learn from")
+        if self.host not in LOOPBACK and self.keys is None:
+            log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
+
+
+def build(settings: ServerSettings) -> App:
+    """Loads the model and everything around it."""
+    routes = RouteFile(settings.routes) if settings.routes else None  # a broken file shows before the weights
+    keys = KeyFile(settings.keys) if settings.keys else None
+    recorder = _recorder(settings)
+    spec = None if settings.drafters is None else SpecConfig(settings.drafters)
+    llm = LLM(
+        settings.model,
+        draft_model=settings.draft_model,
+        trained=settings.trained,
+        spec=spec,
+        config=settings.engine,
+    )
+    service = Service(llm)
+    metrics = Metrics(
+        llm.name,
+        tuple(llm.drafters),
+        running=lambda: service.worker.running,
+        waiting=lambda: service.worker.waiting,
+        cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
+    )
+    for sink in (metrics, recorder):
+        if sink is not None:
+            llm.engine.listen(sink)
+    learning = _learning(settings, service, metrics)
+    reception = Reception(
+        llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn, learning
+    )
+    most = settings.engine.max_batch, settings.engine.max_waiting or settings.engine.max_batch
+    return App(service, reception, settings.max_body, at_once=min(most))
+
+
+def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> Learning | None:
+    found = service.llm.found
+    for one in found:
+        metrics.drafter_version(one.kind, one.version.number)
+    if settings.refresh is None:
+        return None
+    model = hub.resolve(settings.model)
+    roots = [on_the_shelf(one) for one in found]
+    return Learning(service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh)
+
+
+def _recorder(settings: ServerSettings) -> Recorder | None:
+    if settings.store == "none":
+        return None
+    from paceline.trace.store import Store
+
+    return Recorder(Store.open(settings.store), with_text=settings.trace_text)
+
+
+def asgi(app: App, settings: ServerSettings) -> ASGIApp:
+    made = app.asgi()
+    if settings.cors:
+        made.user_middleware.append(
+            Middleware(
+                CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+            )
+        )
+    return made
+
+
+class _Server(uvicorn.Server):
+    """Lets running requests end when asked to stop, and ends them cleanly when that takes too long."""
+
+    def __init__(self, config: uvicorn.Config, app: App, drain_s: float, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+        self._app = app
+        self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            log.info(self._greeting)
+            print(self._greeting, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+        self._app.drain()
+        late = threading.Timer(self._drain_s, self._app.service.worker.stop, args=(5.0,))
+        late.daemon = True
+        late.start()
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host. Nobody can connect until the server listens."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            sockets.append(one := socket.socket(family, kind, proto))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind(address)
+    except OSError as problem:
+        for one in sockets:
+            one.close()
+        why = problem.strerror or problem
+        raise SettingError(
+            f"cannot listen on {host}:{port} ({why}): choose another --host or --port"
+        ) from None
+    return sockets
+
+
+def run(settings: ServerSettings) -> None:
+    """Until SIGTERM or Ctrl-C."""
+    sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
+    share_heaps()
+    app = build(settings)
+    config = uvicorn.Config(
+        asgi(app, settings),
+        settings.host,
+        settings.port,
+        log_level="warning",
+        timeout_graceful_shutdown=int(settings.drain_s) + 10,
+    )
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
+    _Server(config, app, settings.drain_s, f"serving {settings.model} on {where}").run(sockets)

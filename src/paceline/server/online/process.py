@@ -1,0 +1,103 @@
+"""The process that trains drafters: least in rank, stopped at once when asked, gone when the server is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, Final
+
+from paceline.errors import SettingError
+
+# -P: not from the working folder
+COMMAND: Final = (sys.executable, "-P", "-m", "paceline.train.online.process_main")
+_NICE: Final = 19
+_OOM_SCORE: Final = 500  # of 1000: the kernel takes it before the server where memory runs out
+_READ: Final = 1 << 16  # bytes
+
+
+def check_platform() -> None:
+    """Learning must never be in the way of a request."""
+    needed = {"SIGSTOP": signal, "SIGCONT": signal, "setpriority": os, "set_blocking": os}
+    missing = [name for name, module in needed.items() if not hasattr(module, name)]
+    if missing:
+        raise SettingError(f"--learn needs {missing[0]}, which this system does not have: leave it out")
+
+
+def _nameless() -> IO[bytes]:
+    in_memory = getattr(os, "memfd_create", None)
+    return os.fdopen(in_memory("paceline-job"), "w+b") if in_memory else TemporaryFile()
+
+
+class Pupil:
+    """Begins at once. The job, which holds text, is never on disk where the system has files in memory."""
+
+    def __init__(self, job: bytes, command: Sequence[str] = COMMAND) -> None:
+        with _nameless() as given:
+            given.write(job)
+            given.seek(0)
+            self._process = subprocess.Popen(
+                [*command, str(os.getpid())],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # what a GPU holds is the server's
+                process_group=0,  # a group that loses its server while it is stopped is ended by the system
+            )
+        assert self._process.stdout is not None
+        self._out = self._process.stdout
+        os.set_blocking(self._out.fileno(), False)
+        self._rest = b""
+        self._paused = False
+        with suppress(ProcessLookupError):  # one that has ended already is told of like any other
+            os.setpriority(os.PRIO_PROCESS, self.pid, _NICE)
+        _take_first(self.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._process.send_signal(signal.SIGSTOP)
+            self._paused = True
+
+    def go_on(self) -> None:
+        if self._paused:
+            self._process.send_signal(signal.SIGCONT)
+            self._paused = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """None: it is still at work, or paused. Below 0: the signal that ended it."""
+        return self._process.poll()
+
+    def told(self) -> list[dict[str, Any]]:
+        """What it has said since the last time."""
+        while (more := self._read()) is not None:
+            self._rest += more
+        *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._out.fileno(), _READ) or None
+        except BlockingIOError:
+            return None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._out.close()
+
+
+def _take_first(pid: int) -> None:
+    """Where the kernel has such a score (Linux); a higher one, which the server gave it, stays."""
+    score = Path(f"/proc/{pid}/oom_score_adj")
+    with suppress(OSError):
+        if int(score.read_text()) < _OOM_SCORE:
+            score.write_text(str(_OOM_SCORE))

@@ -1,0 +1,158 @@
+"""The OpenAPI document of the server, made of the shapes that requests are read with."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from paceline import __version__
+from paceline.server.openai.openapi_schemas import BODIES, MESSAGE
+from paceline.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.server.openai.responses_protocol import ResponsesRequest
+
+Schema = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{model}"
+_PROBLEMS: Final = {
+    400: "The request cannot be done; `param` names what is wrong with it.",
+    401: "The server has API keys, and none of them was sent.",
+    404: "No such model.",
+    405: "No such method here; `Allow` names those there are.",
+    408: "The route's deadline came before the answer's end.",
+    413: "The body is too large.",
+    429: "Too many requests, of this key or of all; `Retry-After` says when to try again.",
+    500: "The server failed; its log says more.",
+    503: "No room in the cache, or the server is shutting down.",
+}
+_RETRY_LATER: Final = (429, 503)
+_BODY: Final = (400, 401, 405, 413, 500)
+_GENERATES: Final = (*_BODY, 404, 408, 429, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    path: str
+    summary: str
+    answer: str  # one of BODIES
+    request: type[BaseModel] | None = None
+    problems: tuple[int, ...] = (405, 500)
+    streams: bool = False
+    open_to_all: bool = False  # no API key is asked for
+    media: str = "application/json"
+    unready: bool = False  # 503 comes with the same body as 200
+
+    @property
+    def method(self) -> str:
+        return "get" if self.request is None else "post"
+
+
+_OPERATIONS: Final = (
+    Operation(
+        "/v1/chat/completions", "Answer a chat", "ChatCompletion", ChatRequest, _GENERATES, streams=True
+    ),
+    Operation(
+        "/v1/completions", "Go on with a text", "Completion", CompletionRequest, _GENERATES, streams=True
+    ),
+    Operation(
+        "/v1/responses", "Answer a list of items", "Response", ResponsesRequest, _GENERATES, streams=True
+    ),
+    Operation("/v1/models", "The models served", "ModelList", problems=(401, 405, 500)),
+    Operation("/v1/models/{name}", "One model", "Model", problems=(401, 404, 405, 500)),
+    Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
+    Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
+    Operation("/health", "Whether the engine runs", "Health", unready=True, open_to_all=True),
+    Operation("/ready", "Whether requests are let in", "Ready", unready=True, open_to_all=True),
+    Operation("/metrics", "Prometheus metrics", "Metrics", media="text/plain", open_to_all=True),
+    Operation("/version", "The server's version", "Version", open_to_all=True),
+    Operation("/openapi.json", "This document", "Document", open_to_all=True),
+)
+
+
+def document(model: str) -> Schema:
+    """`model`: the name of the one that is served."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "paceline",
+            "version": __version__,
+            "description": "Lossless speculative decoding behind OpenAI's API. Errors have OpenAI's shape. "
+            "Where the server has API keys, every path needs one but those without `security`.",
+        },
+        "paths": {each.path: {each.method: _operation(each)} for each in _OPERATIONS},
+        "components": {
+            "schemas": _schemas(model),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(each: Operation) -> Schema:
+    made: Schema = {"summary": each.summary, "operationId": _id(each), "responses": dict(_responses(each))}
+    if each.request is not None:
+        body = {"application/json": {"schema": _ref(each.request.__name__)}}
+        made["requestBody"] = {"required": True, "content": body}
+    if "{name}" in each.path:
+        name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        made["parameters"] = [name]
+    if not each.open_to_all:
+        made["security"] = [{"bearer": []}, {}]  # a server without keys asks for none
+    return made
+
+
+def _id(each: Operation) -> str:
+    words = (
+        each.path.strip("/").replace(".", "_").replace("/", "_").translate({ord("{"): None, ord("}"): None})
+    )
+    return f"{each.method}_{words}"
+
+
+def _responses(each: Operation) -> Iterator[tuple[str, Schema]]:
+    content: Schema = {each.media: {"schema": _ref(each.answer)}}
+    if each.media == "text/plain":  # OpenMetrics, for those who accept it
+        content["application/openmetrics-text"] = {"schema": _ref(each.answer)}
+    if each.streams:
+        content["text/event-stream"] = {}  # OpenAPI 3.1 cannot say what each event holds
+    yield "200", {"description": each.summary, "content": content}
+    if each.unready:
+        yield "503", {"description": "Not now.", "content": content}
+    for status in sorted(each.problems):
+        yield str(status), _problem(status)
+
+
+def _problem(status: int) -> Schema:
+    made: Schema = {
+        "description": _PROBLEMS[status],
+        "content": {"application/json": {"schema": _ref("ErrorBody")}},
+    }
+    if status in _RETRY_LATER:
+        made["headers"] = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+    if status == 405:
+        made["headers"] = {"Allow": {"schema": {"type": "string"}}}
+    return made
+
+
+def _schemas(model: str) -> dict[str, Schema]:
+    found: dict[str, Schema] = {**BODIES, "Message": MESSAGE}
+    for each in _OPERATIONS:
+        if each.request is not None:
+            made = each.request.model_json_schema(ref_template=_REF)
+            found |= made.pop("$defs", {})
+            found[each.request.__name__] = _served(made, model)
+    return found
+
+
+def _served(shape: Schema, model: str) -> Schema:
+    """The model is the one that is served; messages are what templates can write."""
+    properties = shape["properties"]
+    if properties["model"].get("type") == "string":
+        properties["model"]["enum"] = [model]
+    if messages := properties.get("messages"):
+        lists = [one for one in (messages, *messages.get("anyOf", ())) if one.get("type") == "array"]
+        for one in lists:
+            one["items"] = _ref("Message")
+    return shape
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": _REF.format(model=name)}

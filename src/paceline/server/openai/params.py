@@ -1,0 +1,228 @@
+"""From what a client sent to what the engine is asked."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from paceline.config import SamplingParams, SpecConfig
+from paceline.constraints import Choice, Json, Lark, Regex, Wanted
+from paceline.errors import SettingError, short
+from paceline.llm import Prompt
+from paceline.server.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Prediction,
+    Sampling,
+    SpeculativeConfig,
+    StructuredOutputs,
+)
+from paceline.text.chat_template import ChatTemplate
+from paceline.web.api_errors import Failure, failure
+
+MAX_PROMPTS: Final = 128  # of one request
+ROLES = ("system", "developer", "user", "assistant", "tool")
+OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
+UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt, and how it is to be answered; `n` answers differ in their choice."""
+
+    prompt: Prompt
+    params: SamplingParams
+    wanted: Wanted
+    spec: SpecConfig | None
+    n: int
+    prediction: str
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+
+
+def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> Asked:
+    """drafters: those loaded, by each name that a request may give them."""
+    shown = (request.top_logprobs or 0) if request.logprobs else None
+    if request.top_logprobs and not request.logprobs:
+        raise Failure(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    check_messages(request.messages)
+    _check_stream(request)
+    return Asked(
+        prompt=request.messages,
+        params=_params(request, request.max_completion_tokens or request.max_tokens, shown),
+        wanted=_wanted(request),
+        spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
+        n=request.n or 1,
+        prediction=_text(request.prediction),
+        template=_template(request.chat_template_kwargs or {}),
+    )
+
+
+def from_completion(
+    request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
+) -> Asked:
+    _check_stream(request)
+    return Asked(
+        prompt=prompt,
+        params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
+        wanted=Wanted(output=_structured(request.structured_outputs)),
+        spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
+        n=request.n or 1,
+        prediction=_text(request.prediction),
+    )
+
+
+def prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+    """One or several, as text or as tokens."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]
+    if not given:
+        raise Failure(400, "prompt is empty: give a text, or a list of texts or of tokens", param="prompt")
+    if len(given) > MAX_PROMPTS:
+        raise Failure(400, f"prompt: {len(given)} are given, at most {MAX_PROMPTS} are taken", param="prompt")
+    return list(given)  # type: ignore[arg-type]
+
+
+def _check_stream(request: Sampling) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise Failure(400, "stream_options needs stream: true", param="stream_options")
+
+
+def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    given: dict[str, Any] = {
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
+        "max_tokens": UNLIMITED if max_tokens is None else max_tokens,
+        "logprobs": logprobs,
+        "stop": () if request.stop is None else request.stop,
+        "stop_tokens": request.stop_token_ids or (),
+        "logit_bias": request.logit_bias or {},
+    }
+    same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    for name in (*same, "ignore_eos"):
+        if (value := getattr(request, name)) is not None:
+            given[name] = value
+    if request.top_k == -1:
+        given["top_k"] = 0  # off, as vLLM's clients say it
+    if given["temperature"] < 1e-4:  # as small as makes no difference
+        given["temperature"] = 0.0 if given["temperature"] >= 0 else given["temperature"]
+    return SamplingParams(**given)
+
+
+def _wanted(request: ChatRequest) -> Wanted:
+    if request.response_format is not None and request.structured_outputs is not None:
+        raise Failure(
+            400,
+            "structured_outputs and response_format say the same thing: give one of them",
+            param="structured_outputs",
+        )
+    choice: str | dict[str, Any] = request.tool_choice or ("auto" if request.tools else "none")
+    return Wanted(
+        tools=tuple(request.tools or ()),
+        tool_choice=choice,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        response_format=request.response_format,
+        output=_structured(request.structured_outputs),
+    )
+
+
+def _structured(given: StructuredOutputs | None) -> Any:
+    if given is None:
+        return None
+    whitespace = given.whitespace or "fixed"
+    found = [
+        Json.of(given.json_, whitespace) if given.json_ is not None else None,
+        Json('{"type": "object"}', whitespace) if given.json_object else None,
+        Regex(given.regex) if given.regex is not None else None,
+        Choice(tuple(given.choice)) if given.choice is not None else None,
+        Lark(given.grammar) if given.grammar is not None else None,
+    ]
+    asked = [constraint for constraint in found if constraint is not None]
+    if len(asked) != 1:
+        raise Failure(
+            400,
+            "structured_outputs needs one of json, json_object, regex, choice, grammar",
+            param="structured_outputs",
+        )
+    return asked[0]
+
+
+def _spec(
+    given: SpeculativeConfig | None, default: SpecConfig, drafters: Mapping[str, str], predicted: bool
+) -> SpecConfig:
+    spec = default if given is None else _changed(given, default, drafters)
+    plain = not spec.max_draft or not set(spec.drafters) - {"none"}
+    if predicted and "prediction" not in spec.drafters and not plain:
+        spec = replace(spec, drafters=("prediction", *spec.drafters))
+    return spec
+
+
+def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[str, str]) -> SpecConfig:
+    changes: dict[str, Any] = {
+        "drafters": None if given.drafters is None else _loaded(given.drafters, "drafters", drafters),
+        "max_draft": given.num_speculative_tokens,
+        "threshold": given.acceptance_threshold,
+        "tree_width": given.tree_width,
+        "accept": given.accept,
+        "adaptive": given.adaptive,
+    }
+    if given.draft_model is not None:
+        if given.drafters is not None:
+            param = "speculative_config.draft_model"
+            raise Failure(400, f"{param}: give this or drafters, not both", param=param)
+        changes["drafters"] = _loaded([given.draft_model], "draft_model", drafters)
+    if given.disabled:
+        changes |= {"drafters": ("none",), "max_draft": 0}
+    try:
+        return replace(default, **{name: value for name, value in changes.items() if value is not None})
+    except SettingError as error:
+        raise failure(error, within="speculative_config") from error
+
+
+def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in drafters:
+            param = f"speculative_config.{where}"
+            raise Failure(
+                400, f"{param}: {short(name)} is not loaded. Loaded: {', '.join(drafters)}", param=param
+            )
+    return tuple(drafters[name] for name in names)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    for i, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            raise Failure(400, f"a role is one of {', '.join(ROLES)}", param=f"messages[{i}].role")
+        if message["role"] != "assistant" and message.get("content") is None:
+            where = f"messages[{i}].content"
+            raise Failure(400, f"{where}: expected a text, or a list of texts", param=where)
+
+
+def check_variables(given: Mapping[str, Any] | None, template: ChatTemplate) -> None:
+    """Of the chat template: one that it does not read would be dropped in silence."""
+    for name in given or ():
+        if name not in OWN_VARIABLES and not template.reads(name):
+            raise Failure(
+                400, f"the chat template has no variable {short(name)}", param="chat_template_kwargs"
+            )
+
+
+def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in variables:
+        if name in OWN_VARIABLES or not name.isidentifier():
+            raise Failure(
+                400, f"{short(name)} cannot be set for the chat template", param="chat_template_kwargs"
+            )
+    return variables
+
+
+def _text(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return ""
+    if isinstance(prediction.content, str):
+        return prediction.content
+    for i, part in enumerate(prediction.content):
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise Failure(400, "a prediction is text only", param=f"prediction.content[{i}]")
+    return "".join(part["text"] for part in prediction.content)

@@ -1,0 +1,60 @@
+"""What was said, as the GenAI conventions write it: messages made of parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.server.choice import Choice
+from paceline.text.tool_calls.parse import text_of
+from paceline.trace.record import write_json
+
+
+def said(messages: Sequence[Any] | None, prompt: Any) -> str:
+    """JSON of a chat, or of a prompt or several."""
+    if messages is not None:
+        return write_json([_message(message) for message in messages])
+    given = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    return write_json([{"role": "user", "parts": _texts(one)} for one in given])
+
+
+def answered(choices: Sequence[Choice]) -> str:
+    """JSON of every choice."""
+    return write_json([_answer(choice) for choice in choices])
+
+
+def opening_of(messages: Sequence[Any]) -> str:
+    """The first thing the user says, by which the turns of a conversation are known."""
+    content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
+    return text_of(content) if isinstance(content, list) else str(content or "")
+
+
+def _answer(choice: Choice) -> dict[str, Any]:
+    calls = [{"type": "tool_call", "name": name, "arguments": given} for name, given in choice.calls]
+    return {
+        "role": "assistant",
+        "parts": [*_texts(choice.content), *calls],
+        "finish_reason": choice.reason if choice.finish in ("stop", "length") else "error",
+    }
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if message.get("role") == "tool":
+        answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+        return {"role": "tool", "parts": [answer]}
+    calls = [{"type": "tool_call", **_call(call)} for call in message.get("tool_calls") or ()]
+    return {"role": message.get("role"), "parts": [*_texts(content), *calls]}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Templates take calls of many shapes; of a strange one nothing is told."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return {}
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+
+
+def _texts(content: Any) -> list[dict[str, Any]]:
+    if not content:
+        return []
+    parts = content if isinstance(content, list) and isinstance(content[0], Mapping) else [{"text": content}]
+    return [{"type": "text", "content": part.get("text")} for part in parts if isinstance(part, Mapping)]

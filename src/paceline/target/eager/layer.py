@@ -1,0 +1,140 @@
+"""One decoder layer: attention, then a gated feed-forward network, each added to the residual stream."""
+
+from collections.abc import Callable, MutableMapping
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.target.eager.attention import Layout, attend_spans
+from paceline.target.eager.linear import GroupedLinear, Linear, bytes_of, make_linear
+from paceline.target.eager.rope import rotate
+from paceline.target.weights.model_config import ModelShape
+
+# Elements torch computes in one thread (gelu; 32768 for silu). It cuts longer tensors anywhere, and the
+# elements left over at a cut get a scalar exponential, which rounds unlike the vector one.
+_SERIAL: Final = 25600
+
+Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: see rope.rotate
+
+
+class Norm:
+    """Root-mean-square norm of a float32 row."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps = weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self._weight, self._eps)
+
+
+class Store:
+    """Weights by name. Each is taken out once, so that a packed copy replaces what it was made of."""
+
+    def __init__(self, tensors: MutableMapping[str, Tensor], device: torch.device, eps: float) -> None:
+        self._tensors, self._device, self._eps = tensors, device, eps
+        self.dtype = tensors["embed"].dtype
+        self.bytes_held = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str) -> Tensor:
+        return self._tensors.pop(name).to(self._device)
+
+    def small(self, name: str) -> Tensor:
+        """A float32 copy, which keeps no larger buffer alive."""
+        tensor = self.take(name).to(torch.float32, copy=True)
+        self.bytes_held += bytes_of(tensor)
+        return tensor
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.small(name), self._eps)
+
+    def maybe_norm(self, name: str) -> Norm | None:
+        return self.norm(name) if name in self else None
+
+    def linear(self, *names: str) -> Linear:
+        """One product for several weights of the same input."""
+        weights = [self.take(name) for name in names]
+        bias = None
+        if any(f"{name}_bias" in self for name in names):
+            parts = [
+                self.take(f"{name}_bias") if f"{name}_bias" in self else weight.new_zeros(len(weight))
+                for name, weight in zip(names, weights, strict=True)
+            ]
+            bias = torch.cat(parts)
+        return self.linear_of(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    def linear_of(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        made = make_linear(weight.contiguous(), bias)
+        self.bytes_held += made.bytes_held
+        return made
+
+
+class Layer:
+    def __init__(self, index: int, shape: ModelShape, store: Store) -> None:
+        name = f"layers.{index}."
+        self.local = bool(shape.local_layers) and shape.local_layers[index]
+        self._dtype, self._eps = store.dtype, shape.norm_eps
+        self._heads, self._kv_heads, self._head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        self._attn_norm = store.norm(name + "attn_norm")
+        self.qkv = store.linear(name + "q", name + "k", name + "v")
+        self._qk_norm = _qk_norm(name, shape, store)
+        self.o = store.linear(name + "o")
+        self._post_attn_norm = store.maybe_norm(name + "post_attn_norm")
+        self._ffn_norm = store.norm(name + "ffn_norm")
+        self.gate_up = store.linear(name + "gate", name + "up")
+        self.down = store.linear(name + "down")
+        self._post_ffn_norm = store.maybe_norm(name + "post_ffn_norm")
+        self._activate = _ACTIVATIONS[shape.activation]
+
+    def group_rows(self, name: str, rows: int) -> None:
+        setattr(self, name, GroupedLinear(getattr(self, name), rows))
+
+    def __call__(
+        self, x: Tensor, layout: Layout, rotation: Rotation, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Adds to x [rows, width] in place; gives the layout's keys and values."""
+        qkv = layout.arrange(self.qkv(self._attn_norm(x).to(self._dtype))).float()
+        qkv = qkv.view(len(qkv), -1, self._head_dim).transpose(0, 1)
+        qk, v = qkv[: -self._kv_heads], qkv[-self._kv_heads :]
+        if self._qk_norm is not None:
+            qk = F.rms_norm(qk, (self._head_dim,), None, self._eps) * self._qk_norm
+        qk = rotate(qk, *rotation)
+        q, k = qk[: self._heads], qk[self._heads :]
+        seen = layout.restore(attend_spans(q, k, v, keys, values, layout, self.local))
+        _add(x, self.o(seen.to(self._dtype)), self._post_attn_norm)
+        _add(x, self._feed_forward(self._ffn_norm(x).to(self._dtype)), self._post_ffn_norm)
+        return k, v
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        rows = max(1, _SERIAL // gate.shape[-1]) if x.device.type == "cpu" else len(x)
+        for part in torch.split(gate, rows):
+            self._activate(part)
+        return self.down(gate * up)
+
+
+def _qk_norm(name: str, shape: ModelShape, store: Store) -> Tensor | None:
+    """[heads + kv_heads, 1, head_dim]: one factor for queries and keys, which are normed together."""
+    if name + "q_norm" not in store:
+        return None
+    q, k = store.small(name + "q_norm"), store.small(name + "k_norm")
+    return torch.cat((q.expand(shape.heads, 1, -1), k.expand(shape.kv_heads, 1, -1)))
+
+
+def _add(x: Tensor, y: Tensor, norm: Norm | None) -> None:
+    x.add_(y if norm is None else norm(y.float()))
+
+
+def _silu(x: Tensor) -> None:
+    F.silu(x, inplace=True)
+
+
+def _gelu_tanh(x: Tensor) -> None:
+    torch.ops.aten.gelu_(x, approximate="tanh")
+
+
+_ACTIVATIONS: Final[dict[str, Callable[[Tensor], None]]] = {"silu": _silu, "gelu_tanh": _gelu_tanh}

@@ -1,0 +1,183 @@
+"""The target in plain torch: a decoder, its KV cache, and the bookkeeping between passes."""
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig
+from paceline.errors import SettingError
+from paceline.target import hardware
+from paceline.target.base import Fed, PagedTarget, check_layers
+from paceline.target.eager.attention import KEY_TILE, Span
+from paceline.target.eager.decoder import Batch, Decoder, Outcome
+from paceline.target.eager.linear import CUDA_TILE, MOST_ROWS
+from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
+from paceline.target.kv.radix_tree import common
+from paceline.target.weights.model_config import ModelShape, Weights, layer_share
+from paceline.target.weights.reader import load
+from paceline.types import Draft, Feed, Scores
+
+
+def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
+    """Where the weights are to be held, and in which type; to be called before they are loaded."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"device={name!r} is not usable: torch sees no GPU here; use cpu")
+    if config.dtype == "int8" and device.type != "cpu":
+        raise SettingError("dtype='int8' is not usable on a GPU: expected auto, float32, bfloat16 or float16")
+    usual = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
+    if device.type == "cpu":
+        hardware.prepare(dtype)
+    return device, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed(Fed):
+    first_node: int  # row of the pass
+    outcome: Outcome
+
+
+class TorchTarget(PagedTarget[_Fed]):
+    """Takes the tensors out of `weights`, which are of no use to anyone else afterwards."""
+
+    def __init__(self, weights: Weights, config: EngineConfig) -> None:
+        device, _ = placement(config)
+        if device.type == "cpu" and config.threads:
+            torch.set_num_threads(config.threads)
+        tensors = cast(MutableMapping[str, Tensor], weights.tensors)
+        self._decoder = Decoder(weights.shape, tensors, device)
+        hardware.give_back_memory()
+        cache, self._rows = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        super().__init__(cache, weights.shape.max_context)
+        self._keys, self._values = self._rows.k.unbind(0), self._rows.v.unbind(0)
+        self.vocab_size = weights.shape.vocab_size
+        self.layers, self.layer_share = weights.shape.layers, layer_share(weights.shape)
+        self.fingerprint = weights.fingerprint
+        self.bytes_held = self._decoder.bytes_held
+        self.row_tile = self._decoder.tile.size
+        on = f"{torch.get_num_threads()} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
+        self.where = f"torch on {device}, {on}, {str(self._decoder.dtype).removeprefix('torch.')}"
+        self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig) -> "TorchTarget":
+        """From a GGUF file or a folder."""
+        _, dtype = placement(config)
+        return cls(load(path, dtype), config)
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
+            self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
+        tokens: list[int] = []
+        spans: list[Span] = []
+        scored: list[int] = []
+        starts, firsts, first_nodes = [], [], []
+        for feed in feeds:
+            firsts.append(len(tokens))
+            spans += self._spans(feed, len(tokens))
+            tokens += feed.tokens
+            first_nodes.append(len(tokens))
+            tokens += feed.draft.tokens
+            starts.append(len(scored))
+            if feed.scored:
+                scored += range(first_nodes[-1] - 1, len(tokens))
+        stash = any(_branches(feed.draft) for feed in feeds)
+        outcome = self._decoder.forward(Batch(tokens, spans, scored, taps, stash), self._keys, self._values)
+        for feed, first_node in zip(feeds, first_nodes, strict=True):
+            base = self._cache.length(feed.seq_id)
+            self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
+        return Scores(outcome.logits, tuple(starts), tuple(firsts), outcome.hidden)
+
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        check_layers(layers, self.layers)
+        self._make_room(feeds, starts)
+        tokens: list[int] = []
+        spans: list[Span] = []
+        scored: list[int] = []
+        for feed, start in zip(feeds, starts, strict=True):
+            first, end = len(tokens), len(tokens) + len(feed.tokens)
+            spans += self._cut(feed.seq_id, range(first, end), start)
+            tokens += feed.tokens
+            scored.append(end - 1)
+        batch = Batch(tokens, spans, scored, layers=layers)
+        outcome = self._decoder.forward(batch, self._keys, self._values)
+        return Scores(outcome.logits, tuple(range(len(feeds))))
+
+    def _spans(self, feed: Feed, first_row: int) -> Iterator[Span]:
+        """The feed's rows are its tokens, then its nodes in their order."""
+        start, nodes = self._cache.length(feed.seq_id), first_row + len(feed.tokens)
+        before, *others = sorted(feed.draft.paths()) or [()]
+        rows = [*range(first_row, nodes), *(nodes + node for node in before)]
+        yield from self._cut(feed.seq_id, rows, start)
+        for path in others:
+            shared = common(before, path)
+            rows = [nodes + node for node in path[shared:]]
+            yield from self._cut(feed.seq_id, rows, start + len(feed.tokens) + shared)
+            before = path
+
+    def _cut(self, seq_id: str, rows: Sequence[int], start: int) -> Iterator[Span]:
+        """One span, or several where kernels must be given a fixed number of rows."""
+        tile = self._decoder.attention_tile
+        most = tile.size if tile.exact else len(rows)
+        for i in range(0, len(rows), most):
+            part = tuple(rows[i : i + most])
+            stop = start + i + len(part)
+            slots = self._cache.slots(seq_id, start + i, stop)
+            yield Span(part, start + i, slots, self._key_slots(seq_id, stop))
+
+    def _key_slots(self, seq_id: str, stop: int) -> slice | list[int]:
+        length = -(-stop // KEY_TILE) * KEY_TILE
+        first = self._cache.first_slot(seq_id, stop)
+        if first is not None:
+            return slice(first, first + length)
+        slots = self._cache.slots(seq_id, 0, stop)
+        return slots + slots[:1] * (length - stop)
+
+    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+        """A tree's paths are written over one another, and the last one stays."""
+        if not _branches(fed.draft):
+            return
+        device = self._decoder.device
+        slots = torch.tensor(self._cache.slots(seq_id, start, start + len(path)), device=device)
+        rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
+        keys, values = zip(*fed.outcome.stash, strict=True)
+        with torch.inference_mode():
+            for cached, new in ((self._rows.k, keys), (self._rows.v, values)):
+                moved = torch.stack(new).index_select(2, rows)
+                cached.index_copy_(2, slots, moved.to(cached.dtype))
+
+
+def _depth(draft: Draft) -> int:
+    return max(map(len, draft.paths()), default=0)
+
+
+def _branches(draft: Draft) -> bool:
+    return len(draft.paths()) > 1
+
+
+def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
+    # The CPU reads float32 at once, whatever the weights are in.
+    dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
+    blocks = blocks_in(cache_mb, shape, dtype.itemsize)
+    try:
+        rows = TorchRows(
+            shape.layers, shape.kv_heads, shape.head_dim, blocks * BLOCK, dtype, device=decoder.device
+        )
+    except RuntimeError:  # torch's word for memory it cannot have
+        raise SettingError(f"cache_mb={cache_mb!r} does not fit into memory: give less") from None
+    return PagedCache(rows, blocks), rows

@@ -1,0 +1,271 @@
+"""The KV cache: pages of fixed size, shared between sequences that begin alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+
+from paceline.errors import CacheFull, SettingError
+from paceline.target.kv.block_table import FreeRuns, Pages
+from paceline.target.kv.radix_tree import PrefixTree
+from paceline.target.weights.model_config import ModelShape
+
+BLOCK: Final = 64  # rows in a block
+SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
+_MB: Final = 2**20
+
+
+def blocks_in(cache_mb: int, shape: ModelShape, itemsize: int) -> int:
+    """How many blocks of keys and values that much memory holds."""
+    block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
+    blocks = cache_mb * _MB // block_bytes
+    if not blocks:
+        raise SettingError(
+            f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
+        )
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    blocks: int
+    free: int
+    cached: int  # kept for their content, held by no live sequence
+    live: int
+    evicted: int  # since the start, like the two below
+    asked_tokens: int
+    hit_tokens: int  # of the asked ones, found in the cache
+
+    @property
+    def hit_share(self) -> float:
+        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
+
+
+class Rows(Protocol):
+    """What the keys and values lie in."""
+
+    def copy(self, source: int, target: int, count: int) -> None: ...  # slots, both multiples of the block
+
+
+class TorchRows:
+    """Keys and values as [layers, kv_heads, slots, head_dim]."""
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        slots: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (layers, kv_heads, slots + SLACK, head_dim)
+        # Zeros: what a mask hides must still be finite.
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        with torch.inference_mode():
+            for buffer in (self.k, self.v):
+                buffer[:, :, target : target + count] = buffer[:, :, source : source + count]
+
+
+class PagedCache:
+    """Which slots hold the rows of which sequence.
+
+    Row r of a sequence lives in slot table[r // block] * block + r % block. A pass calls `extend`, writes
+    into `slots`, then tells with `append` which rows are valid; `extend`, `append` and `truncate` may all
+    change the table. Rows of a prefix that was seen before are found again until they are evicted.
+    """
+
+    def __init__(self, rows: Rows, blocks: int, block: int = BLOCK) -> None:
+        self._rows = rows
+        self.blocks = blocks
+        self.block = block
+        self._free = FreeRuns(blocks)
+        self._tree = PrefixTree(block)
+        self._live: dict[str, Pages] = {}
+        self._asked = self._hits = self._evicted = 0
+
+    @property
+    def stats(self) -> CacheStats:
+        free, cached = self._free.count, self._tree.idle
+        live = self.blocks - free - cached
+        return CacheStats(self.blocks, free, cached, live, self._evicted, self._asked, self._hits)
+
+    def open(self, seq_id: str, tenant: str, tokens: Sequence[int]) -> int:
+        """Attaches the longest cached prefix and gives its length; the last token is never part of it."""
+        if seq_id in self._live:
+            raise ValueError(f"sequence {seq_id!r} is open already")
+        root, nodes, tail, tail_rows = self._tree.find(tenant, tuple(tokens[:-1]))
+        length = len(nodes) * self.block + tail_rows
+        grows = False
+        if tail is not None:
+            # Written on in place if so; otherwise its rows are copied when the sequence first writes.
+            grows = tail.holders == 0 and tail_rows == len(tail.tokens)
+            nodes.append(tail)
+        for node in (root, *nodes):
+            self._tree.hold(node)
+        table = [node.block for node in nodes]
+        self._live[seq_id] = Pages(self.block, root, list(tokens[:length]), table, nodes, grows)
+        self._asked += len(tokens)
+        self._hits += length
+        return length
+
+    def extend(self, seq_id: str, n: int) -> None:
+        """Makes room for n rows after the valid ones."""
+        pages = self._pages(seq_id)
+        if n <= pages.room:
+            return
+        spare = self._free.count + self._tree.idle
+        copied = pages.borrowed and pages.nodes[-1].holders > 1
+        most = max(0, (len(pages.table) - copied + spare) * self.block - len(pages.tokens))
+        if n > most:
+            raise CacheFull(
+                f"no room in the KV cache: {n} more rows wanted, {most} are free or can be freed; "
+                "raise cache_mb or run fewer sequences at once"
+            )
+        fresh = -(-(len(pages.tokens) + n) // self.block) - len(pages.table)
+        if pages.borrowed:
+            self._own_last(pages, copy=fresh < spare)
+        for _ in range(fresh):
+            pages.table.append(self._take(pages.table[-1] if pages.table else None))
+
+    def append(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """The rows of these tokens have been written after the valid ones."""
+        pages = self._pages(seq_id)
+        if len(tokens) > pages.room:
+            raise ValueError(
+                f"{len(tokens)} rows appended to {seq_id!r}, room for {pages.room}: extend first"
+            )
+        pages.tokens.extend(tokens)
+        while (pages.sealed + 1) * self.block <= len(pages.tokens):
+            self._seal(pages)
+
+    def truncate(self, seq_id: str, length: int) -> None:
+        """Drops the rows from `length` on, and the room after them."""
+        pages = self._pages(seq_id)
+        if not 0 <= length <= len(pages.tokens):
+            raise ValueError(f"{seq_id!r} has {len(pages.tokens)} rows, cannot be cut to {length}")
+        keep = -(-length // self.block)
+        self._drop_own(pages, keep)
+        for node in reversed(pages.nodes[keep:]):
+            self._tree.release(node)
+        pages.grows = pages.grows and keep >= len(pages.nodes)
+        del pages.nodes[keep:], pages.table[keep:], pages.tokens[length:]
+
+    def close(self, seq_id: str) -> None:
+        """Ends a sequence; its rows stay cached until they are evicted."""
+        pages = self._pages(seq_id)
+        self._keep_tail(pages)
+        self._drop_own(pages, 0)
+        for node in (*reversed(pages.nodes), pages.root):
+            self._tree.release(node)
+        self._tree.settle(pages.root)
+        del self._live[seq_id]
+
+    def clear(self, tenant: str | None = None) -> None:
+        """Forgets what no live sequence holds, of one tenant or of all."""
+        for block in self._tree.clear(tenant):
+            self._free.give(block)
+
+    def length(self, seq_id: str) -> int:
+        return len(self._pages(seq_id).tokens)
+
+    def table(self, seq_id: str) -> list[int]:
+        return list(self._pages(seq_id).table)
+
+    def slots(self, seq_id: str, start: int, stop: int) -> list[int]:
+        """Where the rows [start, stop) are, or may be written."""
+        pages, size = self._pages(seq_id), self.block
+        self._check_rows(pages, start, stop)
+        slots: list[int] = []
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            shift = pages.table[start // size] * size - start // size * size
+            slots.extend(range(start + shift, end + shift))
+            start = end
+        return slots
+
+    def first_slot(self, seq_id: str, upto: int) -> int | None:
+        """The slot of row 0 if the rows [0, upto) lie in consecutive blocks, else None."""
+        pages = self._pages(seq_id)
+        self._check_rows(pages, 0, upto)
+        table = pages.table[: -(-upto // self.block)]
+        first = table[0] if table else 0
+        return first * self.block if table == list(range(first, first + len(table))) else None
+
+    def _pages(self, seq_id: str) -> Pages:
+        if seq_id not in self._live:
+            raise KeyError(f"sequence {seq_id!r} is not open")
+        return self._live[seq_id]
+
+    def _check_rows(self, pages: Pages, start: int, stop: int) -> None:
+        end = len(pages.tokens) + pages.room
+        if not 0 <= start <= stop <= end:
+            raise ValueError(f"rows {start} to {stop} asked for, there are {end}: extend first")
+
+    def _take(self, after: int | None) -> int:
+        if not self._free.count:
+            self._free.give(self._tree.evict())
+            self._evicted += 1
+        return self._free.take(after)
+
+    def _own_last(self, pages: Pages, copy: bool) -> None:
+        """Makes the last block, which is a node's, the sequence's own."""
+        node = pages.nodes.pop()
+        pages.grows = False
+        if copy:
+            rows = len(pages.tokens) - len(pages.nodes) * self.block
+            pages.table[-1] = self._take(pages.table[-2] if len(pages.table) > 1 else None)
+            self._rows.copy(node.block * self.block, pages.table[-1] * self.block, rows)
+            self._tree.release(node)
+            return
+        # Every other block is needed: the node itself is given up, after all its descendants.
+        while node.children:
+            self._free.give(self._tree.evict())
+            self._evicted += 1
+        self._tree.remove(node)
+        self._evicted += 1
+
+    def _seal(self, pages: Pages) -> None:
+        """The first block that is not a whole node is full now: makes it one, or uses its equal."""
+        index = pages.sealed
+        content = pages.content(index)
+        node = pages.parent(index).children.get(content)
+        if pages.grows:
+            pages.grows = False
+            if node is None:
+                self._tree.grow(pages.nodes[-1], content)
+                return
+            self._tree.release(pages.nodes.pop())
+        elif node is None:
+            node = self._tree.add(pages.parent(index), content, pages.table[index])
+        else:
+            self._free.give(pages.table[index])
+        self._tree.hold(node)
+        pages.nodes.append(node)
+        pages.table[index] = node.block
+
+    def _keep_tail(self, pages: Pages) -> None:
+        """Registers the last, partial block, unless another one holds the same and more."""
+        index = pages.sealed
+        content = pages.content(index)
+        if pages.borrowed or not content:
+            return
+        rival, equal = pages.parent(index).closest(content)
+        if rival is not None and equal == len(content):
+            self._tree.touch(rival)
+        elif pages.grows:
+            self._tree.grow(pages.nodes[-1], content)
+        else:
+            self._tree.add(pages.parent(index), content, pages.table[index])
+            del pages.table[index]
+
+    def _drop_own(self, pages: Pages, keep: int) -> None:
+        """Frees the blocks of the table that are no node's, all but the first `keep`."""
+        start = max(keep, len(pages.nodes))
+        for block in pages.table[start:]:
+            self._free.give(block)
+        del pages.table[start:]

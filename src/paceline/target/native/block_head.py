@@ -1,0 +1,274 @@
+"""The network that fills blocks in C++: see heads/block.py for what it is, block.cpp for how it runs."""
+
+import ctypes as c
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import ModelError
+from paceline.heads.block import BlockShape
+from paceline.heads.kinds import sizes
+from paceline.heads.runner import (
+    Before,
+    BlockRunner,
+    Draws,
+    Filled,
+    First,
+    Floats,
+    Place,
+    Read,
+    Rows,
+    Said,
+    places_of,
+)
+from paceline.target.native import library
+from paceline.target.native.block_call import Call
+from paceline.target.native.embeddings import Lent
+from paceline.target.native.int8_weights import DenseWeights, room_for
+from paceline.target.native.library import GROUP, MOST_HEAD_DIM
+from paceline.target.native.threads import NativeTeam
+from paceline.target.weights.model_config import ModelShape
+
+_GROWTH: Final = 1024  # positions
+
+
+def reason_against(shape: BlockShape, target: ModelShape) -> str | None:
+    """Why a network cannot run natively beside a target, or None."""
+    if shape.width != target.width:
+        return f"its width is {shape.width}, and the target's is {target.width}"
+    for name in ("width", "head_dim", "markov_rank"):
+        if getattr(shape, name) % GROUP:
+            return f"{name} is {getattr(shape, name)}, no multiple of {GROUP}"
+    return f"heads of {shape.head_dim}" if shape.head_dim > MOST_HEAD_DIM else None
+
+
+class NativeBlock(BlockRunner):
+    """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
+
+    draws = True
+    foresees = False
+
+    def __init__(
+        self, shape: BlockShape, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
+    ) -> None:
+        """own: the network's weights, each of which is asked for once."""
+        lib = team.lib
+        self.like = torch.empty(0, dtype=torch.float16)
+        self.shape, self.draft_ids = shape, draft_ids.to("cpu", torch.int64).contiguous()
+        self._taps, self._team = shape.taps, team
+        self._ids = self.draft_ids.tolist()
+        self._number = [shape.draft_vocab] * len(lent.embed)
+        for number, token in enumerate(self._ids):
+            self._number[token] = number
+        self._row_bytes = 2 * shape.layers * 2 * shape.kv_heads * shape.head_dim
+        self._turn = _Rotations(shape)
+        parts = (*sizes("block", shape).values(), (shape.draft_vocab, shape.width))
+        weights = DenseWeights(lib, room_for(parts))
+        layers = _layers(shape, own, weights)
+        model = _model(shape, own, lent, weights, layers, self.draft_ids)
+        self._outputs: int = model.head.outputs
+        self._held = (weights, layers, self.draft_ids, lent)  # what the C++ side points at
+        self._native = lib.paceline_block_run
+        self._filler = lib.paceline_block_open(c.byref(model), team.handle)
+        if not self._filler:
+            raise ModelError("no memory for the native drafter")
+        weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
+        self._call = Call(shape)
+
+    def read(self, parts: Sequence[Read]) -> None:
+        with self._team.busy():
+            self._call.need(len(parts))
+            held = self._reading(parts)
+            self._run(_last_of(parts), parts=len(held))
+
+    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+        with self._team.busy():
+            self._call.need(len(texts))
+            filled = self._filling(texts, slots)
+            self._run(self._end_of(texts), texts=len(texts), slots=slots)
+            return filled
+
+    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+        with self._team.busy():
+            self._call.need(len(places))
+            self._chaining(places, sizes, draws)
+            self._run(chains=len(places), steps=max(sizes))
+            return self._said(sizes)
+
+    def guess(
+        self,
+        parts: Sequence[Read],
+        texts: Sequence[Before],
+        slots: int,
+        firsts: Sequence[First],
+        sizes: Sequence[int],
+        draws: Draws = (),
+    ) -> tuple[list[Filled], Said]:
+        with self._team.busy():
+            self._call.need(max(len(parts), len(texts)))
+            held = self._reading(parts)
+            filled = self._filling(texts, slots)
+            self._chaining(places_of(filled, firsts), sizes, draws)
+            last = max(_last_of(parts), self._end_of(texts))
+            self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
+            return filled, self._said(sizes)
+
+    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+        logits = np.empty((len(places), self._outputs), np.float32)
+        sizes = [1] * len(places)
+        with self._team.busy():
+            self._call.need(len(places))
+            self._chaining(places, sizes)
+            self._run(chains=len(places), steps=1, logits=logits.ctypes.data)
+            _, sure = self._said(sizes)
+        return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
+
+    def _reading(self, parts: Sequence[Read]) -> list[list[Tensor]]:
+        """What must stay until it is read."""
+        held = []
+        for i, part in enumerate(parts):
+            states, first = self._states(part)
+            at = [_at(one) + 4 * self.shape.width * first for one in states]
+            self._call.add_part(i, at, self._context(part.rows), part.start, part.rows.count)
+            held.append(states)
+        return held
+
+    def _states(self, part: Read) -> tuple[list[Tensor], int]:
+        """Of each layer tapped as the C++ reads them, and the first row that is meant."""
+        found = [part.hidden[tap] for tap in self._taps]
+        if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
+            return found, part.first
+        return [part.of(tap).float().contiguous() for tap in self._taps], 0
+
+    def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+        filled = [self._room(text.old, slots) for text in texts]
+        for i, (text, block) in enumerate(zip(texts, filled, strict=True)):
+            if not 0 <= text.token < len(self._number):
+                raise ValueError(f"token {text.token} is not one of the model's {len(self._number)}")
+            at = self._context(text.rows), _at(block.hidden), _at(block.base)
+            self._call.add_text(i, *at, text.rows.count, text.position, text.token)
+        return filled
+
+    def _room(self, old: Filled | None, slots: int) -> Filled:
+        """Memory that is used for the first time is slow: it is used again."""
+        if old is not None:
+            return old if old.slots == slots else Filled(slots, old.base, old.hidden)
+        base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
+        return Filled(slots, base, torch.empty(self.shape.block, self.shape.width))
+
+    def _chaining(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> None:
+        for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
+            block, draw = place.block, draws[i] if draws else None
+            if not 0 < size <= block.slots - place.slot:
+                raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
+            previous = self._number[place.previous]
+            self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
+
+    def _said(self, sizes: Sequence[int]) -> Said:
+        """Tokens and logits of confidence, as the last call left them."""
+        call, steps, ids = self._call, max(sizes), self._ids
+        starts = range(0, len(sizes) * steps, steps)
+        tokens = [[ids[n] for n in call.numbers[at : at + steps]] for at in starts]
+        return tokens, [call.sure[at : at + steps] for at in starts]
+
+    def _context(self, rows: Rows) -> int:
+        whole = rows.whole
+        if whole.dtype != torch.float16 or not whole.is_contiguous():
+            raise ValueError("these rows are not of this runner's type")
+        return _at(whole) + rows.first * self._row_bytes
+
+    def _end_of(self, texts: Sequence[Before]) -> int:
+        return max(text.position for text in texts) + self.shape.block
+
+    def _run(
+        self,
+        last: int = 0,
+        parts: int = 0,
+        texts: int = 0,
+        slots: int = 0,
+        chains: int = 0,
+        steps: int = 0,
+        logits: int = 0,
+    ) -> None:
+        """last: the position before which all lies that is computed."""
+        given = self._call.whole(self._turn.up_to(last), parts, texts, slots, chains, steps, logits)
+        self._team.held = self._held, self._team.held  # both: threads may still fetch the old ones
+        if self._native(self._filler, given):
+            raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
+        self._team.held = self._held
+
+
+def _last_of(parts: Sequence[Read]) -> int:
+    return max((part.start + part.rows.count for part in parts), default=0)
+
+
+def _at(tensor: Tensor) -> int:
+    return tensor.data_ptr()
+
+
+class _Rotations:
+    """Cosines and sines by position; grows as positions are asked for."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        dims = np.arange(0, shape.head_dim, 2, dtype=np.float32)
+        self._frequencies = np.float32(shape.theta) ** (-dims / np.float32(shape.head_dim))
+        self._cos = self._sin = np.empty((0, len(dims)), np.float32)
+        self._at = (0, 0)
+
+    def up_to(self, length: int) -> tuple[int, int]:
+        """Where both start; good until more are asked for."""
+        if length > len(self._cos):
+            stop = -(-length // _GROWTH) * _GROWTH
+            angles = (np.arange(stop, dtype=np.float32)[:, None] * self._frequencies).astype(np.float64)
+            self._cos, self._sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            self._at = (int(self._cos.ctypes.data), int(self._sin.ctypes.data))
+        return self._at
+
+
+def _layers(shape: BlockShape, own: Mapping[str, Tensor], weights: DenseWeights) -> "c.Array[library.Layer]":
+    layers = (library.Layer * shape.layers)()
+    for i in range(shape.layers):
+        for name in ("q", "k", "v", "o", "down"):
+            setattr(layers[i], name, weights.matrix(own[f"layers.{i}.{name}.weight"]))
+        layers[i].gate, layers[i].up = weights.matrices(
+            [own[f"layers.{i}.{name}.weight"] for name in ("gate", "up")]
+        )
+        for name in ("attn_norm", "ffn_norm", "q_norm", "k_norm"):
+            setattr(layers[i], name, weights.floats(own[f"layers.{i}.{name}.weight"]))
+    return layers
+
+
+def _model(
+    shape: BlockShape, own: Mapping[str, Tensor], lent: Lent, weights: DenseWeights, layers: Any, ids: Tensor
+) -> library.BlockModel:
+    return library.BlockModel(
+        layers=shape.layers,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        draft_vocab=shape.draft_vocab,
+        block=shape.block,
+        rank=shape.markov_rank,
+        norm_eps=shape.norm_eps,
+        attn_scale=shape.head_dim**-0.5,
+        embed_scale=lent.embed_scale,
+        sure_bias=float(own["sure.bias"]),
+        layer=c.addressof(layers),
+        embed=lent.embed.linear,
+        fc=weights.matrix(own["fc.weight"]),
+        head=weights.matrix(lent.head[ids]),
+        markov_out=weights.matrix(own["markov_out.weight"]),
+        context_norm=weights.floats(own["context_norm.weight"]),
+        norm=weights.floats(own["norm.weight"]),
+        mask=weights.floats(own["mask"]),
+        sure=weights.floats(own["sure.weight"]),
+        ids=_at(ids),
+        weights=weights.start,
+        weights_bytes=weights.used,
+        markov_in=weights.floats(own["markov_in.weight"]),  # the last: of this only some rows are read
+    )

@@ -1,0 +1,53 @@
+"""What drafters borrow of a native target: rows of its packed matrices, as floats when they are asked for."""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.heads.base import Borrowed
+from paceline.target.native import library
+from paceline.target.native.packing import PackedWeights
+from paceline.target.weights.model_config import ModelShape
+
+
+class PackedTable:
+    """A row for each token, in float32."""
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self, lib: ctypes.CDLL, linear: library.Linear, size: tuple[int, int], owner: object
+    ) -> None:
+        """size: tokens, and the width of a row. owner: of the memory that the matrix lies in."""
+        self.linear, self._owner = linear, owner
+        self._lib, (self._vocab, self._width) = lib, size
+
+    def __len__(self) -> int:
+        return self._vocab
+
+    def __getitem__(self, tokens: Tensor) -> Tensor:
+        wanted = np.ascontiguousarray(tokens.numpy(force=True), np.int32)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self._vocab:
+            raise IndexError(f"a token is not one of the model's {self._vocab}")
+        rows = torch.empty(*tokens.shape, self.linear.inputs)
+        given = wanted.ctypes.data, wanted.size, rows.data_ptr()
+        self._lib.paceline_unpack(ctypes.byref(self.linear), *given)
+        return rows[..., : self._width]
+
+
+@dataclass(frozen=True)
+class Lent(Borrowed):
+    embed: PackedTable
+    head: PackedTable
+
+
+def lent(lib: ctypes.CDLL, shape: ModelShape, weights: PackedWeights, fingerprint: str) -> Lent:
+    size = shape.vocab_size, shape.width
+    embed = PackedTable(lib, weights.matrix("embed"), size, weights)
+    tied = "head" not in weights.layout.matrices
+    head = embed if tied else PackedTable(lib, weights.matrix("head"), size, weights)
+    norm = torch.from_numpy(weights.floats("norm")[: shape.width])
+    return Lent(embed, head, norm, fingerprint, shape.embed_scale)

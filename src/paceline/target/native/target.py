@@ -1,0 +1,228 @@
+"""The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.config import EngineConfig
+from paceline.errors import ModelError
+from paceline.target import hardware
+from paceline.target.base import Fed, PagedTarget, check_layers
+from paceline.target.eager.rope import frequencies
+from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
+from paceline.target.native import library
+from paceline.target.native.batch import NativeBatch, Spares
+from paceline.target.native.embeddings import lent
+from paceline.target.native.kv_memory import NativeRows
+from paceline.target.native.library import SUB_BLOCK
+from paceline.target.native.packing import PackedWeights
+from paceline.target.native.threads import NativeTeam
+from paceline.target.weights.model_config import ModelShape, layer_share
+from paceline.types import NO_DRAFT, Feed, Scores
+
+PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
+SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
+_HALF: Final = 2  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed(Fed):
+    slots: list[int]  # where each node of the draft is
+
+
+class NativeTarget(PagedTarget[_Fed]):
+    """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
+
+    invariant_rows = 2**31
+
+    def __init__(
+        self, shape: ModelShape, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
+    ) -> None:
+        self.path = path
+        self.shape = shape
+        self.vocab_size = shape.vocab_size
+        self.layers, self.layer_share = shape.layers, layer_share(shape)
+        self.fingerprint = fingerprint
+        self.bytes_held = weights.nbytes
+        self.threads = config.threads or hardware.cores()
+        self.where = f"native, {path}, {self.threads} threads"
+        blocks = blocks_in(config.cache_mb, shape, _HALF)
+        spare = SPARE * config.max_batch
+        self._rows = NativeRows(shape, blocks * BLOCK + spare * SUB_BLOCK)
+        super().__init__(PagedCache(self._rows, blocks), shape.max_context)
+        self._spares = Spares(blocks * BLOCK // SUB_BLOCK, spare)
+        self._rope = _RopeTable(shape)
+        self.team = NativeTeam(path, self.threads)
+        self._lib = self.team.lib
+        self.lent = lent(self._lib, shape, weights, fingerprint)
+        layers = _layers(shape, weights)
+        self._held = (weights, layers)  # what the C++ side points at
+        model = _model(shape, weights, self._rows, layers)
+        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.team.handle)
+        if not self._decoder:
+            raise ModelError("no memory for the native engine: give a smaller cache_mb")
+        weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
+            depth = max(map(len, feed.draft.paths()), default=0)
+            self._cache.extend(feed.seq_id, len(feed.tokens) + depth)
+        self._spares.reset()
+        parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
+        starts, firsts = [0], [0]
+        batch = NativeBatch()
+        for feed in feeds:
+            starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
+            firsts.append(firsts[-1] + len(feed.tokens) + len(feed.draft))
+            for piece, offset in _pieces(feed):
+                if batch.tokens and len(batch.tokens) + len(piece.tokens) + len(piece.draft) > PASS_ROWS:
+                    parts.append(self._run(batch, taps))
+                    batch = NativeBatch()
+                self._add(batch, piece, feed, offset)
+        parts.append(self._run(batch, taps))
+        logits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
+        hidden = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
+        tapped = dict(zip(sorted(set(taps)), torch.from_numpy(hidden).unbind(), strict=True))
+        return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
+
+    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        self._make_room(feeds, starts)
+        batch = NativeBatch()
+        for feed, start in zip(feeds, starts, strict=True):
+            batch.add(feed, start, self._cache.table(feed.seq_id), BLOCK, self._spares)
+        logits, _ = self._run(batch, (), layers)
+        return Scores(torch.from_numpy(logits), tuple(range(len(feeds))))
+
+    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+        found = [fed.slots[node] for node in path]
+        wanted = self._cache.slots(seq_id, start, start + len(path))
+        if found != wanted:
+            self._rows.move(found, wanted)
+
+    def _scribble(self, slots: list[int]) -> None:
+        self._rows.scribble(slots)
+
+    def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
+        base = self._cache.length(feed.seq_id)
+        table = self._cache.table(feed.seq_id)
+        node = batch.add(piece, base + offset, table, BLOCK, self._spares)
+        slots = [batch.writes[node + i][0] for i in range(len(piece.draft))]
+        self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, slots)
+
+    def _run(
+        self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Logits [scored, vocab] and hidden states [taps, rows, width]. layers: None runs them all."""
+        layers = range(self.layers) if layers is None else layers
+        rows, scored, tapped = len(batch.tokens), len(batch.scored), sorted(set(taps))
+        logits = np.empty((scored, self.vocab_size), np.float32)
+        hidden = np.empty((len(tapped), rows, self.shape.width), np.float32)
+        cosines, sines = self._rope.rows(batch.positions)
+        counts = np.fromiter(map(len, batch.writes), np.int32, rows)
+        held = {
+            "tokens": _ints(batch.tokens),
+            "cosines": cosines,
+            "sines": sines,
+            "span": _ints(batch.spans),
+            "span_rows": _ints(batch.span_rows),
+            "tables": _ints(batch.tables),
+            "write_starts": _ints([0, *np.cumsum(counts)]),
+            "writes": _ints([slot for slots in batch.writes for slot in slots]),
+            "copy": _ints(batch.copies),
+            "scored_rows": _ints(batch.scored),
+            "tap_layers": _ints(tapped),
+            "run_layers": _ints(layers),
+            "logits": logits,
+            "hidden": hidden,
+        }
+        run = library.Pass(
+            rows=rows,
+            spans=len(batch.spans),
+            scored=scored,
+            taps=len(tapped),
+            copies=len(batch.copies),
+            layers=len(layers),
+            **{name: array.ctypes.data for name, array in held.items()},
+        )
+        self._check(batch, tapped, layers)
+        with self.team.busy():
+            failed = self._lib.paceline_forward(self._decoder, ctypes.byref(run))
+        if failed:
+            raise ModelError(
+                f"no memory for a pass of {rows} rows: give a smaller prefill_chunk or max_batch"
+            )
+        return logits, hidden
+
+    def _check(self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int]) -> None:
+        """What the C++ side takes for granted."""
+        if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
+            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+        if taps and not 0 <= taps[0] <= taps[-1] < self.layers:
+            raise ValueError(f"taps={taps!r}: the model has layers 0 to {self.layers - 1}")
+        check_layers(layers, self.layers)
+
+
+def _ints(values: Sequence[Any]) -> NDArray[np.int32]:
+    return np.asarray(values, np.int32)
+
+
+def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
+    """A feed of many tokens as several of which only the last is scored, with their offsets."""
+    cuts = list(range(0, len(feed.tokens), PASS_ROWS))
+    *inner, last = cuts
+    pieces = [(Feed(feed.seq_id, feed.tokens[i : i + PASS_ROWS], NO_DRAFT, scored=False), i) for i in inner]
+    return [*pieces, (Feed(feed.seq_id, feed.tokens[last:], feed.draft, feed.scored), last)]
+
+
+class _RopeTable:
+    """Cosines and sines by position; grows as positions are asked for."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._frequencies = frequencies(shape.rope, shape.head_dim).numpy()
+        self._cos = self._sin = np.empty((0, len(self._frequencies)), np.float32)
+
+    def rows(self, positions: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        if (need := max(positions) + 1) > len(self._cos):
+            stop = -(-need // 1024) * 1024
+            angles = np.arange(stop, dtype=np.float32)[:, None] * self._frequencies
+            self._cos = np.cos(angles.astype(np.float64)).astype(np.float32)
+            self._sin = np.sin(angles.astype(np.float64)).astype(np.float32)
+        return self._cos[positions], self._sin[positions]
+
+
+def _layers(shape: ModelShape, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
+    layers = (library.Layer * shape.layers)()
+    for i in range(shape.layers):
+        for name in library.LINEARS:
+            setattr(layers[i], name, weights.matrix(f"layers.{i}.{name}"))
+        for name in library.VECTORS:
+            setattr(layers[i], name, weights.vector(f"layers.{i}.{name}"))
+    return layers
+
+
+def _model(shape: ModelShape, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:
+    embed = weights.matrix("embed")
+    return library.Model(
+        layers=shape.layers,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        ff_width=shape.ff_width,
+        vocab=shape.vocab_size,
+        norm_eps=shape.norm_eps,
+        attn_scale=shape.attn_scale or shape.head_dim**-0.5,
+        layer=ctypes.addressof(layers),
+        embed=embed,
+        head=weights.matrix("head") if "head" in weights.layout.matrices else embed,
+        norm=weights.vector("norm"),
+        keys=rows.keys.ctypes.data,
+        values=rows.values.ctypes.data,
+        sub_blocks=rows.sub_blocks,
+    )

@@ -1,0 +1,146 @@
+"""Weights from disk: a GGUF file or a Hugging Face folder, as dense tensors under canonical names."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, ModelError, UnknownArchitecture, UnknownModel
+from paceline.target.weights.checkpoint import Checkpoint
+from paceline.target.weights.gguf import open_gguf
+from paceline.target.weights.hf_folder import open_folder
+from paceline.target.weights.model_config import ModelShape, Weights
+from paceline.target.weights.tensors import StoredTensor, fingerprint, read_tensor
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+COMMON_PARTS: Final = ("attn_norm", "q", "k", "v", "o", "ffn_norm", "gate", "up", "down")
+BIASES: Final = ("q_bias", "k_bias", "v_bias", "o_bias")  # a file of any family may have them
+FAMILY_PARTS: Final = {
+    "llama": (),
+    "mistral": (),
+    "qwen2": ("q_bias", "k_bias", "v_bias"),
+    "qwen3": ("q_norm", "k_norm"),
+    "gemma3": ("q_norm", "k_norm", "post_attn_norm", "post_ffn_norm"),
+}
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, progress: Progress | None = None) -> Weights:
+    """Reads a model. Norm weights too get `dtype`; encoded weights are decoded in float32, then rounded."""
+    try:
+        return _load(open_checkpoint(path), dtype, progress)
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    if path.is_dir():
+        return open_folder(path)
+    if path.is_file():
+        return open_gguf(path)
+    raise UnknownModel(f"there is no {path.name}; expected a GGUF file or a folder with config.json")
+
+
+def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None) -> Weights:
+    placed = dict(placed_tensors(checkpoint))
+    total, done = sum(stored.nbytes for stored in placed.values()), 0
+    tensors: dict[str, Tensor] = {}
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for name, stored in placed.items():
+            tensors[name] = read_placed(checkpoint, name, stored, dtype, pool)
+            done += stored.nbytes
+            if progress is not None:
+                progress(done, total)
+    return Weights(
+        rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, placed.items())
+    )
+
+
+def rounded(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
+    """The reference keeps the embedding's scale in the embedding's dtype, by way of float32."""
+    return replace(shape, embed_scale=torch.tensor(shape.embed_scale).float().to(dtype).item())
+
+
+def read_placed(
+    checkpoint: Checkpoint, name: str, stored: StoredTensor, dtype: torch.dtype, pool: Executor
+) -> Tensor:
+    part, shape = name.rpartition(".")[2], checkpoint.shape
+    if part.endswith("norm") and checkpoint.norm_shift:
+        return (read_tensor(stored, torch.float32, pool) + checkpoint.norm_shift).to(dtype)
+    tensor = read_tensor(stored, dtype, pool)
+    if checkpoint.interleaved and part in ("q", "k", "q_bias", "k_bias"):
+        return half_rotation(tensor, shape.heads if part[0] == "q" else shape.kv_heads)
+    return tensor
+
+
+def half_rotation(rows: Tensor, heads: int) -> Tensor:
+    """Rows of q or k from the order of the interleaved RoPE (2i with 2i + 1) to that of the half rotation."""
+    pairs = rows.view(heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def placed_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+    """Every tensor the forward pass needs, present and of the right shape, and no other."""
+    _require_consistent(checkpoint.source, checkpoint.shape)
+    expected = _expected(checkpoint)
+    surplus = [*checkpoint.unplaced, *(name for name in checkpoint.tensors if name not in expected)]
+    if surplus:
+        more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+        raise UnknownArchitecture(
+            f"{checkpoint.source} holds {surplus[0][:80]}{more}, for which paceline's "
+            f"{checkpoint.shape.architecture} has no place; use another model"
+        )
+    for name, shape in expected.items():
+        stored = checkpoint.tensors.get(name)
+        if stored is None:
+            raise CorruptModel(f"{checkpoint.source} has no tensor for {name}; pull it again")
+        stored.require_readable()
+        if stored.shape != shape:
+            raise CorruptModel(
+                f"{stored.file.name}: {stored.name} has shape {list(stored.shape)}, expected {list(shape)}; "
+                "pull it again"
+            )
+        yield name, stored
+
+
+def _expected(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    shape = checkpoint.shape
+    stored_parts = {name.rpartition(".")[2] for name in checkpoint.tensors}
+    biases = [part for part in BIASES if part in stored_parts]
+    parts = dict.fromkeys([*COMMON_PARTS, *FAMILY_PARTS[shape.architecture], *biases])
+    sizes = _part_shapes(shape)
+    expected: dict[str, tuple[int, ...]] = {"embed": (shape.vocab_size, shape.width)}
+    for layer in range(shape.layers):
+        expected |= {f"layers.{layer}.{part}": sizes[part] for part in parts}
+    expected["norm"] = (shape.width,)
+    if not checkpoint.tied:
+        expected["head"] = (shape.vocab_size, shape.width)
+    return expected
+
+
+def _part_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    width, ff, head = shape.width, shape.ff_width, shape.head_dim
+    q, kv = shape.heads * head, shape.kv_heads * head
+    return {
+        **dict.fromkeys(("attn_norm", "ffn_norm", "post_attn_norm", "post_ffn_norm", "o_bias"), (width,)),
+        **dict.fromkeys(("q_norm", "k_norm"), (head,)),
+        **dict.fromkeys(("k", "v"), (kv, width)),
+        **dict.fromkeys(("k_bias", "v_bias"), (kv,)),
+        **dict.fromkeys(("gate", "up"), (ff, width)),
+        "q": (q, width),
+        "q_bias": (q,),
+        "o": (width, q),
+        "down": (width, ff),
+    }
+
+
+def _require_consistent(source: str, shape: ModelShape) -> None:
+    if shape.heads % shape.kv_heads or shape.head_dim % 2:
+        raise CorruptModel(
+            f"{source} is damaged: {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, "
+            "expected a multiple and an even size; pull it again"
+        )

@@ -1,0 +1,110 @@
+"""Tensors as they lie in a file, and the way from there into memory."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, ModelError
+from paceline.target.weights.dequant import ENCODINGS, Bytes, Floats
+
+CHUNK: Final = 1 << 18  # elements decoded at once: the scratch arrays stay near the caches
+SAMPLE: Final = 1 << 16  # bytes hashed at each end of a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    file: Path
+    name: str  # the file's own
+    encoding: str
+    shape: tuple[int, ...]  # outermost first
+    offset: int  # bytes from the start of the file
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        encoding = ENCODINGS[self.encoding]
+        return self.elements // encoding.elements * encoding.nbytes
+
+    def require_readable(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise ModelError(
+                f"{self.file.name}: {self.name} is stored as {self.encoding}, which paceline cannot read; "
+                f"use a file with {', '.join(ENCODINGS)} only"
+            )
+        block = ENCODINGS[self.encoding].elements
+        if not self.shape or self.shape[-1] % block:
+            raise CorruptModel(
+                f"{self.file.name}: {self.name} has shape {list(self.shape)}, but rows of {self.encoding} "
+                f"are multiples of {block}; pull it again"
+            )
+
+
+def require_whole(file: Path, ends: Mapping[str, int]) -> None:
+    """Checks that every tensor ends (in bytes from the start) inside the file."""
+    found = file.stat().st_size
+    outside = [name for name, end in ends.items() if end > found]
+    if outside:
+        raise CorruptModel(
+            f"{file.name} is truncated: expected {max(ends.values())} bytes, found {found}, "
+            f"so {outside[0]} is incomplete; pull it again"
+        )
+
+
+def read_tensor(stored: StoredTensor, dtype: torch.dtype, pool: Executor) -> Tensor:
+    """Decodes chunk by chunk, so that little more than the result is ever in memory."""
+    out = torch.empty(stored.elements, dtype=dtype)
+    starts = range(0, stored.elements, CHUNK)
+    for _ in pool.map(lambda start: _read_chunk(stored, start, out[start : start + CHUNK]), starts):
+        pass
+    return out.view(stored.shape)
+
+
+def read_raw(stored: StoredTensor) -> Bytes:
+    """All its bytes, as they are encoded."""
+    return _read_bytes(stored, 0, stored.nbytes)
+
+
+def _read_chunk(stored: StoredTensor, start: int, out: Tensor) -> None:
+    encoding = ENCODINGS[stored.encoding]
+    skipped, count = start // encoding.elements, len(out) // encoding.elements
+    blocks = _read_bytes(stored, skipped * encoding.nbytes, count * encoding.nbytes)
+    blocks = blocks.reshape(count, encoding.nbytes)
+    if out.dtype == torch.float32:
+        encoding.decode(blocks, out.numpy().reshape(count, encoding.elements))
+        return
+    dense: Floats = np.empty((count, encoding.elements), np.float32)
+    encoding.decode(blocks, dense)
+    out.copy_(torch.from_numpy(dense).view(-1))
+
+
+def _read_bytes(stored: StoredTensor, start: int, count: int) -> Bytes:
+    # Read, not mapped: a file that shrinks meanwhile is an error, not a crash, and nothing stays open.
+    raw = np.fromfile(stored.file, np.uint8, count, offset=stored.offset + start)
+    if len(raw) != count:
+        raise CorruptModel(f"{stored.file.name} ended while {stored.name} was read; pull it again")
+    return raw
+
+
+def fingerprint(identity: bytes, tensors: Iterable[tuple[str, StoredTensor]]) -> str:
+    """sha256 over the metadata and, for each tensor, its name, encoding, shape and both ends of its bytes.
+
+    It tells models apart in a fraction of a second; it does not prove that a file is undamaged.
+    """
+    digest = sha256(identity)
+    for name, stored in sorted(tensors, key=lambda item: item[0]):
+        digest.update(f"\n{name} {stored.encoding} {stored.shape}\n".encode())
+        sample = min(SAMPLE, stored.nbytes)
+        digest.update(_read_bytes(stored, 0, sample).data)
+        digest.update(_read_bytes(stored, stored.nbytes - sample, sample).data)
+    return digest.hexdigest()

@@ -1,0 +1,132 @@
+"""Recorded conversations: from files of one JSON object a line, or from a trace store."""
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import DataError, StoreError, TextError
+from paceline.text.tool_calls.parse import text_of
+
+Message = Mapping[str, Any]
+Source = str | Path  # a .jsonl or .jsonl.gz file; else a trace store: a path or a URL
+Refused = Counter[str]  # by reason
+
+ANSWERED = ("user", "tool")  # roles that are followed by an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    group: str = ""  # what is held out together; "": found by the opening
+    asked: bool = False  # only the answer to its end is wanted: the turns before were asked for on their own
+    called: bool = False  # that answer had to call a tool
+
+    @property
+    def opening(self) -> str:
+        """The first thing the user says: all turns of a conversation share it."""
+        return next((words_of(m) for m in self.messages if m.get("role") == "user"), "")
+
+    def histories(self) -> Iterator[tuple[tuple[Message, ...], bool]]:
+        """What stood before each answer, and all of it if it waits for one; and whether a tool was called."""
+        if not self.asked:
+            for i, message in enumerate(self.messages):
+                if i and message.get("role") == "assistant":
+                    yield self.messages[:i], bool(message.get("tool_calls"))
+        if self.messages[-1].get("role") in ANSWERED:
+            yield self.messages, self.called
+
+
+def read(sources: Sequence[Source], refused: Refused) -> Iterator[Conversation]:
+    """Every conversation that can be used; the others are counted."""
+    for source in sources:
+        if str(source).endswith((".jsonl", ".jsonl.gz")):
+            yield from _from_file(Path(source), refused)
+        else:
+            yield from _from_store(str(source), refused)
+
+
+def _from_file(path: Path, refused: Refused) -> Iterator[Conversation]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for line in lines:
+                if line.strip() and (made := _of_line(line, refused)) is not None:
+                    yield made
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; expected one JSON object a line") from error
+
+
+def _of_line(line: bytes, refused: Refused) -> Conversation | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        refused["not JSON"] += 1
+        return None
+    if not isinstance(record, dict):
+        refused["not a JSON object"] += 1
+        return None
+    exported = "output_ids" in record  # by `paceline trace export`: each request is an object of its own
+    return _conversation(record, refused, asked=exported)
+
+
+def _from_store(url: str, refused: Refused) -> Iterator[Conversation]:
+    from paceline.trace.store import Store
+
+    some = texts = 0
+    with closing(Store.open(url, create=False)) as store:
+        for record in store.export():
+            some += 1
+            texts += record["messages"] is not None or record["prompt"] is not None
+            if (made := _conversation(record, refused, asked=True)) is not None:
+                yield made
+    if some and not texts:
+        raise StoreError(
+            f"the store at {url} holds {some} requests and the text of none: "
+            "run `paceline serve --trace-text`, and train on what it records from then on"
+        )
+
+
+def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> Conversation | None:
+    messages, tools, group = record.get("messages"), record.get("tools") or [], record.get("group") or ""
+    problem = ""
+    if messages is None:
+        problem = "a prompt without messages" if record.get("prompt") else "no text was recorded"
+    elif not _are_objects(messages) or not messages:
+        problem = "messages are not a list of objects"
+    elif not _are_objects(tools):
+        problem = "tools are not a list of objects"
+    if problem:
+        refused[problem] += 1
+        return None
+    made = Conversation(tuple(messages or ()), tuple(tools), str(group), asked, _had_to_call(record))
+    try:
+        answers = any(True for _ in made.histories())
+        if answers and (made.opening or group):
+            return made
+    except TextError:
+        refused["content that is not text"] += 1
+        return None
+    refused["no user message" if answers else "nothing to answer"] += 1
+    return None
+
+
+def _had_to_call(record: Mapping[str, Any]) -> bool:
+    """Whether the recorded request said so: a model that was free to answer is asked that way again."""
+    params = record.get("params")
+    choice = params.get("tool_choice") if isinstance(params, Mapping) else None
+    return choice not in (None, "auto", "none")
+
+
+def _are_objects(values: object) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(value, Mapping) for value in values)
+
+
+def words_of(message: Message) -> str:
+    content = message.get("content")
+    return text_of(content) if isinstance(content, list) else str(content or "")

@@ -1,0 +1,90 @@
+"""Which answers are wanted of the target: greedy or sampled, free or under the tools' grammar."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from paceline.config import EngineConfig
+from paceline.errors import SettingError
+from paceline.train.data.held_out import SHARE
+from paceline.train.data.prompts import Prompt
+from paceline.train.data.rollout import Job, Rollout
+
+_LEAST: Final = (
+    ("max_prompt", 1),
+    ("max_prompts", 0),
+    ("made_up", 0),
+    ("made_up_chats", 0),
+    ("per_prompt", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersConfig:
+    """Which answers are made, and how."""
+
+    max_prompt: int = 3072  # tokens; longer prompts lose their oldest messages
+    max_prompts: int = 0  # recorded ones; 0: all there are
+    made_up: int = 0  # further requests in the place of each one recorded; the target makes them up
+    made_up_chats: int = 0  # the same where there are no tools
+    per_prompt: int = 1  # answers; all but the first are sampled
+    greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
+    required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
+    only_calls: bool = False  # no other prompts than those once answered by a tool call
+    held_out: float = SHARE  # of the conversations
+    seed: int = 0
+    rollout: Rollout = field(default_factory=Rollout)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("greedy", "required", "held_out"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 0 to 1")
+        if not 0 <= self.seed < 2**32:
+            raise SettingError(f"seed={self.seed!r} is not usable: expected 0 to {2**32 - 1}")
+        for name, least in _LEAST:
+            if getattr(self, name) < least:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One answer that is wanted."""
+
+    prompt: Prompt
+    job: Job
+    required: bool  # it must call a tool
+
+
+def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
+    """Those of the recorded prompts that are wanted."""
+    found = [prompt for prompt in prompts if prompt.called or not config.only_calls]
+    if not found:
+        raise SettingError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
+    if config.max_prompts:
+        found = sorted(found, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
+    return found
+
+
+def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Asked]:
+    """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
+    return [ask for prompt in prompts for ask in _asks(prompt, config)]
+
+
+def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[Asked]:
+    _, greedy, required = _coins(prompt, config.seed, 0)
+    for nth in range(config.per_prompt):
+        sampled = nth > 0 or greedy >= config.greedy
+        job = Job(prompt.tokens, sampled, int(_coins(prompt, config.seed, nth + 1)[0] * 2**63))
+        yield Asked(prompt, job, prompt.called and bool(prompt.tools) and required < config.required)
+
+
+def _coins(prompt: Prompt, seed: int, nth: int) -> tuple[float, float, float]:
+    """Three numbers in [0, 1)."""
+    text = np.asarray((seed, nth, *prompt.tokens), "<i8").tobytes()
+    digest = hashlib.sha256(text).digest()
+    first, second, third = (int.from_bytes(digest[i : i + 6]) / 2**48 for i in (0, 8, 16))
+    return first, second, third

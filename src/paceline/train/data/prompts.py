@@ -1,0 +1,110 @@
+"""From recorded conversations to the prompts the target would be given, in its own chat template."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from paceline.errors import SettingError, TextError
+from paceline.text import Tokenizer
+from paceline.train.data.conversations import Message, Refused, Source, read
+from paceline.train.data.held_out import SHARE, held_out
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: Tokens
+    held_out: bool
+    messages: tuple[Message, ...] = ()  # what the tokens say
+    tools: tuple[Mapping[str, Any], ...] = ()
+    called: bool = False  # the answer that was recorded called a tool, or had to
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    prompts: tuple[Prompt, ...]
+    refused: Mapping[str, int]  # what was not usable, by reason
+    cut: int  # prompts that lost their oldest messages
+    made_up: int = 0  # prompts whose request is the target's own
+
+
+def collect(
+    tokenizer: Tokenizer, sources: Sequence[Source], max_tokens: int, share: float = SHARE
+) -> Prompts:
+    """A prompt for every answer in the sources. No two are equal, and none is both held out and not."""
+    refused: Refused = Counter()
+    conversations = list(read(sources, refused))
+    wanted = [
+        (conversation.tools, out, *asked)
+        for conversation, out in zip(conversations, held_out(conversations, share), strict=True)
+        for asked in conversation.histories()
+    ]
+    with ThreadPoolExecutor() as pool:  # the tokenizer runs beside itself
+        all_fitted = pool.map(lambda one: _fitted(tokenizer, one[2], one[0], max_tokens), wanted)
+    found: dict[Tokens, Prompt] = {}
+    cut = 0
+    for (tools, out, history, called), fitted in zip(wanted, all_fitted, strict=True):
+        if isinstance(fitted, str):
+            refused[fitted] += 1
+            continue
+        messages, tokens = fitted
+        before = found.get(tokens)
+        if before is not None:
+            refused["the same prompt again"] += 1
+        if before is None or (out and not before.held_out):
+            found[tokens] = Prompt(tokens, out, messages, tools, called)
+            cut += len(messages) < len(history)
+    if not found:
+        why = ", ".join(f"{reason}: {count}" for reason, count in refused.items()) or "they are empty"
+        raise SettingError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
+    return Prompts(tuple(found.values()), dict(refused), cut)
+
+
+def _fitted(
+    tokenizer: Tokenizer, history: tuple[Message, ...], tools: Sequence[Mapping[str, Any]], max_tokens: int
+) -> tuple[tuple[Message, ...], Tokens] | str:
+    """As much of the history's end as fits, in whole messages, behind the system's; or why nothing does."""
+    encode: Callable[[Sequence[Message]], list[int]] = partial(
+        tokenizer.encode_chat, tools=list(tools) or None
+    )
+    try:
+        tokens = encode(history)
+        if len(tokens) <= max_tokens:
+            return history, tuple(tokens)
+        shorter = list(_shortened(history))
+        tried: dict[int, list[int]] = {}
+
+        def fits(n: int) -> bool:
+            tried[n] = encode(shorter[n])
+            return len(tried[n]) <= max_tokens
+
+        first = bisect_left(range(len(shorter)), True, key=fits)
+        if first < len(shorter):
+            return shorter[first], tuple(tried[first])
+    except TextError:
+        return "the chat template refuses it"
+    return f"longer than {max_tokens} tokens, whatever is left out"
+
+
+def _shortened(history: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """Shorter and shorter: first the oldest turns of the user go, then the oldest steps of the last one.
+
+    A step is an answer with the tool results that follow it; the last user message stays.
+    """
+    start = next((i for i, m in enumerate(history) if m.get("role") not in ("system", "developer")), 0)
+    head = history[:start]
+    turns = [i for i in range(start, len(history)) if history[i].get("role") == "user"]
+    for turn in turns:
+        if turn > start:
+            yield head + history[turn:]
+    if not turns:
+        return
+    last = turns[-1]
+    for step in range(last + 2, len(history)):
+        if history[step].get("role") == "assistant":
+            yield head + history[last : last + 1] + history[step:]

@@ -1,0 +1,203 @@
+"""Answers that the target itself writes, many at once: what drafters learn from.
+
+For GPUs. On a CPU the native engine is quicker: see served.py.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import ConstraintError, SettingError
+from paceline.train.data.rollout_cache import KEYS, WORD, Choose, Slots, bytes_per_token
+from paceline.train.data.rollout_sampling import greedy, nucleus
+from paceline.train.train_decoder import DenseModel
+from paceline.types import Cursor
+
+STEPS: Final = 16  # between looks at which answers are complete
+CPU_CACHE_GB: Final = 1.0
+FREE_SHARE: Final = 0.6  # of a GPU's free memory that the cache may take
+SHORTEST_CACHE: Final = 4 * KEYS  # positions; prompts are answered beside others of up to twice their length
+
+Progress = Callable[[int, int], None]  # answers so far, answers in all
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to be written."""
+
+    prompt: Sequence[int]
+    sampled: bool = False  # False: greedy
+    seed: int = 0  # of its noise; below 2**63
+    cursor: Callable[[], Cursor] | None = None  # at the start of the grammar it is written under, if any
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How answers are written."""
+
+    max_new: int = 384  # tokens of an answer
+    temperature: float = 0.7  # of sampled answers
+    top_p: float = 0.9
+    slots: int = 1024  # answers at once
+    cache_gb: float = 40.0  # at most; less where there is less
+    prefill_tokens: int = 65536  # of prompts in one pass
+
+    def __post_init__(self) -> None:
+        for name in ("max_new", "slots", "prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 1 or more")
+
+
+def roll_out(
+    model: DenseModel,
+    jobs: Sequence[Job],
+    eos: Sequence[int],
+    how: Rollout,
+    progress: Progress | None = None,
+) -> list[list[int]]:
+    """The answers in the order of their jobs, each with the token that ended it, if any did.
+
+    An answer whose grammar leads nowhere is empty.
+    """
+    answers: list[list[int]] = [[]] * len(jobs)
+    done = 0
+    for length, sampled, bound, members in _classes(jobs, how.max_new):
+        room = _cache_bytes(model, how) // (bytes_per_token(model) * length)
+        count = max(1, min(how.slots, len(members), room))
+        make = partial(Slots, model, count, length, how.max_new, eos, _choice(sampled, how), bound)
+        guide = _Guide(count, model.shape.vocab_size) if bound else None
+        for which, answer in _answered(make, jobs, members, how.prefill_tokens, guide):
+            answers[which] = answer
+            done += 1
+            if progress is not None:
+                progress(done, len(jobs))
+    return answers
+
+
+def _cache_bytes(model: DenseModel, how: Rollout) -> int:
+    """What there is room for; on a CPU there are better uses of memory."""
+    if model.device.type != "cuda":
+        return int(min(how.cache_gb, CPU_CACHE_GB) * 1e9)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return int(min(how.cache_gb * 1e9, FREE_SHARE * free))
+
+
+def _choice(sampled: bool, how: Rollout) -> Choose:
+    def choose(logits: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
+        if not sampled:
+            return greedy(logits)
+        return nucleus(logits, how.temperature, how.top_p, seeds, index)
+
+    return choose
+
+
+def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, bool, list[int]]]:
+    """Jobs of one way of choosing that fit one length of cache, the shortest prompts first."""
+    found: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
+    for i, job in enumerate(jobs):
+        length = SHORTEST_CACHE
+        while length < len(job.prompt) + max_new + STEPS:
+            length *= 2
+        found[length, job.sampled, job.cursor is not None].append(i)
+    for (length, sampled, bound), members in sorted(found.items()):
+        yield length, sampled, bound, sorted(members, key=lambda i: len(jobs[i].prompt))
+
+
+class _Guide:
+    """The grammars of slots at work, and what each lets its slot say next."""
+
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        self._cursors: dict[int, Cursor] = {}
+        self._bits = np.full((slots, -(-vocab_size // WORD)), 0xFFFFFFFF, np.uint32)
+        self.broken: set[int] = set()  # slots whose grammar led nowhere
+
+    def begin(self, slot: int, job: Job) -> None:
+        assert job.cursor is not None
+        self.broken.discard(slot)
+        try:
+            self._cursors[slot] = job.cursor()
+            self._look(slot)
+        except ConstraintError:
+            self.broken.add(slot)
+
+    def bits(self) -> Tensor:
+        return torch.from_numpy(self._bits.view(np.int32))
+
+    def read(self, said: Sequence[int]) -> list[int]:
+        """said: the last token of each slot. Gives the slots whose answers are complete."""
+        ended = set(self.broken)
+        for slot, cursor in self._cursors.items():
+            try:
+                if cursor.advance(said[slot]) and not cursor.finished:
+                    self._look(slot)
+                else:
+                    ended.add(slot)
+            except ConstraintError:
+                self.broken.add(slot)
+                ended.add(slot)
+        for slot in ended & self._cursors.keys():
+            del self._cursors[slot]
+        return sorted(ended)
+
+    def _look(self, slot: int) -> None:
+        if not self._cursors[slot].fill(self._bits[slot]):
+            self._bits[slot] = 0xFFFFFFFF
+
+
+def _answered(
+    make: Callable[[], Slots],
+    jobs: Sequence[Job],
+    waiting: Sequence[int],
+    prefill_tokens: int,
+    guide: _Guide | None,
+) -> Iterator[tuple[int, list[int]]]:
+    """Which job, and its answer, as they are completed. The slots, a large cache, are gone afterwards."""
+    slots = make()
+    queue, held = list(reversed(waiting)), dict[int, int]()  # held: the job of each slot at work
+    while queue or held:
+        free = [slot for slot in range(slots.count) if slot not in held]
+        if queue and len(free) * 8 >= slots.count:  # fewer are not worth a pass of their own
+            taken = {slot: queue.pop() for slot in free[: len(queue)]}
+            for part in _pieces(taken, jobs, prefill_tokens):
+                chosen = [jobs[taken[slot]] for slot in part]
+                slots.fill(part, [job.prompt for job in chosen], [job.seed for job in chosen])
+            if guide is not None:
+                for slot, which in taken.items():
+                    guide.begin(slot, jobs[which])
+            held |= taken
+        at, _, _ = slots.state()
+        _advance(slots, max(at[slot] for slot in held) + 1, guide)
+        _, said, left = slots.state()
+        complete = [slot for slot in held if not left[slot]]
+        for slot, answer in zip(complete, slots.answers(complete, [said[s] for s in complete]), strict=True):
+            yield held.pop(slot), [] if guide is not None and slot in guide.broken else answer
+
+
+def _advance(slots: Slots, reach: int, guide: _Guide | None) -> None:
+    """Some steps; under a grammar only one, for what comes next depends on it."""
+    if guide is None:
+        for step in range(STEPS):
+            slots.step(reach + step)
+    else:
+        slots.allow(guide.bits())
+        slots.step(reach)
+        slots.end(guide.read(slots.last()))
+
+
+def _pieces(taken: dict[int, int], jobs: Sequence[Job], most: int) -> Iterator[list[int]]:
+    """Slots whose prompts, padded to the longest, are `most` tokens or fewer; one at least."""
+    piece: list[int] = []
+    for slot, which in taken.items():  # prompts come longer and longer
+        if piece and (len(piece) + 1) * len(jobs[which].prompt) > most:
+            yield piece
+            piece = []
+        piece.append(slot)
+    if piece:
+        yield piece

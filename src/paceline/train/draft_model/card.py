@@ -1,0 +1,53 @@
+"""What is known of a draft model that was trained here: of what, for whom, and how well it guesses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from paceline.errors import CorruptModel
+from paceline.heads.local_heads import DRAFT_CARD
+from paceline.train.evaluate import Acceptance
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCard:
+    """What draft_model.json says."""
+
+    draft: str  # the model it was made of
+    target: str  # the model it guesses for
+    fingerprint: str  # the target's
+    lora: int  # rank of what was trained; 0: all weights
+    before: Acceptance  # on held-out answers, of the model it was made of
+    after: Acceptance
+    data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
+
+
+def save_card(folder: Path, card: DraftCard) -> None:
+    beside = folder / f"{DRAFT_CARD}.new"
+    beside.write_text(json.dumps({"format": FORMAT, **asdict(card)}, indent=1) + "\n")
+    beside.replace(folder / DRAFT_CARD)
+
+
+def read_draft_card(folder: Path) -> DraftCard:
+    try:
+        table = json.loads((folder / DRAFT_CARD).read_bytes())
+        if table.pop("format", None) != FORMAT:
+            raise CorruptModel(
+                f"{DRAFT_CARD} is not of format {FORMAT}, the one this version reads: train it again"
+            )
+        before, after = (_acceptance(table.pop(name)) for name in ("before", "after"))
+        card = DraftCard(before=before, after=after, **table)
+        if not all(isinstance(text, str) for text in (card.draft, card.target, card.fingerprint)):
+            raise ValueError("a value is of the wrong type")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptModel(f"{DRAFT_CARD} is damaged: {str(error)[:120]}; train it again") from None
+    return card
+
+
+def _acceptance(table: Mapping[str, Any]) -> Acceptance:
+    by_place, rates = (tuple(float(x) for x in table[name]) for name in ("by_place", "tokens_per_pass"))
+    return Acceptance(int(table["anchors"]), by_place, rates, float(table.get("accepted", 0.0)))

@@ -1,0 +1,95 @@
+"""Trains a draft model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.train.config import Schedule
+from paceline.train.data.dataset import Batch
+from paceline.train.draft_model.model import DraftNet
+from paceline.train.optim import Optimizers, adamw
+from paceline.train.train_decoder import DenseModel
+from paceline.train.trainer import Batches, Progress, Report, autocast, take_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneConfig(Schedule):
+    lora: int = 16  # rank of what is added to each matrix; 0: all weights are trained
+    alpha: float = 0.0  # the additions are scaled by alpha / lora; 0: twice the rank
+    distill: float = 0.0  # share of the loss that is the distance from the target's law, not from its token
+    lr: float = 0.0  # 0: 5e-4 for additions, 5e-5 for all weights
+    tokens_per_batch: int = 16384
+    warmup: float = 0.05
+    checkpoint_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        Schedule.__post_init__(self)
+        self.require_whole(lora=0)
+        self.require_shares("distill")
+        for name in ("alpha", "lr"):
+            if not getattr(self, name) >= 0:
+                raise self.unusable(name, "0 or more")
+
+    @property
+    def scale(self) -> float:
+        """The alpha that is used."""
+        return self.alpha or 2.0 * self.lora
+
+    @property
+    def top_lr(self) -> float:
+        """The learning rate that is used."""
+        return self.lr or (5e-4 if self.lora else 5e-5)
+
+
+def tune(
+    net: DraftNet,
+    batches: Batches,
+    config: TuneConfig,
+    folder: Path | None = None,
+    report: Report = lambda _: None,
+    teacher: DenseModel | None = None,
+    clock: Callable[[], float] = monotonic,
+) -> Progress:
+    """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
+    return take_steps(_Draft(net, config, teacher), batches, config, folder, report, clock=clock)
+
+
+def loss_of(net: DraftNet, batch: Batch, teacher: DenseModel | None = None, distill: float = 0.0) -> Tensor:
+    """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
+    device = net.model.device
+    tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
+    first = int(own.int().argmax(1).min())  # where the earliest answer begins
+    start = max(0, first - 1)  # the row that guesses it
+    asked = own[:, start + 1 :]
+    logits = net.model.logits(net.hidden(tokens[:, :-1], start)[asked])
+    loss = F.cross_entropy(logits, tokens[:, start + 1 :][asked])
+    if teacher is None or not distill:
+        return loss
+    _, final = teacher.features(tokens[:, :-1])
+    theirs = teacher.logits(final[:, start:][asked])
+    both = min(theirs.shape[-1], logits.shape[-1])
+    law, ours = (x[:, :both].log_softmax(-1) for x in (theirs, logits))
+    return (1 - distill) * loss + distill * F.kl_div(ours, law, log_target=True, reduction="batchmean")
+
+
+class _Draft:
+    def __init__(self, net: DraftNet, config: TuneConfig, teacher: DenseModel | None) -> None:
+        self._net, self._teacher, self._distill = net, teacher, config.distill
+        self.device, self.weights = net.model.device, net.trained
+        self.optimizers = Optimizers(adamw(list(net.trained.values()), config.top_lr, config.weight_decay))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model": self._net.model.fingerprint}
+
+    def loss(
+        self, batch: Batch, share: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        with autocast(self.device):
+            return loss_of(self._net, batch, self._teacher, self._distill), {}

@@ -1,0 +1,107 @@
+"""A draft model whose weights can be trained: all of them, or low-rank additions to its matrices."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.target.weights.model_config import Weights
+from paceline.train.draft_model.lora import add_low_rank, merge
+from paceline.train.train_decoder import JOINED, Attend, DenseModel, Rotation
+
+
+class DraftNet:
+    """Computes in float32; the weights it is made of stay as they are."""
+
+    def __init__(
+        self, weights: Weights, device: torch.device | str, rank: int = 0, alpha: float = 0.0, seed: int = 0
+    ) -> None:
+        """rank: of the additions; 0: all weights are trained. alpha: they are scaled by alpha / rank."""
+        self.model = DenseModel(weights, device, torch.float32)
+        self._of = weights
+        if rank:
+            generator = torch.Generator().manual_seed(seed)
+            self.trained = add_low_rank(self.model, rank, alpha, generator)
+        else:
+            self.trained = self._all_weights()
+
+    def _all_weights(self) -> dict[str, Tensor]:
+        """Copies, which take the places of the weights."""
+        model, tied = self.model, self.model.head is self.model.embed
+        model.embed, model.norm = _leaf(model.embed), _leaf(model.norm)
+        model.head = model.embed if tied else _leaf(model.head)
+        trained = {"embed": model.embed, "norm": model.norm} | ({} if tied else {"head": model.head})
+        for i, layer in enumerate(model.layers):
+            layer.parts = {name: _leaf(part) for name, part in layer.parts.items()}
+            trained |= {f"layers.{i}.{name}": part for name, part in layer.parts.items()}
+        return trained
+
+    def hidden(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """tokens [b, n], right-padded -> final hidden states, normed [b, n - start, width].
+
+        No gradient goes through the first `start` tokens: they are read, and nothing is learned from them.
+        """
+        model, length = self.model, tokens.shape[1]
+        turns = model.rotations(length)
+        if not start:
+            return model.run(tokens, turns, model.causal(length))[-1]
+        before = _Before()
+        with torch.no_grad():
+            model.run(tokens[:, :start], _rows(turns, 0, start), before.noting(model.causal(start)))
+        attend = before.beneath(model, start, length)
+        return model.run(tokens[:, start:], _rows(turns, start, length), attend)[-1]
+
+    @torch.no_grad()
+    def weights(self) -> dict[str, Tensor]:
+        """All weights under canonical names, additions merged; the net is of no further use for training."""
+        merge(self.model)
+        found = {"embed": self.model.embed, "norm": self.model.norm}
+        if "head" in self._of.tensors:
+            found["head"] = self.model.head
+        for i, layer in enumerate(self.model.layers):
+            own = {name.rpartition(".")[2] for name in self._of.tensors if name.startswith(f"layers.{i}.")}
+            for name, part in layer.parts.items():
+                found |= {f"layers.{i}.{n}": t for n, t in self._split(name, part, i).items() if n in own}
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    def _split(self, name: str, part: Tensor, layer: int) -> dict[str, Tensor]:
+        """What was joined to one product, apart again."""
+        joined, bias, _ = name.partition("_bias")
+        if joined not in JOINED:
+            return {name: part}
+        sizes = [len(self._of.tensors[f"layers.{layer}.{n}"]) for n in JOINED[joined]]
+        return {n + bias: piece for n, piece in zip(JOINED[joined], torch.split(part, sizes), strict=True)}
+
+
+class _Before:
+    """Keys and values of the rows that were read first."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def noting(self, attend: Attend) -> Attend:
+        def noted(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._kept[layer] = k, v
+            return attend(layer, q, k, v)
+
+        return noted
+
+    def beneath(self, model: DenseModel, start: int, length: int) -> Attend:
+        everything = model.visible(length)[start:]
+        window = model.visible(length, model.shape.window)[start:] if any(model.shape.local_layers) else None
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            old_k, old_v = self._kept[layer]
+            k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+            mask = window if model.local(layer) else everything
+            return F.scaled_dot_product_attention(q, k, v, mask, scale=model.scale, enable_gqa=True)
+
+        return attend
+
+
+def _rows(turns: tuple[Rotation, Rotation], start: int, stop: int) -> tuple[Rotation, Rotation]:
+    (cos, sin), (local_cos, local_sin) = turns
+    return (cos[start:stop], sin[start:stop]), (local_cos[start:stop], local_sin[start:stop])
+
+
+def _leaf(weight: Tensor) -> Tensor:
+    return weight.detach().clone().requires_grad_()

@@ -1,0 +1,206 @@
+"""The trainer: steps until the time or their number is used up, whatever it is that learns.
+
+A training that was killed goes on from its last checkpoint. With a given number of steps it comes out as if
+it had never stopped: what a step does follows from the seed, its number and the weights alone.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import CorruptModel, OutOfMemory, SettingError
+from paceline.train.config import Schedule
+from paceline.train.data.dataset import Batch
+from paceline.train.optim import Optimizers
+
+CHECKPOINT: Final = "training.pt"
+_STATE: Final = {"step", "seconds", "identity", "weights", "optimizers"}
+
+Batches = Callable[[int], Iterable[Batch]]  # all texts once, in an order that follows from the number given
+
+
+class Learner(Protocol):
+    """What is trained, in place."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def weights(self) -> Mapping[str, Tensor]: ...  # those that change
+    @property
+    def optimizers(self) -> Optimizers: ...
+    @property
+    def identity(self) -> dict[str, Any]: ...  # all that the outcome follows from beside the settings
+
+    def loss(
+        self, batch: Batch, share: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """And figures to watch. share: how much of the training is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    step: int  # done
+    loss: float
+    figures: dict[str, float]  # of the last step, as the loss names them
+    held_out: float | None  # what the last look at held-out text gave
+    seconds: float  # used so far
+    seconds_left: float  # about
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Measures what learns on held-out text, and leaves it as it is."""
+
+    measured: Callable[[], float]
+    every: int  # steps
+
+
+def take_steps(
+    learner: Learner,
+    batches: Batches,
+    schedule: Schedule,
+    folder: Path | None = None,
+    report: Report = lambda _: None,
+    look: Look | None = None,
+    clock: Callable[[], float] = monotonic,
+) -> Progress:
+    """folder: where checkpoints go, and are found."""
+    run = _Run(learner, schedule, folder, clock)
+    for batch in islice(_endless(batches, schedule.seed), run.step, None):
+        if run.share >= 1:
+            break
+        run.take(batch)
+        if look is not None and run.step % look.every == 0:
+            run.held_out = look.measured()
+        report(run.progress())
+        run.save_if_due()
+    run.save()
+    return run.progress()
+
+
+def autocast(device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+class _Run:
+    def __init__(
+        self, learner: Learner, schedule: Schedule, folder: Path | None, clock: Callable[[], float]
+    ) -> None:
+        self._learner, self._schedule, self._clock = learner, schedule, clock
+        self._path = None if folder is None else folder / CHECKPOINT
+        self.step, self._used, self._began, self._saved = 0, 0.0, clock(), clock()
+        self._loss = torch.zeros(())
+        self._figures: dict[str, Tensor] = {}
+        self.held_out: float | None = None
+        self._resume()
+
+    @property
+    def seconds(self) -> float:
+        return self._used + self._clock() - self._began
+
+    @property
+    def share(self) -> float:
+        """How much of the training is done, 0 to 1."""
+        if self._schedule.steps:
+            return self.step / self._schedule.steps
+        return min(1.0, self.seconds / (60 * self._schedule.minutes))
+
+    def take(self, batch: Batch) -> None:
+        try:
+            self._learn(batch)
+        except torch.OutOfMemoryError:
+            size = self._schedule.tokens_per_batch
+            raise OutOfMemory(
+                f"no memory is left for a step of {size} tokens: give a smaller --batch-tokens, "
+                f"such as {max(1, size // 2)}; the training then goes on from its last checkpoint"
+            ) from None
+        self.step += 1
+
+    def _learn(self, batch: Batch) -> None:
+        share, weights = self.share, list(self._learner.weights.values())
+        generator = torch.Generator().manual_seed(self._schedule.seed * 1_000_003 + self.step)
+        self._loss, self._figures = self._learner.loss(batch, share, generator)
+        if not self._loss.requires_grad:
+            return  # a batch may hold nothing to learn
+        self._loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(weights, self._schedule.clip)
+        if torch.isfinite(norm):  # a broken step changes nothing
+            self._learner.optimizers.step(self._schedule.rate(share))
+        for weight in weights:
+            weight.grad = None
+
+    def progress(self) -> Progress:
+        share = max(self.share, 1e-9)
+        figures = {name: float(value) for name, value in self._figures.items()}
+        left = self.seconds * (1 - share) / share
+        return Progress(self.step, float(self._loss.detach()), figures, self.held_out, self.seconds, left)
+
+    def save_if_due(self) -> None:
+        if self._clock() - self._saved >= self._schedule.checkpoint_seconds:
+            self.save()
+
+    def save(self) -> None:
+        self._saved = self._clock()
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "identity": self._identity(),
+            "weights": {name: weight.detach() for name, weight in self._learner.weights.items()},
+            "optimizers": self._learner.optimizers.state(),
+        }
+        beside = self._path.with_name(self._path.name + ".new")
+        torch.save(state, beside)
+        beside.replace(self._path)
+
+    def _identity(self) -> dict[str, Any]:
+        """How long it may take and how much it does at once can change while it is interrupted."""
+        same = replace(self._schedule, minutes=1.0, checkpoint_seconds=1.0, tokens_per_batch=1)
+        return {**asdict(same), **self._learner.identity}
+
+    def _resume(self) -> None:
+        if self._path is None or not self._path.exists():
+            return
+        state = _read(self._path, self._learner.device)
+        if state["identity"] != self._identity():
+            raise SettingError(
+                f"{self._path.parent.name} holds a training with other settings or of another model: "
+                "go on with those, or give another folder"
+            )
+        self.step, self._used = state["step"], state["seconds"]
+        with torch.no_grad():
+            for name, weight in self._learner.weights.items():
+                weight.copy_(state["weights"][name])
+        self._learner.optimizers.restore(state["optimizers"])
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch has many
+        raise CorruptModel(f"{path.name} is damaged: {str(error)[:80]}; delete it to begin anew") from None
+    if not isinstance(state, dict) or set(state) != _STATE:
+        raise CorruptModel(f"{path.name} is not a checkpoint of a training; delete it to begin anew")
+    return state
+
+
+def _endless(batches: Batches, seed: int) -> Iterator[Batch]:
+    for epoch in count():
+        some = False
+        for batch in batches(seed * 1_000_003 + epoch):
+            some = True
+            yield batch
+        if not some:
+            raise SettingError("there is nothing to train on: the texts hold no batch")

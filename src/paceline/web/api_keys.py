@@ -1,0 +1,180 @@
+"""API keys: kept as hashes, checked in constant time, and the tenants they make."""
+
+import fcntl
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from string import hexdigits
+from typing import Annotated, Any, Final
+
+import yaml
+from pydantic import AfterValidator
+
+from paceline.errors import KeyFileError
+from paceline.web.config_file import Checked, Reloaded, checked, expected, identifier, read, whole_between
+
+_PREFIX: Final = "pl-"
+_Limit = Annotated[int, AfterValidator(partial(whole_between, 1, 1_000_000_000))]
+
+
+def _hash_text(value: str) -> str:
+    if len(value) != 64 or not set(hexdigits.lower()).issuperset(value):
+        raise expected("64 hex digits in lower case, as `paceline keys new` writes them")
+    return value
+
+
+class KeyLimits(Checked):
+    """Of one key. None: no limit."""
+
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None  # prompt and answer
+    concurrent: _Limit | None = None  # requests at once
+
+
+class Key(Checked):
+    name: Annotated[str, AfterValidator(identifier)]
+    # SHA-256 of the key, in hex. Keys are 256 random bits: there is nothing to guess that a slow hash would
+    # protect, and a slow hash would be paid by every request.
+    hash: Annotated[str, AfterValidator(_hash_text)]
+    limits: KeyLimits = KeyLimits()
+
+
+class _File(Checked):
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    keys: tuple[Key, ...] = ()
+
+    def check(self, header: str | None) -> Key | None:
+        """The key of an Authorization header. Looks at all keys, so that time tells nothing about any."""
+        given = hash_of(_bearer(header))
+        found = None
+        for key in self.keys:
+            if hmac.compare_digest(given, key.hash):
+                found = key
+        return found
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, given = (header or "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def hash_of(key: str) -> str:
+    return sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def tenant(key: Key | None, user: str | None, cache_key: str | None = None) -> str:
+    """Who shares caches: requests with the same key and the same cache key or, without one, the same user.
+
+    Tells none of the three.
+    """
+    of_key = sha256(b"tenant:" + (key.hash if key else "").encode()).hexdigest()[:16]
+    of_user = "" if user is None else f"user:{user}"
+    part = of_user if cache_key is None else f"cache:{cache_key}"
+    return sha256(f"{of_key}{part}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def load(path: Path | str) -> Keys:
+    """Reads a keys file; KeyFileError lists all that is wrong with it, and shows none of its values."""
+    data = read(Path(path), KeyFileError)
+    if not isinstance(data, list):
+        raise KeyFileError("the file: expected a list of keys, each with name and hash; [] for none")
+    keys = checked(_File, {"keys": data}, KeyFileError, show_values=False).keys
+    if problems := list(_repeated(keys)):
+        raise KeyFileError(*problems)
+    return Keys(keys)
+
+
+def _repeated(keys: Iterable[Key]) -> Iterator[str]:
+    names: dict[str, int] = {}
+    hashes: dict[str, int] = {}
+    for i, key in enumerate(keys):
+        if names.setdefault(key.name, i) != i:
+            yield f"keys[{i}].name: {key.name!r} is the name of keys[{names[key.name]}] already"
+        if hashes.setdefault(key.hash, i) != i:
+            yield f"keys[{i}].hash: is the hash of keys[{hashes[key.hash]}] already"
+
+
+class KeyFile(Reloaded[Keys]):
+    """The keys of a file, as it is now."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path, load)
+
+
+def default_file() -> Path:
+    """In $PACELINE_HOME, else in the user's settings; not in the cache, which may be emptied at any time."""
+    import platformdirs
+
+    home = os.environ.get("PACELINE_HOME")
+    folder = home or platformdirs.user_config_dir("paceline", appauthor=False)
+    return Path(folder).expanduser() / "keys.json"
+
+
+def add(path: Path | str, name: str, limits: Mapping[str, int] | None = None) -> str:
+    """Makes a key, writes its hash and returns the key, which nothing can tell again."""
+    made = _PREFIX + secrets.token_urlsafe(32)
+    entry: dict[str, Any] = {"name": name, "hash": hash_of(made)}
+    if limits:
+        entry["limits"] = dict(limits)
+    key = checked(_File, {"keys": [entry]}, KeyFileError).keys[0]
+    with _locked(Path(path)) as file:
+        kept = load(file).keys if file.exists() else ()
+        if any(k.name == name for k in kept):
+            raise KeyFileError(f"there is a key {name!r} already: choose another name, or remove it first")
+        _write(file, (*kept, key))
+    return made
+
+
+def remove(path: Path | str, name: str) -> None:
+    with _locked(Path(path)) as file:
+        kept = load(file).keys
+        left = tuple(key for key in kept if key.name != name)
+        if len(left) == len(kept):
+            listed = ", ".join(key.name for key in kept) or "none"
+            raise KeyFileError(f"there is no key {name!r}. Known: {listed}")
+        _write(file, left)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[Path]:
+    """The file itself, wherever links lead, for one writer at a time."""
+    file = path.resolve()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(file.parent, os.O_RDONLY)
+    except OSError as problem:
+        raise KeyFileError(f"cannot write {file.name}: {problem.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(folder)
+
+
+def _write(file: Path, keys: Iterable[Key]) -> None:
+    """Replaces the file as a whole: whoever reads it sees the old keys or the new ones."""
+    data = [key.model_dump(exclude_unset=True) for key in keys]
+    as_yaml = file.suffix in (".yaml", ".yml")
+    text = yaml.safe_dump(data, sort_keys=False) if as_yaml else json.dumps(data, indent=2) + "\n"
+    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, file)
+    except OSError as problem:
+        with suppress(OSError):
+            beside.unlink()
+        raise KeyFileError(f"cannot write {file.name}: {problem.strerror}") from None

@@ -1,0 +1,224 @@
+"""Files an operator writes: read safely, checked wholly, read again when they change."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Hashable, Iterator
+from datetime import date
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from paceline.errors import ConfigFileError, short
+from paceline.web.validation import place, unknown_key
+
+log = logging.getLogger("paceline.server")
+
+MAX_BYTES: Final = 1_000_000
+MAX_DEPTH: Final = 16
+CHECK_EVERY_S: Final = 1.0
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+_EXPECTED: Final = {
+    "string_type": "a text, in quotes if it reads as something else",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+class Checked(BaseModel):
+    """Part of a file: nothing unknown in it, nothing converted, nothing changed later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def expected(what: str) -> PydanticCustomError:
+    """To be raised by a validator: the value is of the right type, but not `what` is expected."""
+    return PydanticCustomError("expected", "{what}", {"what": what})
+
+
+def identifier(value: str) -> str:
+    """A name that may stand in a metric's label and in a log line."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value):
+        raise expected("1 to 64 letters, digits, '_', '.' or '-'")
+    return value
+
+
+def between(least: float, most: float, value: float) -> float:
+    if not least <= value <= most:
+        raise expected(f"{least:,} to {most:,}")
+    return value
+
+
+def whole_between(least: int, most: int, value: int) -> int:
+    between(least, most, value)
+    return value
+
+
+def read(path: Path, error: type[ConfigFileError]) -> Any:
+    """The data of a YAML file, and so of a JSON file."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as problem:
+        raise error(f"cannot read {path.name}: {problem.strerror}") from None
+    if len(raw) > MAX_BYTES:
+        raise error(f"{path.name} is too large: expected at most {MAX_BYTES:,} bytes")
+    try:
+        return yaml.load(raw.decode("utf-8-sig"), _PlainLoader)
+    except UnicodeDecodeError as problem:
+        raise error(f"{path.name} is not UTF-8 text: see byte {problem.start}") from None
+    except (yaml.YAMLError, ValueError) as problem:  # ValueError: 2024-99-99, a number of 5,000 digits
+        raise error(_yaml_problem(problem)) from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Data as it is written: no aliases, which can make gigabytes of a few lines, and no key twice."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) is not None:
+            _refuse("anchors (&) and aliases (*) are not allowed: write the value out", event)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            _refuse(f"nested more than {MAX_DEPTH} deep", event)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    _refuse(f"the key {short(key.value)} is there twice", key)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _refuse(why: str, where: Any) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=why, problem_mark=where.start_mark)
+
+
+def _yaml_problem(problem: Exception) -> str:
+    if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark:
+        mark = problem.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(str(problem.problem).split())}"
+    return f"not YAML: {str(problem).splitlines()[0]}"
+
+
+def checked(model: type[M], data: Any, error: type[ConfigFileError], show_values: bool = True) -> M:
+    """Builds `model` from a file's data, or raises `error` with every problem and its place."""
+    if problems := list(_unplain(data, ())):
+        raise error(*problems)
+    try:
+        return model.model_validate_json(json.dumps(data))
+    except ValidationError as refused:
+        details = refused.errors(include_url=False)
+        raise error(*(_problem(model, detail, show_values) for detail in details)) from None
+
+
+def _unplain(data: Any, at: tuple[int | str, ...]) -> Iterator[str]:
+    """What YAML can say and JSON cannot, and nulls, which are values somebody forgot."""
+    here = _place(at)
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not isinstance(key, str):
+                yield f"{here}: the key {short(key)} is not usable: expected a text; put it in quotes"
+            else:
+                yield from _unplain(value, (*at, key))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from _unplain(value, (*at, i))
+    elif data is None:
+        yield f"{here}: empty: give it a value or leave it out"
+    elif isinstance(data, date):
+        yield f"{here}: reads as a date: put it in quotes"
+    elif not isinstance(data, str | int | float | bool):
+        yield f"{here}: expected a text, a number, true, false, a list or a mapping"
+
+
+def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) -> str:
+    kind, loc = detail["type"], detail["loc"]
+    if kind == "extra_forbidden":
+        return f"{_place(loc[:-1])}: {unknown_key(model, loc)}"
+    if kind == "missing":
+        return f"{_place(loc[:-1])}: {loc[-1]} is missing"
+    what = _EXPECTED.get(kind) or _from_context(detail)
+    value = f"{short(detail['input'])} is not usable: " if show_values else ""
+    return f"{_place(loc)}: {value}expected {what}"
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return place(loc) or "the file"
+
+
+def _from_context(detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    return str(context.get("what") or context.get("expected") or detail["msg"])
+
+
+class Reloaded(Generic[T]):
+    """What a file says now. A file that breaks changes nothing but the log."""
+
+    def __init__(
+        self, path: Path | str, load: Callable[[Path], T], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = Path(path)
+        self._load = load
+        self._clock = clock
+        self._lock = Lock()
+        self._seen = self._stamp()  # before reading: what is written meanwhile is read next time
+        self._value = load(self._path)
+        self._checked_at = clock()
+
+    def current(self) -> T:
+        """Never waits: while one thread reads the file, the others go on with what it said before."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._refresh()
+            finally:
+                self._lock.release()
+        return self._value
+
+    def _refresh(self) -> None:
+        now = self._clock()
+        if now - self._checked_at < CHECK_EVERY_S:
+            return
+        self._checked_at = now
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._value = self._load(self._path)
+        except ConfigFileError as error:
+            log.error(
+                "%s is not usable, the one before stays: %s", self._path.name, "; ".join(error.problems)
+            )
+        else:
+            log.info("%s was read again", self._path.name)
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Modification time (ns), size and inode; None: there is no file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,154 @@
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.drafters.drafter_list import Relay
+from paceline.drafters.grammar import Grammar
+from paceline.drafters.none import NoDrafter
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Scores, Seen, Seq, Verdict
+
+
+class Knows(Drafter):
+    """Answers for the sequences it knows."""
+
+    def __init__(self, name: str, *known: str, taps: tuple[int, ...] = ()) -> None:
+        self.name, self.known, self.taps = name, known, taps
+        self.asked: list[str] = []
+        self.heard: list[str] = []
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.asked += [ask.seq.id for ask in asks]
+        return [Draft((1,), None, (self.name,)) if ask.seq.id in self.known else NO_DRAFT for ask in asks]
+
+    def begin(self, seq: Seq) -> None:
+        self.heard.append("begin")
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        assert self.taps, "shown to one who has no taps"
+        self.heard.append("read")
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        self.heard.append("observe")
+
+    def end(self, seq: Seq) -> None:
+        self.heard.append("end")
+
+
+def asks(*names: str) -> list[Ask]:
+    return [Ask(Seq(name, [1], 1), 4) for name in names]
+
+
+def test_the_first_answer_counts() -> None:
+    one, two, three = Knows("one", "a"), Knows("two", "a", "b"), Knows("three", "b")
+    drafts = Relay([one, two, three]).draft(asks("a", "b"))
+    assert [draft.sources for draft in drafts] == [("one",), ("two",)]
+    assert (one.asked, two.asked, three.asked) == (["a", "b"], ["b"], [])
+
+
+def test_nobody_knows() -> None:
+    assert Relay([Knows("one"), NoDrafter()]).draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
+    assert Relay([]).draft(asks("a")) == [NO_DRAFT]
+
+
+def test_all_of_them_hear_everything() -> None:
+    members = [Knows("one", "a"), Knows("two")]
+    drafter, seq = Relay(members), Seq("a", [1], 1)
+    drafter.begin(seq)
+    drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
+    drafter.end(seq)
+    assert [member.heard for member in members] == [["begin", "observe", "end"]] * 2
+
+
+def test_those_who_have_taps_read() -> None:
+    members = [Knows("one", taps=(1,)), Knows("two"), Knows("three", taps=(2,))]
+    Relay([members[0], Relay(members[1:])]).read([Seen(Seq("a", [1], 1), 0, {})])
+    assert [member.heard for member in members] == [["read"], [], ["read"]]
+
+
+def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
+    drafter = Relay([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
+    assert drafter.name == "suffix+ngram+head"
+    assert drafter.taps == (1, 3, 7)
+
+
+def test_none_guesses_nothing() -> None:
+    assert NoDrafter().draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
+    assert NoDrafter().name == "none"
+
+
+class Random(Drafter):
+    """Any draft or none, the same for the same sequence."""
+
+    def __init__(self, name: str, drafts: dict[str, Draft]) -> None:
+        self.name, self.drafts = name, drafts
+        self.calls: list[list[str]] = []
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls.append([ask.seq.id for ask in asks])
+        return [self.drafts[ask.seq.id] for ask in asks]
+
+
+def first_of(drafters: Sequence[Drafter], asks: Sequence[Ask]) -> list[Draft]:
+    """What a list of drafters is without a grammar."""
+    drafts = [NO_DRAFT] * len(asks)
+    for drafter in drafters:
+        open_asks = [i for i, draft in enumerate(drafts) if not draft]
+        if not open_asks:
+            break
+        for i, draft in zip(open_asks, drafter.draft([asks[i] for i in open_asks]), strict=True):
+            drafts[i] = draft
+    return drafts
+
+
+@st.composite
+def any_draft(draw: st.DrawFn) -> Draft:
+    n = draw(st.integers(0, 5))
+    tokens = tuple(draw(st.integers(0, 9)) for _ in range(n))
+    if not n:
+        return NO_DRAFT
+    parents = tuple(draw(st.integers(ROOT, i - 1)) for i in range(n)) if draw(st.booleans()) else None
+    scores = tuple(draw(st.sampled_from([0.2, 1.0])) for _ in range(n)) if draw(st.booleans()) else ()
+    return Draft(tokens, parents, ("x",) * n if draw(st.booleans()) else (), scores)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.data())
+def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObject) -> None:
+    names = [f"s{i}" for i in range(data.draw(st.integers(0, 3)))]
+    made = [{name: data.draw(any_draft()) for name in names} for _ in range(data.draw(st.integers(0, 3)))]
+    lists = [[Random(str(i), drafts) for i, drafts in enumerate(made)] + [Grammar()] for _ in range(2)]
+    questions = [Ask(Seq(name, [1], 1), 4, (), None, 3) for name in names]
+    assert Relay(lists[0]).draft(questions) == first_of(lists[1], questions)
+    assert [vars(a) for a in lists[0]] == [vars(b) for b in lists[1]]  # and the same were asked the same
+
+
+class Fails(Knows):
+    """Whatever it is asked or told."""
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        raise ValueError("draft")
+
+    def begin(self, seq: Seq) -> None:
+        raise ValueError("begin")
+
+    def read(self, seen: Sequence[Seen]) -> None:
+        raise ValueError("read")
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        raise ValueError("observe")
+
+    def end(self, seq: Seq) -> None:
+        raise ValueError("end")
+
+
+def test_one_that_fails_takes_nothing_from_the_others() -> None:
+    other = Knows("other", "a", taps=(1,))
+    drafter, seq = Relay([Fails("fails", taps=(1,)), other]), Seq("a", [1], 1)
+    drafter.begin(seq)
+    assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
+    drafter.read([Seen(seq, 0, {})])
+    drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
+    drafter.end(seq)
+    assert other.heard == ["begin", "read", "observe", "end"]

@@ -1,0 +1,145 @@
+"""The model drafter under a grammar."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_grammar import VOCAB, permits, random_rules, sentence
+
+from paceline.config import Accept, SamplingParams, SpecConfig
+from paceline.drafters.draft_model import ModelDrafter
+from paceline.drafters.drafter_list import Relay
+from paceline.drafters.grammar import Grammar
+from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.sampling import History, law
+from paceline.testing import ToyCursor, ToyTarget
+from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
+
+ANY = set(range(VOCAB))
+
+
+class Counting(ToyTarget):
+    """Notes how many tokens each pass was fed, and reads only those it has."""
+
+    def __init__(self, vocab: int = VOCAB) -> None:
+        super().__init__(vocab)
+        self.fed: list[int] = []
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        assert all(token < self.vocab_size for feed in feeds for token in feed.tokens)
+        self.fed += [len(feed.tokens) for feed in feeds]
+        return super().forward(feeds, taps)
+
+
+def a_seq(temperature: float = 0.8, accept: Accept = "match", width: int = 1, seed: int = 1) -> Seq:
+    spec = SpecConfig(("model",), tree_width=width, accept=accept)
+    return Seq("a", [1, 2, 3], 3, SamplingParams(temperature=temperature, seed=seed), spec)
+
+
+def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) -> Draft:
+    drafter = ModelDrafter(ToyTarget(VOCAB), VOCAB)
+    drafter.begin(seq)
+    return drafter.draft([Ask(seq, budget, (), cursor, certain)])[0]
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.integers(0, 500),
+    st.sampled_from([0.0, 0.8]),
+    st.sampled_from(["match", "residual", "block"]),
+    st.integers(1, 3),
+    st.integers(0, 2),
+)
+def test_only_what_is_legal_is_guessed_and_drawn(
+    seed: int, temperature: float, accept: Accept, width: int, certain: int
+) -> None:
+    rules, cursor = random_rules(seed), ToyCursor(random_rules(seed))
+    seq = a_seq(temperature, accept, 1 if accept == "block" else width, seed)
+    draft = guess(seq, cursor, certain=certain)
+    assert len(draft) > 0
+    assert cursor.tokens == ()
+    for node, score in enumerate(draft.scores):
+        said = tuple(draft.tokens[i] for i in draft.path(node))
+        assert permits(rules, said)
+        assert score < CERTAIN
+        if draft.q is not None:
+            assert draft.q[node].sum() == pytest.approx(1)
+            assert set(draft.q[node].nonzero().flatten().tolist()) <= rules(said[:-1])
+    assert (draft.q is not None) == (accept != "match")
+
+
+def test_q_is_the_masked_law_itself() -> None:
+    seq, cursor = a_seq(accept="residual"), sentence({1, 4}, {0, 2, 5})
+    draft = guess(seq, cursor)
+    assert draft.q is not None
+    for node, allowed in enumerate([{1, 4}, {0, 2, 5}]):
+        row = ToyTarget(VOCAB).logits([*seq.tokens, *draft.tokens[:node]]).astype(np.float32)
+        bits = np.array([sum(1 << token for token in allowed)], np.uint32)
+        want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node]), bits).probabilities()
+        assert draft.q[node].numpy() == pytest.approx(want)
+
+
+def test_where_anything_may_come_the_grammar_changes_nothing() -> None:
+    for seq in (a_seq(), a_seq(0.0), a_seq(accept="residual"), a_seq(width=3)):
+        free, plain = guess(seq, ToyCursor(lambda _: None)), guess(seq, None)
+        assert replace(free, q=None) == replace(plain, q=None)
+        assert (free.q is None) == (plain.q is None)
+
+
+def test_nothing_grows_past_the_end() -> None:
+    assert len(guess(a_seq(), sentence(ANY, ANY))) == 2
+    assert guess(a_seq(), sentence(ANY, {5}, ANY, eos=5)).tokens[1:] == (5,)
+    assert not guess(a_seq(), sentence())
+
+
+def test_masks_are_made_only_where_a_token_is_guessed() -> None:
+    cursor = sentence(ANY, ANY, ANY, ANY)
+    draft = guess(a_seq(), cursor, budget=3)
+    assert cursor.filled == [draft.tokens[:n] for n in range(3)]
+
+
+def test_a_vocabulary_of_odd_size_and_another_than_the_targets() -> None:
+    seq = a_seq()
+    for own in (33, 70):
+        drafter = ModelDrafter(Counting(own), 65)
+        drafter.begin(seq)
+        (draft,) = drafter.draft([Ask(seq, 4, (), sentence({2, 31, 32}, {32}, {64, 3}, {5}))])
+        assert draft.tokens[1] == 32
+        drafter.end(seq)
+
+
+def test_a_token_the_model_lacks_is_its_last() -> None:
+    drafter, seq = ModelDrafter(Counting(33), 65), a_seq()
+    drafter.begin(seq)
+    (draft,) = drafter.draft([Ask(seq, 4, (), sentence({2}, {64}, {3}))])
+    assert draft.tokens == (2, 64)
+
+
+def test_what_is_forced_is_left_to_the_grammar_and_read_in_one_go() -> None:
+    model = Counting()
+    drafter, seq = ModelDrafter(model, VOCAB), a_seq()
+    relay = Relay([Grammar(), drafter])
+    relay.begin(seq)
+    cursor = sentence({1}, {2}, ANY, ANY, {3}, {4}, {5}, ANY, {0})
+    (draft,) = relay.draft([Ask(seq, 3, (), cursor, 9)])
+    assert [(source, len(list(run))) for source, run in groupby(draft.sources)] == [
+        ("grammar", 2),
+        ("model", 2),
+        ("grammar", 3),
+        ("model", 1),
+        ("grammar", 1),
+    ]
+    assert model.fed == [5, 1, 4]  # prompt and forced run; one guess; the next guess and run
+
+
+def test_without_the_grammar_among_them_the_model_goes_through() -> None:
+    drafter, seq = ModelDrafter(ToyTarget(VOCAB), VOCAB), a_seq()
+    relay = Relay([drafter])
+    relay.begin(seq)
+    (draft,) = relay.draft([Ask(seq, 5, (), sentence({1}, {2}, ANY, {3}, ANY, ANY), 9)])
+    assert len(draft) == 5
+    assert set(draft.sources) == {"model"}

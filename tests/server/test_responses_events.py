@@ -1,0 +1,78 @@
+"""The items of a response, from the pieces of an answer: no model needed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.server.openai.responses_events import Items
+from paceline.text import FORMATS, CallDelta, ContentDelta, Delta
+
+ANSWER: list[Delta] = [
+    ContentDelta("Let me "),
+    ContentDelta("see."),
+    CallDelta(0, "find", ""),
+    CallDelta(0, None, '{"a": '),
+    CallDelta(0, None, "1}"),
+    CallDelta(1, "find", "{}"),
+    ContentDelta("Done."),
+]
+
+
+def told(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
+    items = Items("resp_1", FORMATS["hermes"])
+    events = [event for delta in deltas for event in items.take(delta)]
+    return items, events + items.close(status)
+
+
+def test_texts_and_calls_become_items() -> None:
+    items, _ = told(ANSWER, "incomplete")
+    first, one, two, last = items.done
+    assert first["content"][0]["text"] == "Let me see."
+    assert (one["name"], one["arguments"]) == ("find", '{"a": 1}')
+    assert (two["name"], two["arguments"]) == ("find", "{}")
+    assert last["content"][0]["text"] == "Done."
+    assert [item["status"] for item in items.done] == ["completed"] * 3 + ["incomplete"]
+    assert len({item["id"] for item in items.done}) == 4
+    assert one["call_id"] != two["call_id"]
+
+
+def test_the_events_rebuild_the_items() -> None:
+    items, events = told(ANSWER)
+    grown: list[str] = []
+    for event in events:
+        kind, index = event["type"], event["output_index"]
+        if kind == "response.output_item.added":
+            assert index == len(grown)
+            grown.append("")
+        elif kind.endswith(".delta"):
+            assert index == len(grown) - 1
+            grown[index] += event["delta"]
+        elif kind == "response.output_item.done":
+            assert event["item"] == items.done[index]
+    assert grown == ["Let me see.", '{"a": 1}', "{}", "Done."]
+    for event in events:
+        if "item_id" in event:
+            assert event["item_id"] == items.done[event["output_index"]]["id"]
+
+
+def test_events_keep_what_they_told() -> None:
+    """A later delta changes no event that was already made."""
+    _, events = told(ANSWER)
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["status"] for item in added] == ["in_progress"] * 4
+    assert [item.get("arguments", item.get("content")) for item in added] == [[], "", "", []]
+
+
+def test_an_empty_answer_is_an_empty_message() -> None:
+    items, events = told([])
+    assert items.done[0]["content"][0]["text"] == ""
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+    ]
+
+
+def test_the_same_answer_has_the_same_ids() -> None:
+    assert told(ANSWER)[0].done == told(ANSWER)[0].done

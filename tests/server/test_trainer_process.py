@@ -1,0 +1,146 @@
+"""The process that learns: it stops when it is told, says what it does, and never outlives its server."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pupils import state
+from running import until
+
+from paceline.config import EngineConfig
+from paceline.server.online.process import Pupil
+from paceline.trace.online import LearnJob
+
+SPEAKS = """
+import sys, time
+given = sys.stdin.read()
+print('{"got": %d}' % len(given), flush=True)
+sys.stdout.write('{"half":'); sys.stdout.flush(); time.sleep(0.3); print(' 1}\\nno JSON', flush=True)
+time.sleep(100)
+"""
+WAIT_S = 60
+
+
+def python(code: str) -> tuple[str, ...]:
+    return sys.executable, "-c", code
+
+
+@pytest.fixture
+def pupil() -> Iterator[Pupil]:
+    made = Pupil(b"a job", python(SPEAKS))
+    yield made
+    made.kill()
+
+
+def test_it_hears_its_job_and_is_heard_line_by_line(pupil: Pupil) -> None:
+    heard: list[dict[str, int]] = []
+
+    def more() -> bool:
+        heard.extend(pupil.told())
+        return len(heard) >= 2
+
+    assert until(more, WAIT_S)
+    assert heard == [{"got": 5}, {"half": 1}]
+    assert pupil.exit_code is None
+
+
+def test_it_stops_and_goes_on(pupil: Pupil) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, pupil.pid) == 19
+    for _ in range(2):
+        pupil.pause()
+        pupil.pause()
+        assert until(lambda: state(pupil.pid) == "T", WAIT_S)
+        pupil.go_on()
+        assert until(lambda: state(pupil.pid) in ("S", "R"), WAIT_S)
+
+
+def test_a_stopped_one_can_be_killed(pupil: Pupil) -> None:
+    pupil.pause()
+    pupil.kill()
+    assert pupil.exit_code == -signal.SIGKILL
+    pupil.pause()  # of one that is gone
+    pupil.go_on()
+    assert state(pupil.pid) == ""
+
+
+def test_the_kernel_takes_it_before_the_server() -> None:
+    own = Path("/proc/self/oom_score_adj")
+    if not own.exists():
+        pytest.skip("this system has no such score")
+    made = Pupil(b"", python(SPEAKS))
+    try:
+        assert int(Path(f"/proc/{made.pid}/oom_score_adj").read_text()) >= max(500, int(own.read_text()))
+    finally:
+        made.kill()
+
+
+def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    made = Pupil(b"", python("import os; print('{\"sees\": \"%s\"}' % os.environ['CUDA_VISIBLE_DEVICES'])"))
+    try:
+        assert until(lambda: made.exit_code == 0, WAIT_S)
+        assert made.told() == [{"sees": ""}]
+    finally:
+        made.kill()
+
+
+STAYS = """
+import sys, time
+from paceline.train import aside, refresh
+def run(*_):
+    print("{}", flush=True)
+    time.sleep(300)
+refresh.run = run
+aside.main(int(sys.argv[1]))
+"""
+SERVES = """
+import os, signal, sys
+sys.path.append({here!r})
+from paceline.server.online.process import Pupil
+from pupils import state
+pupil = Pupil({job!r}, (sys.executable, "-c", {stays!r}))
+while not pupil.told(): pass
+if {paused}: pupil.pause()
+while {paused} and state(pupil.pid) != "T": pass
+print(pupil.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+TAKES_IN = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans of its children are its own
+subprocess.run([sys.executable, "-c", {serves!r}], check=False)
+print("its server is gone", flush=True)
+sys.stdin.read()
+"""
+
+
+def serves(paused: bool) -> str:
+    job = LearnJob("m", (), EngineConfig(), ()).encode()
+    return SERVES.format(here=str(Path(__file__).parent), job=job, stays=STAYS, paused=paused)
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_it_goes_when_its_server_is_killed(paused: bool) -> None:
+    done = subprocess.run(python(serves(paused)), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    assert until(lambda: state(int(done.stdout)) == "", WAIT_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there somebody else may take in orphans")
+@pytest.mark.parametrize("paused", [True, False])
+def test_it_goes_though_somebody_takes_in_orphans(paused: bool) -> None:
+    """As in a container with an init of its own: then the system does not end those that are stopped."""
+    command = python(TAKES_IN.format(serves=serves(paused)))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as outer:
+        assert outer.stdout is not None
+        pid = int(outer.stdout.readline())
+        try:
+            assert outer.stdout.readline() == "its server is gone\n"
+            assert until(lambda: state(pid) == "", WAIT_S)
+        finally:
+            if state(pid):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,143 @@
+"""Trained drafters in an LLM: found by name or folder, checked against the model, asked last."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from saved_heads import save_untrained
+
+from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
+from paceline.errors import DrafterMismatch, SettingError, UnknownModel
+from paceline.heads.kinds import KINDS
+from paceline.heads.local_heads import drafter_path, kept_here
+from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.target.base import PagedTarget
+from paceline.target.native.target import NativeTarget
+
+pytestmark = pytest.mark.model
+
+CONFIG = EngineConfig("cpu", cache_mb=64)
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("trained")
+    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def llm(folders: dict[str, Path]) -> LLM:
+    return LLM("smollm2-135m", trained=tuple(folders.values()), config=CONFIG)
+
+
+def test_they_are_asked_after_those_that_cost_less(llm: LLM) -> None:
+    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *KINDS)
+    assert llm.trained == {f"my-{kind}": kind for kind in KINDS}
+    assert {llm.drafters[kind].name for kind in KINDS} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_that_of_plain_decoding(llm: LLM, kind: str, temperature: float) -> None:
+    found = [
+        llm.generate(PROMPT, max_tokens=12, temperature=temperature, seed=3, spec=spec)
+        for spec in (SpecConfig((kind,), 3, adaptive=False), SpecConfig(("none",)))
+    ]
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].drafted[kind] > 10
+
+
+def test_a_name_is_one_of_those_trained_here(
+    folders: dict[str, Path], smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "drafters").mkdir()
+    (tmp_path / "drafters" / "mine").symlink_to(folders["block"])
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr("paceline.heads.local_heads.SHIPPED", tmp_path / "none")
+    assert kept_here() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
+    assert drafter_path("some/folder") == Path("some/folder")
+    with pytest.raises(UnknownModel, match=r"'yours': expected a folder, or one trained here \(mine\)"):
+        LLM(str(smollm2_path), trained=["yours"])
+
+
+def test_one_of_each_kind(folders: dict[str, Path], smollm2_path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(folders["block"])
+    with pytest.raises(SettingError, match="my-block and other are both block drafters"):
+        LLM(str(smollm2_path), trained=[folders["block"], other])
+
+
+def test_a_name_that_is_taken(folders: dict[str, Path], smollm2_path: Path) -> None:
+    class Mine(Drafter):
+        name = "block"
+
+        def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+            return []
+
+    with pytest.raises(SettingError, match="my-block would be called 'block'"):
+        LLM(str(smollm2_path), drafters=[Mine()], trained=[folders["block"]])
+
+
+def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
+    with pytest.raises(SettingError, match="'eagle': give a trained one"):
+        LLM(str(smollm2_path), spec=SpecConfig(("eagle",)))
+
+
+@pytest.mark.gemma
+def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) -> None:
+    with pytest.raises(DrafterMismatch, match=r"my-block was trained for SmolLM2"):
+        LLM(str(gemma_path), trained=[folders["block"]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_can_take_the_place_of_another_between_passes(
+    llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
+) -> None:
+    spec = SpecConfig((kind,), 3, adaptive=False)
+    plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
+    old = llm.drafters[kind]
+    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
+    (new,) = drafters_beside(llm.target, heads, smollm2_path, CONFIG)
+    running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
+    llm.engine.submit(running)
+    rounds = [r for _ in range(4) for r in llm.engine.step()]
+    asked = len(rounds)
+    llm.exchange(new)
+    while llm.engine.busy:
+        rounds += llm.engine.step()
+    assert tuple(running.output) == plain.token_ids
+    assert sum(len(r.draft) for r in rounds[asked:]) > 10  # the new one guesses for what was running
+    assert llm.drafters[kind] is new is not old
+    assert llm.generate(PROMPT, max_tokens=24, seed=3, spec=spec).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
+    """What the target finds in its cache it does not compute again, so no drafter sees it again."""
+    assert isinstance(llm.target, PagedTarget)
+    assert llm.drafters[kind]._kept._most == llm.target.capacity  # type: ignore[attr-defined]
+
+
+def test_none_holds_the_targets_embedding_again(
+    llm: LLM, folders: dict[str, Path], smollm2_path: Path
+) -> None:
+    """Nor what is run in 8 bits in float32, and not even while it is loaded."""
+    if not isinstance(llm.target, NativeTarget):
+        pytest.skip("the native engine does not run here")
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("this system does not say what a process held at most")
+    script = Path(__file__).with_name("target") / "held_by_drafters.py"
+    shipped = drafter_path("smollm2-135m-block")
+    command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    embedding = 4 * 49152 * 576  # bytes; the own weights of the shipped one would take a third of that
+    for held, peak in json.loads(said.stdout):
+        assert held < embedding / 3
+        assert peak < embedding
