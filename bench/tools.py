@@ -20,7 +20,7 @@ from bench import machine, mask_cost, report, run, workload
 from bench.call_rows import HEAD, Answer, cells, rows
 from bench.calls import FILES, Item, items, written_anyhow
 from paceline import LLM, SpecConfig
-from paceline.constraints import Constraint, Switched, tool_calls
+from paceline.constraints import Constraint, Triggered, tool_calls
 from paceline.drafters.suffix import Suffix
 from paceline.errors import ConstraintError
 from paceline.text import parse_tool_calls
@@ -101,7 +101,7 @@ class Bench:
 
     def _cursor(self, item: Item) -> Cursor:
         form = self.llm.tokenizer.tool_format
-        constraint: Constraint | Switched = tool_calls(item.tools, "required", form, item.parallel)
+        constraint: Constraint | Triggered = tool_calls(item.tools, "required", form, item.parallel)
         return self.llm.constraints.cursor(constraint)
 
     def _forced(self, item: Item, tokens: Sequence[int]) -> int:

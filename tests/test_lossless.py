@@ -404,8 +404,8 @@ def test_a_stale_or_missing_cache_row_is_caught(broken: type[ToyTarget]) -> None
 class TellingTarget(ToyTarget):
     """Takes rows that were sketched for its own."""
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
-        scores = super().sketch(feeds, starts, layers)
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        scores = super().skip_forward(feeds, starts, layers)
         for feed in feeds:
             self._rows[feed.seq_id] += feed.tokens
         return scores

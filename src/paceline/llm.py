@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.constraints import ANYTHING, Compiler, Wanted, Whitespace
+from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
@@ -136,7 +136,7 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        wanted: Wanted = ANYTHING,
+        wanted: OutputSpec = ANYTHING,
         *,
         spec: SpecConfig | None = None,
         prediction: str = "",
@@ -198,7 +198,7 @@ class LLM:
         required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
-        wanted = Wanted(
+        wanted = OutputSpec(
             tuple(tools or ()),
             tool_choice or "auto",
             parallel_tool_calls,
@@ -219,14 +219,14 @@ class LLM:
         self._inbox[made.seq.id] = deque()
         return Stream(self, made.seq, made.text, made.reader)
 
-    def _opening(self, prompt: Prompt, wanted: Wanted, variables: dict[str, Any]) -> str:
+    def _opening(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""
         if isinstance(prompt, str):
             return prompt[-PROMPT_END:]
         messages = [message for message in prompt if isinstance(message, Mapping)]
         return self.tokenizer.opening(messages, wanted.tools or None, **variables) if messages else ""
 
-    def _cursor(self, wanted: Wanted, opening: str, ignore_eos: bool) -> Cursor | None:
+    def _cursor(self, wanted: OutputSpec, opening: str, ignore_eos: bool) -> Cursor | None:
         constraint = wanted.constraint(self.tokenizer.tool_format, opening)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 

@@ -16,7 +16,7 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.drafters.heads.head_cache import MOST
 from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
-from paceline.heads.base import Borrowed
+from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, Stored, read, read_card
 from paceline.heads.local_heads import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
 from paceline.heads.versions import Version, current
@@ -142,7 +142,7 @@ def drafters_beside(
     return [_drafter(head, target, lent) for head in heads]
 
 
-def _drafter(head: Stored, target: Target, lent: Borrowed) -> Drafter:
+def _drafter(head: Stored, target: Target, lent: TargetEmbeddings) -> Drafter:
     """It remembers as much as the target does: what that does not compute again, nobody sees again."""
     remembered = target.capacity if isinstance(target, PagedTarget) else MOST
     runner, calibration = native_block(head, target), head.card.calibration

@@ -64,7 +64,7 @@ class ToyTarget:
         hidden = {tap: self._tensor(inner) * (tap + 1) for tap in taps}
         return Scores(self._tensor(rows), tuple(starts), tuple(first_rows), hidden)
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         rows = []
         for feed, start in zip(feeds, starts, strict=True):
             held, sketched = self._rows[feed.seq_id], self._sketched.get(feed.seq_id, [])

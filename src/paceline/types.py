@@ -216,7 +216,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HiddenRows:
     """Rows of a pass that stay in the target's cache, as some of its layers left them."""
 
     seq: Seq
@@ -237,7 +237,7 @@ class Drafter(Protocol):
 
     name: str
     taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to read
-    takes_turns: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
+    interleaves: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
 
@@ -249,7 +249,7 @@ class Drafter(Protocol):
         """Verdicts were committed: seqs[i].tokens already ends with what verdicts[i] says."""
         return
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         """A pass was committed; not called without taps.
 
         Each position is seen once, in order, pieces of prompts included, guesses that were refused not. Those
@@ -282,13 +282,13 @@ class Target(Protocol):
     def close(self, seq_id: str) -> None: ...
 
 
-class Sketcher(Target, Protocol):
+class LayerSkipTarget(Target, Protocol):
     """A target that can also run some of its layers only, to guess with."""
 
     layers: int
     layer_share: float  # of the work for one row of a pass, what a layer does
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         """Bare tokens of each feed, from position starts[i] on, through these layers in ascending order.
 
         Their rows are never kept: no pass reads them and the next one writes over them. Rows between the kept

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cursors import after, allowed, row_of, said, tokenizer_with
 
-from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Switched, check, compiler
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, check, compiler
 from paceline.constraints.compiler import _Kept
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
@@ -59,7 +59,7 @@ def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     made = Compiler(MARKED, VOCAB)
     for _ in range(3):
         made.cursor(Regex("a+"))
-        made.cursor(Switched("<", Regex("<b")))
+        made.cursor(Triggered("<", Regex("<b")))
     assert len(calls) == 2
 
 
@@ -121,7 +121,7 @@ def test_padding_beyond_the_vocabulary_is_never_allowed(more: int) -> None:
 
 def test_padding_is_free_text_like_any_other() -> None:
     made = Compiler(MARKED, VOCAB + 40)
-    cursor = made.cursor(Switched("ab", Regex("abc")))
+    cursor = made.cursor(Triggered("ab", Regex("abc")))
     assert cursor.advance(ord("a"))
     assert cursor.advance(VOCAB + 39)
     assert not cursor.advance(VOCAB + 40)

@@ -9,7 +9,7 @@ from cursors import after, random_token, row_of, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Switched, compiler
+from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Triggered, compiler
 from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, masks, words
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
@@ -20,13 +20,13 @@ VOCAB = TOKENIZER.vocab_size
 WORDS = words(VOCAB)
 (END,) = TOKENIZER.eos_ids
 COMPILER = Compiler(TOKENIZER, VOCAB)
-CONSTRAINTS: list[Constraint | Switched] = [
+CONSTRAINTS: list[Constraint | Triggered] = [
     Regex("a(bc)?a*"),
     Regex("abca(aab|bcb)abcab"),
     Choice(("abc", "abcabc", "aab", "c")),
     Json.of({"type": "array", "items": {"enum": ["a", "ab", None]}, "maxItems": 3}),
-    Switched("ab", Regex("ab(ca|bc)c?"), again=True),
-    Switched("ab", None),
+    Triggered("ab", Regex("ab(ca|bc)c?"), again=True),
+    Triggered("ab", None),
 ]
 
 

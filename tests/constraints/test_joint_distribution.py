@@ -14,7 +14,7 @@ from small import small_tokenizer
 
 from paceline.constraints import Compiler, Regex
 from paceline.constraints.draft_masks import Masks, masks
-from paceline.drafters.drafter_list import Relay, joined
+from paceline.drafters.drafter_list import DrafterList, joined
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.support.grammar_filter import legal
 from paceline.engine.accept import Coins, LawAt, block, match, residual
@@ -166,7 +166,7 @@ def bare(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
 
 def forced(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
     seq = Seq("s", list(prefix), 0)
-    return Relay([Grammar()]).draft([Ask(seq, 2, (), cursor, 4)])[0]
+    return DrafterList([Grammar()]).draft([Ask(seq, 2, (), cursor, 4)])[0]
 
 
 def forced_then_drawn(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:

@@ -8,9 +8,9 @@ from tiny_heads import tiny_model
 from torch_cases import VOCAB
 
 from paceline.convert.foreign_checkpoint import Target
-from paceline.heads.base import Net
+from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card
 from paceline.train.recipe import pieces_of
 
@@ -19,7 +19,7 @@ PIECES = pieces_of(MODEL)
 TARGET = Target("tiny", MODEL.shape, PIECES)
 
 
-def shaken(net: Net, seed: int) -> Net:
+def shaken(net: DraftHead, seed: int) -> DraftHead:
     generator = torch.Generator().manual_seed(seed)
     net.reset(PIECES, generator)
     with torch.no_grad():
@@ -28,11 +28,11 @@ def shaken(net: Net, seed: int) -> Net:
     return net
 
 
-def an_eagle(draft_vocab: int = 40, seed: int = 0, **settings: Any) -> EagleNet:
+def an_eagle(draft_vocab: int = 40, seed: int = 0, **settings: Any) -> EagleHead:
     settings = {"window": 7} | settings
-    shape = EagleShape(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), 3, **settings)
-    net = shaken(EagleNet(shape, PIECES, some_ids(draft_vocab)), seed)
-    assert isinstance(net, EagleNet)
+    shape = EagleConfig(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), 3, **settings)
+    net = shaken(EagleHead(shape, PIECES, some_ids(draft_vocab)), seed)
+    assert isinstance(net, EagleHead)
     return net
 
 

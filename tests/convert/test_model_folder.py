@@ -19,7 +19,7 @@ from paceline.errors import SettingError, UnknownArchitecture
 from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 hf = pytest.importorskip("transformers")
 
@@ -28,7 +28,7 @@ TEXT = 'Hello café 123\n<|im_start|>user<|im_end|> {"a": [1, null]}'
 
 
 def logits(weights: Weights, tokens: list[int]) -> Tensor:
-    model = DenseModel(weights, "cpu", torch.float32)
+    model = TrainDecoder(weights, "cpu", torch.float32)
     return model.logits(model.features(torch.tensor([tokens]))[1])[0]
 
 

@@ -17,14 +17,14 @@ from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.drafters.heads.tree_growth import Spot
 from paceline.heads.base import Pieces
-from paceline.heads.eagle import EagleNet
+from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
-from paceline.heads.medusa import MedusaNet
+from paceline.heads.medusa import MedusaHead
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
-from paceline.train.train_decoder import DenseModel
-from paceline.types import Ask, Seen, Seq
+from paceline.train.train_decoder import TrainDecoder
+from paceline.types import Ask, HiddenRows, Seq
 
 pytestmark = pytest.mark.model
 
@@ -38,20 +38,20 @@ class Read:
 
     path: Path
     pieces: Pieces
-    model: DenseModel
+    model: TrainDecoder
     tokens: list[int]
     hidden: dict[int, Tensor]  # [n, width]
     final: Tensor  # [n, width]
 
-    def seen(self, taps: tuple[int, ...]) -> tuple[Seq, Seen]:
+    def seen(self, taps: tuple[int, ...]) -> tuple[Seq, HiddenRows]:
         params = SamplingParams(max_tokens=64)
         seq = Seq("one", list(self.tokens), len(self.tokens), params, SpecConfig(("eagle",), adaptive=False))
-        return seq, Seen(seq, 0, {tap: self.hidden[tap] for tap in taps})
+        return seq, HiddenRows(seq, 0, {tap: self.hidden[tap] for tap in taps})
 
 
 @pytest.fixture(scope="module")
 def read(smollm2_path: Path) -> Read:
-    model = DenseModel(load_weights(smollm2_path), "cpu", torch.float32)
+    model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
     tokens = Tokenizer.load(smollm2_path).encode(TEXT)
     hidden, final = model.features(torch.tensor([tokens]), range(model.shape.layers))
     rows = {layer: states[0, :-1] for layer, states in hidden.items()}
@@ -109,7 +109,7 @@ def test_eagle3(
     pickled = "" if settings else "pytorch_model.bin"
     import_(saved(tmp_path / "theirs", config, tensors, pickled), read.path, tmp_path / "ours")
     net = load(tmp_path / "ours", read.pieces).net
-    assert isinstance(net, EagleNet)
+    assert isinstance(net, EagleHead)
     assert net.shape.own_embed == own_embed
 
     layers = [read.hidden[i - 1] for i in inputs]
@@ -137,7 +137,7 @@ def test_medusa(layers: int, read: Read, tmp_path: Path) -> None:
     config = {"medusa_num_heads": 3, "medusa_num_layers": layers, "base_model_name_or_path": "smollm2"}
     import_(saved(tmp_path / "theirs", config, tensors, file), read.path, tmp_path / "ours")
     net = load(tmp_path / "ours", read.pieces).net
-    assert isinstance(net, MedusaNet)
+    assert isinstance(net, MedusaHead)
     drafter = MedusaDrafter(net)
     seq, seen = read.seen(net.shape.taps)
     drafter.begin(seq)

@@ -28,16 +28,16 @@ from paceline.errors import (
     UnknownArchitecture,
     UnknownModel,
 )
-from paceline.heads.base import Net
+from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.train.evaluate import Recorded, replay
 from paceline.train.recipe import default_taps
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 
 def found(written: Written) -> Found:
@@ -45,7 +45,7 @@ def found(written: Written) -> Found:
     return Found("theirs", Fields("config.json", config), written.tensors)
 
 
-def same(net: Net, back: Any) -> None:
+def same(net: DraftHead, back: Any) -> None:
     assert back.shape == net.shape
     assert torch.equal(back.draft_ids, net.draft_ids)
     own = net.state_dict()
@@ -94,18 +94,18 @@ def test_a_scaled_embedding_is_written_as_the_layers_read_it() -> None:
 def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, tmp_path: Path) -> None:
     """Through the files, from int8: the exported weights are those that are served."""
     from paceline.drafters.heads.choose import drafter_of
-    from paceline.heads.block import BlockNet, BlockShape
+    from paceline.heads.block import BlockConfig, BlockHead
 
     pieces = load_pieces(smollm2_path)
-    model = DenseModel(load_weights(smollm2_path), "cpu", torch.float32)
+    model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
     of, ids = model.shape, torch.arange(0, 900, 3)
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))
     taps = default_taps(of.layers, 3)
-    net: Net
+    net: DraftHead
     if kind == "block":
-        net = BlockNet(BlockShape(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), pieces, ids)
+        net = BlockHead(BlockConfig(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), pieces, ids)
     else:
-        net = EagleNet(EagleShape(*sizes, taps, 4, norm_eps=of.norm_eps), pieces, ids)
+        net = EagleHead(EagleConfig(*sizes, taps, 4, norm_eps=of.norm_eps), pieces, ids)
     net.reset(pieces, torch.Generator().manual_seed(0))
     card = Card(kind, net.shape, "smollm2", pieces.fingerprint)
     save(tmp_path / "ours", card, net)

@@ -20,14 +20,14 @@ from paceline.convert import METHODS, export, export_model
 from paceline.convert.model_config import config_of
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.evaluate import Recorded
 from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import DenseModel
-from paceline.types import Ask, Seen, Seq
+from paceline.train.train_decoder import TrainDecoder
+from paceline.types import Ask, HiddenRows, Seq
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
@@ -57,7 +57,7 @@ class Place:
     prompts: list[list[int]]
     plain: list[list[int]]  # what vLLM writes without guesses
     weights: Mapping[str, Tensor]
-    model: DenseModel
+    model: TrainDecoder
 
     @property
     def texts(self) -> list[Recorded]:
@@ -80,7 +80,7 @@ def place(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Place
     prompts = [tokenizer.encode(tokenizer.render([{"role": "user", "content": text}])) for text in ASKED]
     plain = served(folder, prompts)["tokens"]
     weights = load_weights(smollm2_path)
-    model = DenseModel(weights, "cpu", torch.float32)
+    model = TrainDecoder(weights, "cpu", torch.float32)
     return Place(smollm2_path, folder, prompts, plain, weights.tensors, model)
 
 
@@ -103,7 +103,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
     for text in place.texts:
         tokens = torch.tensor([text.tokens])
         hidden, final = place.model.features(tokens, made.net.shape.taps)
-        lessons.append(Lesson(tokens, torch.tensor([text.own]), hidden, final))
+        lessons.append(TrainBatch(tokens, torch.tensor([text.own]), hidden, final))
     for step in range(steps):
         optimizer.zero_grad()
         loss, _ = made.loss(lessons[step % len(lessons)], step / steps, generator)
@@ -126,7 +126,7 @@ def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
         read, anchor = 0, len(prompt)
         while rest := text.tokens[anchor + 1 :]:
             seq.tokens[:] = text.tokens[: anchor + 1]
-            drafter.read([Seen(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})])
+            drafter.read([HiddenRows(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})])
             said = list(drafter.draft([Ask(seq, GUESSES)])[0].tokens)
             drafts[-1].append(said)
             agree = [a == b for a, b in zip(said, rest, strict=False)]
@@ -163,7 +163,7 @@ def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> 
 def test_vllm_computes_what_we_compute(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path, hidden_size=192, head_dim=32)  # vLLM derives a qwen2's head_dim
     weights, tokens = load_weights(tmp_path), some_tokens(60)
-    model = DenseModel(weights, "cpu", torch.float32)
+    model = TrainDecoder(weights, "cpu", torch.float32)
     ours = model.logits(model.features(torch.tensor([tokens]))[1])[0].log_softmax(-1)
     described = config_of(weights.shape, weights.tensors, "float32", {})
     (tmp_path / "config.json").write_text(json.dumps(described))

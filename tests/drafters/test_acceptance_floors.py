@@ -9,7 +9,7 @@ import pytest
 from agent_text import Turn, conversation, edited_code, encode, shuffled
 
 from paceline.advise.replay import ReplayStats, follow, replay
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
@@ -50,7 +50,7 @@ def from_the_prediction(known: Knowledge) -> float:
         ("suffix", 3.5, lambda known: from_the_prompt(Suffix(SuffixSettings(learn=False)), known)),
         ("suffix memory", 2.3, from_the_past),
         ("prediction", 3.5, from_the_prediction),
-        ("relay", 3.5, lambda known: from_the_prompt(Relay([NoDrafter(), Ngram()]), known)),
+        ("relay", 3.5, lambda known: from_the_prompt(DrafterList([NoDrafter(), Ngram()]), known)),
     ],
 )
 def test_floor_on_home_ground(name: str, floor: float, play: Callable[[Knowledge], float]) -> None:

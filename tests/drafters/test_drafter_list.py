@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.none import NoDrafter
-from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Scores, Seen, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Scores, Seq, Verdict
 
 
 class Knows(Drafter):
@@ -25,7 +25,7 @@ class Knows(Drafter):
     def begin(self, seq: Seq) -> None:
         self.heard.append("begin")
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         assert self.taps, "shown to one who has no taps"
         self.heard.append("read")
 
@@ -42,19 +42,19 @@ def asks(*names: str) -> list[Ask]:
 
 def test_the_first_answer_counts() -> None:
     one, two, three = Knows("one", "a"), Knows("two", "a", "b"), Knows("three", "b")
-    drafts = Relay([one, two, three]).draft(asks("a", "b"))
+    drafts = DrafterList([one, two, three]).draft(asks("a", "b"))
     assert [draft.sources for draft in drafts] == [("one",), ("two",)]
     assert (one.asked, two.asked, three.asked) == (["a", "b"], ["b"], [])
 
 
 def test_nobody_knows() -> None:
-    assert Relay([Knows("one"), NoDrafter()]).draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
-    assert Relay([]).draft(asks("a")) == [NO_DRAFT]
+    assert DrafterList([Knows("one"), NoDrafter()]).draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
+    assert DrafterList([]).draft(asks("a")) == [NO_DRAFT]
 
 
 def test_all_of_them_hear_everything() -> None:
     members = [Knows("one", "a"), Knows("two")]
-    drafter, seq = Relay(members), Seq("a", [1], 1)
+    drafter, seq = DrafterList(members), Seq("a", [1], 1)
     drafter.begin(seq)
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
@@ -63,12 +63,12 @@ def test_all_of_them_hear_everything() -> None:
 
 def test_those_who_have_taps_read() -> None:
     members = [Knows("one", taps=(1,)), Knows("two"), Knows("three", taps=(2,))]
-    Relay([members[0], Relay(members[1:])]).read([Seen(Seq("a", [1], 1), 0, {})])
+    DrafterList([members[0], DrafterList(members[1:])]).read([HiddenRows(Seq("a", [1], 1), 0, {})])
     assert [member.heard for member in members] == [["read"], [], ["read"]]
 
 
 def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
-    drafter = Relay([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
+    drafter = DrafterList([Knows("suffix", taps=(3, 1)), Knows("ngram"), Knows("head", taps=(1, 7))])
     assert drafter.name == "suffix+ngram+head"
     assert drafter.taps == (1, 3, 7)
 
@@ -120,7 +120,7 @@ def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObjec
     made = [{name: data.draw(any_draft()) for name in names} for _ in range(data.draw(st.integers(0, 3)))]
     lists = [[Random(str(i), drafts) for i, drafts in enumerate(made)] + [Grammar()] for _ in range(2)]
     questions = [Ask(Seq(name, [1], 1), 4, (), None, 3) for name in names]
-    assert Relay(lists[0]).draft(questions) == first_of(lists[1], questions)
+    assert DrafterList(lists[0]).draft(questions) == first_of(lists[1], questions)
     assert [vars(a) for a in lists[0]] == [vars(b) for b in lists[1]]  # and the same were asked the same
 
 
@@ -133,7 +133,7 @@ class Fails(Knows):
     def begin(self, seq: Seq) -> None:
         raise ValueError("begin")
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         raise ValueError("read")
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
@@ -145,10 +145,10 @@ class Fails(Knows):
 
 def test_one_that_fails_takes_nothing_from_the_others() -> None:
     other = Knows("other", "a", taps=(1,))
-    drafter, seq = Relay([Fails("fails", taps=(1,)), other]), Seq("a", [1], 1)
+    drafter, seq = DrafterList([Fails("fails", taps=(1,)), other]), Seq("a", [1], 1)
     drafter.begin(seq)
     assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
-    drafter.read([Seen(seq, 0, {})])
+    drafter.read([HiddenRows(seq, 0, {})])
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
     assert other.heard == ["begin", "read", "observe", "end"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.engine.accept import Coins, LawAt, block, residual
 from paceline.sampling import Doubles
@@ -33,13 +33,13 @@ def table(seed: int, allowed: Callable[[Prefix], set[int]] | None) -> Table:
     """A different random law after every prefix, of what is allowed there."""
 
     @cache
-    def law(prefix: Prefix) -> Doubles:
+    def distribution(prefix: Prefix) -> Doubles:
         rng = random.Random(f"law {seed} {prefix}")
         ids = (allowed(prefix) if allowed else None) or range(VOCAB)
         p = np.array([rng.random() if i in ids else 0.0 for i in range(VOCAB)])
         return np.asarray(p / p.sum())
 
-    return law
+    return distribution
 
 
 class Drawn(Drafter):
@@ -89,7 +89,7 @@ def decoded(
             cursor = ToyCursor(allowed)
             assert all(cursor.advance(token) for token in prefix)
             ask = Ask(Seq("a", list(prefix), 0), 3, (), cursor, 2)
-            (draft,) = Relay(lists(Drawn(q, coins))).draft([ask])
+            (draft,) = DrafterList(lists(Drawn(q, coins))).draft([ask])
             verdict = rule(draft, lambda n: p(prefix + tuple(draft.tokens[i] for i in draft.path(n))), coins)
             return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
 
@@ -104,10 +104,12 @@ def decoded(
 
 def true_law(seed: int) -> dict[Prefix, float]:
     p = table(seed, rules(seed))
-    law: dict[Prefix, float] = {(): 1.0}
+    distribution: dict[Prefix, float] = {(): 1.0}
     for _ in range(LENGTH):
-        law = {(*s, v): c * float(p(s)[v]) for s, c in law.items() for v in range(VOCAB) if p(s)[v] > 0}
-    return law
+        distribution = {
+            (*s, v): c * float(p(s)[v]) for s, c in distribution.items() for v in range(VOCAB) if p(s)[v] > 0
+        }
+    return distribution
 
 
 LISTS: dict[str, Callable[[Drawn], list[Drafter]]] = {

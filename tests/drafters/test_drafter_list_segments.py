@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_grammar import VOCAB, permits, random_rules, sentence
 
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.ngram import Ngram
 from paceline.drafters.prediction import Prediction
@@ -40,7 +40,7 @@ def ask(cursor: Cursor | None, budget: int = 8, certain: int = 8, name: str = "a
 
 
 def guess(drafters: Sequence[Drafter], cursor: Cursor, budget: int = 8, certain: int = 8) -> Draft:
-    return Relay(drafters).draft([ask(cursor, budget, certain)])[0]
+    return DrafterList(drafters).draft([ask(cursor, budget, certain)])[0]
 
 
 def form() -> ToyCursor:
@@ -86,7 +86,7 @@ def test_each_leg_is_told_where_it_stands() -> None:
         return Draft((1, 2), None, (), (0.5, 0.5))
 
     first = ask(form(), budget=5, certain=9)
-    Relay([Grammar(), Says("free", answer)]).draft([first])
+    DrafterList([Grammar(), Says("free", answer)]).draft([first])
     assert seen == [((7, 8), 5, 7, []), ((7, 8, 1, 2, 9), 3, 6, [])]
     assert first.after == ()
     assert isinstance(first.cursor, ToyCursor)
@@ -140,9 +140,11 @@ def test_who_has_no_legal_guess_leaves_it_to_the_next() -> None:
 
 def test_guesses_of_the_prompt_and_of_the_caller_are_cut_too() -> None:
     copied = Seq("a", [1, 2, 3, 9, 1, 2], 6)
-    assert Relay([Ngram()]).draft([Ask(copied, 4, (), sentence(FREE, FREE, FREE))])[0].tokens == (3,)
+    assert DrafterList([Ngram()]).draft([Ask(copied, 4, (), sentence(FREE, FREE, FREE))])[0].tokens == (3,)
     foretold = Seq("a", [5], 1, prediction=(1, 2, 9, 4))
-    assert Relay([Prediction()]).draft([Ask(foretold, 4, (), sentence(FREE, FREE, FREE))])[0].tokens == (1, 2)
+    assert DrafterList([Prediction()]).draft([Ask(foretold, 4, (), sentence(FREE, FREE, FREE))])[
+        0
+    ].tokens == (1, 2)
 
 
 def test_a_tree_is_the_last_leg() -> None:
@@ -193,7 +195,7 @@ def test_nothing_follows_an_end() -> None:
 def test_a_leg_asks_each_drafter_once_for_all_sequences() -> None:
     free, last = always(1, 2, scores=(0.5, 0.5)), always(3, scores=(0.1,), name="last")
     cursors = [form(), sentence(FREE, FREE, {9}, FREE), None, sentence({7}, {8}, {9}, {9})]
-    drafts = Relay([Grammar(), free, last]).draft([ask(c, name=str(i)) for i, c in enumerate(cursors)])
+    drafts = DrafterList([Grammar(), free, last]).draft([ask(c, name=str(i)) for i, c in enumerate(cursors)])
     assert [[a.seq.id for a in call] for call in free.calls] == [["1", "2"], ["0"], ["1"], ["0"]]
     assert [d.tokens for d in drafts] == [(7, 8, 1, 2, 9, 1, 7), (1, 2, 9, 1), (1, 2), (7, 8, 9, 9)]
     assert last.calls == []
@@ -202,8 +204,8 @@ def test_a_leg_asks_each_drafter_once_for_all_sequences() -> None:
 class Anything(Drafter):
     """Random legal and illegal chains and trees."""
 
-    def __init__(self, name: str, data: st.DataObject, takes_turns: bool) -> None:
-        self.name, self.data, self.takes_turns = name, data, takes_turns
+    def __init__(self, name: str, data: st.DataObject, interleaves: bool) -> None:
+        self.name, self.data, self.interleaves = name, data, interleaves
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._one() for _ in asks]

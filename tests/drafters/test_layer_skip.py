@@ -12,7 +12,7 @@ from paceline.drafters.draft_model import SelfDrafter
 from paceline.drafters.draft_model.chosen import find_layers, known_layers, layers_for
 from paceline.drafters.draft_model.layer_search import Found, expected_speed, search
 from paceline.drafters.draft_model.layer_skip import MOST_UNREAD, sketch_cost
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.errors import CacheFull, SettingError
 from paceline.testing import ToyCursor, ToyTarget
@@ -28,9 +28,9 @@ class Layered(ToyTarget):
     layers = 8
     layer_share = 0.1
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         missed = [layer for layer in range(0, self.layers, 2) if layer not in layers]
-        return super().sketch(feeds, starts, range(self.layers - len(missed)))
+        return super().skip_forward(feeds, starts, range(self.layers - len(missed)))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def allowed() -> Iterator[set[int]]:
 def test_it_takes_turns_with_a_grammar(target: ToyTarget) -> None:
     """Its second leg is sketched after what the grammar has put behind the first."""
     rules = list(allowed())
-    relay = Relay([Grammar(), SelfDrafter(target, range(4))])
+    relay = DrafterList([Grammar(), SelfDrafter(target, range(4))])
     seq = opened(target, [1, 2, 3], 2, temperature=0.8)
     (draft,) = relay.draft([Ask(seq, 3, (), ToyCursor(lambda said: rules[len(said)]), 9)])
     assert draft.sources == ("grammar", "grammar", "self", "grammar", "grammar", "self")

@@ -14,12 +14,12 @@ from paceline.drafters.draft_model import ModelDrafter, TextDrafter, drafter_for
 from paceline.drafters.draft_model.retokenizer import Transcript
 from paceline.drafters.draft_model.select import EitherWay, overlap
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch
-from paceline.sampling import Doubles, History, law
+from paceline.sampling import Doubles, History, distribution
 from paceline.testing import ToyCursor
 from paceline.types import Ask, Draft, Drafter, Feed, Scores, Seq
 
@@ -178,7 +178,9 @@ def test_q_is_the_restricted_law() -> None:
         row = np.full(VOCAB, -np.inf, np.float32)
         for theirs, ours in TWO.shared.items():
             row[theirs] = model.logits(own)[ours]
-        want = law(row, seq.params, History(seq.tokens, seq.prompt_len, draft.tokens[:node])).probabilities()
+        want = distribution(
+            row, seq.params, History(seq.tokens, seq.prompt_len, draft.tokens[:node])
+        ).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
         assert {*draft.q[node].nonzero().flatten().tolist()} == TWO.shared.keys()
         own.append(TWO.shared[token])
@@ -212,7 +214,7 @@ def test_only_what_is_legal_is_guessed(way: str, accept: Accept) -> None:
     for wanted in (ahead, b" the hens", "é漢".encode(), ahead[:9] + b"!" + ahead):
         seq = a_seq(temperature=0.8, spec=spec(accept))
         cursor = only(wanted.startswith)
-        relay = Relay([WAYS[way](Reader(TWO.draft))])
+        relay = DrafterList([WAYS[way](Reader(TWO.draft))])
         relay.begin(seq)
         (draft,) = relay.draft([Ask(seq, 6, (), cursor)])
         assert wanted.startswith(b"".join(map(TWO.target.piece, draft.tokens)))
@@ -223,7 +225,7 @@ def test_only_what_is_legal_is_guessed(way: str, accept: Accept) -> None:
 
 def test_forced_tokens_are_left_to_the_grammar() -> None:
     for way in WAYS.values():
-        relay, seq = Relay([Grammar(), way(Reader(TWO.draft))]), a_seq(temperature=0.0)
+        relay, seq = DrafterList([Grammar(), way(Reader(TWO.draft))]), a_seq(temperature=0.0)
         relay.begin(seq)
         forced = ToyCursor(lambda tokens: {spell(b"x")[0]} if len(tokens) in (2, 3) else None)
         (draft,) = relay.draft([Ask(seq, 4, (), forced, 8)])

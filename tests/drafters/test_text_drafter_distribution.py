@@ -16,7 +16,7 @@ from paceline.drafters.draft_model import ModelDrafter, TextDrafter
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
 from paceline.drafters.support import draft_sampling as drawing
 from paceline.engine.accept import Coins, LawAt, block, residual
-from paceline.sampling import Doubles, Floats, Law
+from paceline.sampling import Distribution, Doubles, Floats
 from paceline.testing import BranchCoins, ToyTarget, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
 
@@ -53,7 +53,7 @@ def joint_law(
     p = table(seed)
 
     def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:
-        def drawn(of: Law, key: object, width: int) -> list[int]:
+        def drawn(of: Distribution, key: object, width: int) -> list[int]:
             return [coins.pick(of.probabilities())]
 
         patch.setattr(drawing, "ranked", drawn)
@@ -79,10 +79,12 @@ def joint_law(
 
 
 def true_law(p: Table) -> dict[Prefix, float]:
-    law: dict[Prefix, float] = {(): 1.0}
+    distribution: dict[Prefix, float] = {(): 1.0}
     for _ in range(LENGTH):
-        law = {(*s, v): c * float(p(s)[v]) for s, c in law.items() for v in range(VOCAB) if p(s)[v] > 0}
-    return law
+        distribution = {
+            (*s, v): c * float(p(s)[v]) for s, c in distribution.items() for v in range(VOCAB) if p(s)[v] > 0
+        }
+    return distribution
 
 
 def error(rule: Rule, accept: Accept, made: Callable[[], Drafter], patch: pytest.MonkeyPatch) -> float:

@@ -12,10 +12,10 @@ from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.support.grammar_filter import CERTAIN
-from paceline.sampling import History, law
+from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
 
@@ -79,7 +79,9 @@ def test_q_is_the_masked_law_itself() -> None:
     for node, allowed in enumerate([{1, 4}, {0, 2, 5}]):
         row = ToyTarget(VOCAB).logits([*seq.tokens, *draft.tokens[:node]]).astype(np.float32)
         bits = np.array([sum(1 << token for token in allowed)], np.uint32)
-        want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node]), bits).probabilities()
+        want = distribution(
+            row, seq.params, History(seq.tokens, 3, draft.tokens[:node]), bits
+        ).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
 
 
@@ -122,7 +124,7 @@ def test_a_token_the_model_lacks_is_its_last() -> None:
 def test_what_is_forced_is_left_to_the_grammar_and_read_in_one_go() -> None:
     model = Counting()
     drafter, seq = ModelDrafter(model, VOCAB), a_seq()
-    relay = Relay([Grammar(), drafter])
+    relay = DrafterList([Grammar(), drafter])
     relay.begin(seq)
     cursor = sentence({1}, {2}, ANY, ANY, {3}, {4}, {5}, ANY, {0})
     (draft,) = relay.draft([Ask(seq, 3, (), cursor, 9)])
@@ -138,7 +140,7 @@ def test_what_is_forced_is_left_to_the_grammar_and_read_in_one_go() -> None:
 
 def test_without_the_grammar_among_them_the_model_goes_through() -> None:
     drafter, seq = ModelDrafter(ToyTarget(VOCAB), VOCAB), a_seq()
-    relay = Relay([drafter])
+    relay = DrafterList([drafter])
     relay.begin(seq)
     (draft,) = relay.draft([Ask(seq, 5, (), sentence({1}, {2}, ANY, {3}, ANY, ANY), 9)])
     assert len(draft) == 5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.config import Accept, SpecConfig
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.support import worth
 from paceline.types import Ask, Draft, Drafter, Scores, Seq, Verdict
 
@@ -49,7 +49,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def rounds(
-    relay: Relay, clock: Clock, count: int, right: float = 1.0, accept: Accept = "match", budget: int = 8
+    relay: DrafterList,
+    clock: Clock,
+    count: int,
+    right: float = 1.0,
+    accept: Accept = "match",
+    budget: int = 8,
 ) -> Draft:
     """The last of so many drafts; of each, the first guesses come true, up to that share."""
     seq = Seq("s", [1], 1, spec=SpecConfig(("a", "b"), accept=accept))
@@ -62,18 +67,18 @@ def rounds(
 
 def test_an_unsure_guess_gives_way_to_a_better_one(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.3,)), Says(clock, "b", (0.9,) * 4, 100, head=True)
-    assert rounds(Relay([first, head]), clock, 1).sources == ("b",) * 4
+    assert rounds(DrafterList([first, head]), clock, 1).sources == ("b",) * 4
 
 
 def test_a_sure_and_long_guess_is_not_questioned(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.95,) * 8), Says(clock, "b", (0.9,) * 8, 100, head=True)
-    assert rounds(Relay([first, head]), clock, 20).sources == ("a",) * 8
+    assert rounds(DrafterList([first, head]), clock, 20).sources == ("a",) * 8
     assert not head.asked
 
 
 def test_a_short_guess_is_gone_on_with(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.98,)), Says(clock, "b", (0.9,) * 6, 100, head=True)
-    draft = rounds(Relay([first, head]), clock, 1)
+    draft = rounds(DrafterList([first, head]), clock, 1)
     assert draft.sources == ("a", *("b",) * 5)
     assert head.asked[-1].after == (0,)
     assert head.asked[-1].budget == 7
@@ -82,7 +87,7 @@ def test_a_short_guess_is_gone_on_with(clock: Clock) -> None:
 @pytest.mark.parametrize(("costs", "asked"), [(100, True), (5000, False)])
 def test_what_it_costs_beside_a_pass_decides(clock: Clock, costs: int, asked: bool) -> None:
     first, head = Says(clock, "a", (0.6,)), Says(clock, "b", (0.9,) * 4, costs, head=True)
-    relay = Relay([first, head])
+    relay = DrafterList([first, head])
     rounds(relay, clock, 3)
     head.asked.clear()
     rounds(relay, clock, 3)
@@ -91,7 +96,7 @@ def test_what_it_costs_beside_a_pass_decides(clock: Clock, costs: int, asked: bo
 
 def test_a_boaster_loses_its_place(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.95,) * 8), Says(clock, "b", (0.5,) * 4, 50, head=True)
-    relay = Relay([first, head])
+    relay = DrafterList([first, head])
     assert rounds(relay, clock, 1).sources[0] == "a"
     assert not head.asked
     rounds(relay, clock, 60, right=0.0)
@@ -100,14 +105,14 @@ def test_a_boaster_loses_its_place(clock: Clock) -> None:
 
 def test_what_was_drawn_or_is_a_tree_stays(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.1,)), Says(clock, "b", (0.9,) * 4, 1, head=True)
-    assert rounds(Relay([first, head]), clock, 2, accept="residual").sources == ("a",)
+    assert rounds(DrafterList([first, head]), clock, 2, accept="residual").sources == ("a",)
     assert not head.asked
 
 
 def test_there_is_room_for_no_more_than_was_asked_for(clock: Clock) -> None:
     first, head = Says(clock, "a", (0.99,) * 3), Says(clock, "b", (0.9,) * 8, 1, head=True)
-    assert len(rounds(Relay([first, head]), clock, 3, budget=3)) == 3
-    assert len(rounds(Relay([first, head]), clock, 3, budget=4)) == 4
+    assert len(rounds(DrafterList([first, head]), clock, 3, budget=3)) == 3
+    assert len(rounds(DrafterList([first, head]), clock, 3, budget=4)) == 4
 
 
 def test_what_a_chain_is_expected_to_bring() -> None:
@@ -119,7 +124,7 @@ def test_what_a_chain_is_expected_to_bring() -> None:
 @pytest.mark.parametrize(("costs", "asked"), [(100, 64), (5000, 2)])
 def test_a_head_that_does_not_pay_is_passed_over_but_for_a_try(clock: Clock, costs: int, asked: int) -> None:
     first, head = Says(clock, "a", ()), Says(clock, "b", (0.6,) * 4, costs, head=True)
-    relay = Relay([first, head])
+    relay = DrafterList([first, head])
     rounds(relay, clock, 30, right=0.5)
     head.asked.clear()
     rounds(relay, clock, 64, right=0.5)

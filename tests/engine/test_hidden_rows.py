@@ -15,7 +15,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import CacheFull
 from paceline.testing import ToyTarget
-from paceline.types import ROOT, Ask, Draft, Drafter, Feed, Scores, Seen, Seq
+from paceline.types import ROOT, Ask, Draft, Drafter, Feed, HiddenRows, Scores, Seq
 
 VOCAB = 5  # so that random guesses are often right
 TAPS = (0, 3)
@@ -55,7 +55,7 @@ class Reader(Drafter):
             return Draft(tokens)
         return Draft(tokens, tuple(int(self._rng.integers(ROOT, i)) if i else ROOT for i in range(n)))
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         for part in seen:
             seq = part.seq
             assert set(part.hidden) == set(self.taps)

@@ -6,31 +6,31 @@ from tiny_heads import own, random_net, said, tiny_model
 from torch import Tensor
 from torch_cases import VOCAB
 
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.block_loss import guesses
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 
 WINDOW = 12
 
 
 @pytest.fixture(scope="module")
-def net() -> BlockNet:
+def net() -> BlockHead:
     return random_net(window=WINDOW).eval()
 
 
-def lesson(net: BlockNet, count: int = 2) -> Lesson:
+def lesson(net: BlockHead, count: int = 2) -> TrainBatch:
     tokens = said()[:count]
     hidden, final = tiny_model().features(tokens, net.shape.taps)
-    return Lesson(tokens, own(tokens), hidden, final)
+    return TrainBatch(tokens, own(tokens), hidden, final)
 
 
-def outcome(net: BlockNet, of: Lesson, at: int) -> Tensor:
+def outcome(net: BlockHead, of: TrainBatch, at: int) -> Tensor:
     with torch.no_grad():
         return guesses(net, of, torch.full((len(of.tokens), 1), at))[0]
 
 
 @pytest.mark.parametrize(("row", "seen"), [(19, True), (8, True), (7, False), (20, False), (21, False)])
-def test_a_block_sees_the_window_before_its_anchor(net: BlockNet, row: int, seen: bool) -> None:
+def test_a_block_sees_the_window_before_its_anchor(net: BlockHead, row: int, seen: bool) -> None:
     of = lesson(net)
     before = outcome(net, of, 20)
     for states in of.hidden.values():
@@ -38,7 +38,7 @@ def test_a_block_sees_the_window_before_its_anchor(net: BlockNet, row: int, seen
     assert torch.equal(before, outcome(net, of, 20)) != seen
 
 
-def test_all_slots_see_one_another(net: BlockNet) -> None:
+def test_all_slots_see_one_another(net: BlockHead) -> None:
     of = lesson(net)
     before = outcome(net, of, 20)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_all_slots_see_one_another(net: BlockNet) -> None:
     assert (before != after).any(-1).all()
 
 
-def test_an_anchor_knows_nothing_of_the_others(net: BlockNet) -> None:
+def test_an_anchor_knows_nothing_of_the_others(net: BlockHead) -> None:
     of = lesson(net)
     places = [5, 9, 10, 30]
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_an_anchor_knows_nothing_of_the_others(net: BlockNet) -> None:
     assert sure.shape == (2, 4, net.shape.block)
 
 
-def test_positions_count_only_by_their_distance(net: BlockNet) -> None:
+def test_positions_count_only_by_their_distance(net: BlockHead) -> None:
     of = lesson(net, 1)
     features = net.features(of.hidden)[:, :8]
     hidden = []
@@ -71,7 +71,7 @@ def test_positions_count_only_by_their_distance(net: BlockNet) -> None:
     assert torch.allclose(hidden[0], hidden[1], atol=1e-3)
 
 
-def test_context_can_be_made_piece_by_piece(net: BlockNet) -> None:
+def test_context_can_be_made_piece_by_piece(net: BlockHead) -> None:
     features, at = net.features(lesson(net).hidden), torch.arange(40).expand(2, -1)
     with torch.no_grad():
         whole = net.context(features, at)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from tiny_heads import own, random_net, said, tiny_model
 
 from paceline.heads.block_loss import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
-from paceline.heads.teach import Lesson, wishes
+from paceline.heads.teach import TrainBatch, wishes
 
 MODEL = tiny_model()
 
 
-def a_lesson(taps: tuple[int, ...], count: int = 4) -> Lesson:
+def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
     tokens = said()[:count]
     hidden, final = MODEL.features(tokens, taps)
-    return Lesson(tokens, own(tokens), hidden, final)
+    return TrainBatch(tokens, own(tokens), hidden, final)
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=20), st.integers(1, 30), st.integers(1, 6))

@@ -5,12 +5,16 @@ import torch
 from head_cases import MODEL, eagle_net, medusa_net
 from tiny_heads import random_net
 
-from paceline.heads.base import Net
+from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words
 from paceline.train.recipe import pieces_of
 
 PIECES = pieces_of(MODEL)
-NETS: dict[str, Net] = {"block": random_net(draft_vocab=60), "eagle": eagle_net(60), "medusa": medusa_net(60)}
+NETS: dict[str, DraftHead] = {
+    "block": random_net(draft_vocab=60),
+    "eagle": eagle_net(60),
+    "medusa": medusa_net(60),
+}
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -6,24 +6,24 @@ import torch
 from head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
 from torch import Tensor
 
-from paceline.heads.eagle import EagleNet
+from paceline.heads.eagle import EagleHead
 from paceline.heads.eagle_loss import eagle_loss, unrolled
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 
 TAPS = (0, 2, 4)
 
 
-def changed(lesson: Lesson, place: int) -> Lesson:
+def changed(lesson: TrainBatch, place: int) -> TrainBatch:
     """Another token at this place, and other hidden states there."""
     tokens = lesson.tokens.clone()
     tokens[:, place] = (tokens[:, place] + 1) % 100
     hidden = {tap: rows.clone() for tap, rows in lesson.hidden.items()}
     for rows in hidden.values():
         rows[:, place] += 1
-    return Lesson(tokens, lesson.mask, hidden, lesson.final)
+    return TrainBatch(tokens, lesson.mask, hidden, lesson.final)
 
 
-def taught(net: EagleNet, lesson: Lesson, anchors: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
+def taught(net: EagleHead, lesson: TrainBatch, anchors: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
     return eagle_loss(net, lesson, MODEL.head, torch.Generator().manual_seed(0), 4, anchors)
 
 

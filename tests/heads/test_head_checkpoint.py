@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, DrafterMismatch, PacelineError, UnknownArchitecture, UnknownModel
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, Storage, load, read_card, save, save_card
 from paceline.heads.int8 import SCALE, Unpacked, packed
@@ -22,7 +22,7 @@ from paceline.train.recipe import pieces_of
 PIECES = pieces_of(tiny_model())
 
 
-def a_card(net: BlockNet, weights: Storage = "int8") -> Card:
+def a_card(net: BlockHead, weights: Storage = "int8") -> Card:
     calibration = Calibration((1.5,) * net.shape.block, (0.25,) * net.shape.block)
     return Card(
         "block", net.shape, "tiny", PIECES.fingerprint, weights, calibration, (0.5,), (1.5,), {"texts": 3}

@@ -6,14 +6,14 @@ import pytest
 import torch
 from head_cases import MODEL, eagle_net, medusa_net
 
-from paceline.heads.base import Net
+from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.heads.kinds import KINDS
 from paceline.train.recipe import pieces_of
 
 
 @pytest.mark.parametrize(("kind", "net"), [("medusa", medusa_net(60)), ("eagle", eagle_net(60))])
-def test_a_head_comes_back_from_its_folder(tmp_path: Path, kind: str, net: Net) -> None:
+def test_a_head_comes_back_from_its_folder(tmp_path: Path, kind: str, net: DraftHead) -> None:
     pieces = pieces_of(MODEL)
     card = Card(kind, net.shape, "tiny", pieces.fingerprint, "float32")
     save(tmp_path, card, net)

@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceline.config import SamplingParams
-from paceline.sampling import CHOICE, NO_HISTORY, Chooser, Floats, History, chooser, greedy, law, noise_key
+from paceline.sampling import (
+    CHOICE,
+    NO_HISTORY,
+    Chooser,
+    Floats,
+    History,
+    chooser,
+    distribution,
+    greedy,
+    noise_key,
+)
 from paceline.types import Bits
 
 VOCABS = (1, 31, 32, 33, 64, 65, 1000, 9000, 49_152, 151_936)
@@ -156,7 +166,7 @@ def test_a_mask_may_be_a_piece_of_a_larger_array() -> None:
 
 def test_a_law_has_no_room_for_forbidden_tokens() -> None:
     x, ids = a_row(1000, 1), some_ids(1000, 20, 1)
-    p = law(x, SamplingParams(temperature=1.0), mask=bits(1000, ids)).probabilities()
+    p = distribution(x, SamplingParams(temperature=1.0), mask=bits(1000, ids)).probabilities()
     weight = np.exp(x[ids].astype(np.float64))
     assert p[ids] == pytest.approx(weight / weight.sum(), rel=1e-5)
     assert np.count_nonzero(p) == 20

@@ -25,7 +25,7 @@ from paceline.sampling import (
     History,
     choose,
     chooser,
-    law,
+    distribution,
     native,
     noise_key,
 )
@@ -119,7 +119,7 @@ def a_mask(vocab: int, share: float | None, seed: int) -> Bits | None:
 
 def by_numpy(x: Floats, p: SamplingParams, seed: int, history: History, mask: Bits | None) -> int:
     with np.errstate(over="ignore", invalid="ignore"):
-        return choose(law(x, p, history, mask), noise_key(seed, 0, CHOICE, 1))
+        return choose(distribution(x, p, history, mask), noise_key(seed, 0, CHOICE, 1))
 
 
 @settings(max_examples=600, deadline=None)
@@ -147,7 +147,7 @@ def test_top_p_ends_at_the_very_same_token(seed: int, kept: int) -> None:
 def test_choices_follow_the_law() -> None:
     x = a_row("forbidden", 6, 5)
     for p in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9, top_k=5)):
-        want, n = law(x, p).probabilities(), 20_000
+        want, n = distribution(x, p).probabilities(), 20_000
         pick = chooser(p)
         got = np.bincount([pick(x, noise_key(11, 0, CHOICE, i)) for i in range(n)], minlength=6)
         expected = want[want > 0] * n

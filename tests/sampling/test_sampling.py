@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from paceline import sampling
 from paceline.config import SamplingParams
-from paceline.sampling import CHOICE, DRAFT, History, Key, choose, gumbel, law, noise_key, ranked
+from paceline.sampling import CHOICE, DRAFT, History, Key, choose, distribution, gumbel, noise_key, ranked
 
 VOCAB = 1000
 Logits = NDArray[np.float32]
@@ -60,7 +60,7 @@ def test_law_equals_the_definition(seed: int, p: SamplingParams, scale: float) -
     logits = some_logits(seed, scale=scale)
     history = History([1, 2, 3, 3, 7], 2, [3, 9])
     want = reference(logits, p, history)
-    got = law(logits, p, history).probabilities()
+    got = distribution(logits, p, history).probabilities()
     assert np.abs(got - want).max() < 2e-5
     assert abs(got.sum() - 1) < 1e-12
 
@@ -68,14 +68,14 @@ def test_law_equals_the_definition(seed: int, p: SamplingParams, scale: float) -
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     logits = np.zeros(10, np.float32)
     logits[[4, 8]] = 2
-    assert choose(law(logits, SamplingParams()), noise_key(0, 0, CHOICE, 0)) == 4
+    assert choose(distribution(logits, SamplingParams()), noise_key(0, 0, CHOICE, 0)) == 4
 
 
 def test_mask_forbids() -> None:
     mask = np.zeros(32, np.uint32)
     mask[0] = 1 << 10 | 1 << 20
     for t in (0.0, 1.0):
-        of = law(some_logits(1), SamplingParams(temperature=t), mask=mask)
+        of = distribution(some_logits(1), SamplingParams(temperature=t), mask=mask)
         assert all(choose(of, noise_key(0, 0, CHOICE, i)) in (10, 20) for i in range(50))
 
 
@@ -83,7 +83,7 @@ def test_mask_forbids() -> None:
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.01, 1.0, 4.0, 30.0]), index=st.integers(0, 5000))
 def test_the_short_cut_changes_nothing(seed: int, scale: float, index: int) -> None:
     """Over the whole vocabulary, noise is only worked out where it can matter; the choice is the same."""
-    of = law(some_logits(seed, 20_000, scale), SamplingParams(temperature=1.0))
+    of = distribution(some_logits(seed, 20_000, scale), SamplingParams(temperature=1.0))
     key = noise_key(seed, 0, CHOICE, index)
     full = np.argsort(-(of.logits + gumbel(key, np.arange(20_000))), kind="stable").tolist()
     assert choose(of, key) == full[0]
@@ -103,7 +103,7 @@ def test_greedy_tokens_are_the_largest_of_equals_the_first(values: list[float], 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=30), st.booleans())
 def test_chances_are_those_of_the_whole_law(values: list[float], masked: bool) -> None:
     mask = np.array([0x5555_5555], np.uint32) if masked else None
-    of = law(np.array(values, np.float32), SamplingParams(temperature=0.8, top_k=7), mask=mask)
+    of = distribution(np.array(values, np.float32), SamplingParams(temperature=0.8, top_k=7), mask=mask)
     every = list(range(len(values)))
     assert of.chances(every) == pytest.approx(of.probabilities().tolist())
     assert [of.chances([token])[0] for token in every] == of.chances(every)
@@ -112,7 +112,7 @@ def test_chances_are_those_of_the_whole_law(values: list[float], masked: bool) -
 def test_choices_follow_the_law() -> None:
     logits = some_logits(5, 6, 1.0)
     for p in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9)):
-        of = law(logits, p)
+        of = distribution(logits, p)
         want = of.probabilities()
         n = 20_000
         got = np.bincount([choose(of, noise_key(11, 0, CHOICE, i)) for i in range(n)], minlength=6)
@@ -162,7 +162,7 @@ def test_logprob_is_raw() -> None:
 
 def test_ranked_is_a_draw_without_replacement() -> None:
     """The second of two ranked tokens has the law of what is left when the first is taken."""
-    of = law(some_logits(8, 5, 0.7), SamplingParams(temperature=1.0))
+    of = distribution(some_logits(8, 5, 0.7), SamplingParams(temperature=1.0))
     p = of.probabilities()
     n = 20_000
     pairs = [tuple(ranked(of, noise_key(1, 0, DRAFT, i), 2)) for i in range(n)]

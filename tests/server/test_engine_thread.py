@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.server.worker import Worker
+from paceline.server.worker import EngineThread
 from paceline.types import Round, Seq
 
 
@@ -34,7 +34,7 @@ def seq() -> Seq:
     return Seq("a", [1], 1)
 
 
-def answered(worker: Worker, asked: Seq) -> PacelineError | None:
+def answered(worker: EngineThread, asked: Seq) -> PacelineError | None:
     heard = threading.Event()
     answers: list[PacelineError | None] = []
 
@@ -48,13 +48,13 @@ def answered(worker: Worker, asked: Seq) -> PacelineError | None:
 
 
 @pytest.fixture
-def worker() -> Worker:
-    made = Worker(Idle())
+def worker() -> EngineThread:
+    made = EngineThread(Idle())
     made.start()
     return made
 
 
-def test_what_comes_after_the_end_is_refused(worker: Worker) -> None:
+def test_what_comes_after_the_end_is_refused(worker: EngineThread) -> None:
     assert answered(worker, seq()) is None
     worker.stop(5)
     assert not worker.alive

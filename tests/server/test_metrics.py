@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.drafters import model_free
 from paceline.server.telemetry import metrics as module
-from paceline.server.telemetry.metrics import Finished, Metrics
+from paceline.server.telemetry.metrics import Metrics, RequestStats
 from paceline.types import Draft, Finish, Round, Seq
 
 
@@ -154,8 +154,8 @@ def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
     assert value(metrics, "paceline_batch_size_sum") == 6
 
 
-def a_finished(reason: Finish = "stop", lossy: bool = False, first: float | None = 0.3) -> Finished:
-    return Finished(
+def a_finished(reason: Finish = "stop", lossy: bool = False, first: float | None = 0.3) -> RequestStats:
+    return RequestStats(
         "toy", "agents", "/v1/completions", 10, 4, 6 if first else 0, 0.1, first, 0.5, 0.9, reason, lossy
     )
 

@@ -26,10 +26,10 @@ from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.trace.online import ServedText
+from paceline.trace.online import TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 pytestmark = pytest.mark.model
 
@@ -78,7 +78,7 @@ def drafter(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     weights, tokenizer = load(smollm2_path), Tokenizer.load(smollm2_path)
     words = {t for a, b in PLACES.items() for t in tokenizer.encode(f"The capital of {a} is {b}.")}
     ids = torch.tensor(sorted({*range(64), *words, *tokenizer.eos_ids}))
-    model = DenseModel(weights, "cpu", torch.float32)
+    model = TrainDecoder(weights, "cpu", torch.float32)
     shape = TrainConfig(layers=1, block=4, markov_rank=32, ff_width=256)
     net = recipe(shape, model, ids, weights.tensors).net
     save(folder, Card("block", net.shape, "smollm2-135m", model.fingerprint), net)
@@ -276,7 +276,7 @@ def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_oldest_texts_go(lengths: list[int]) -> None:
     kept = Kept(100)
     for number, length in enumerate(lengths):
-        kept.add(ServedText((0,) * length, 1, {}, str(number)))
+        kept.add(TrainingSample((0,) * length, 1, {}, str(number)))
     assert kept.new == len(lengths)
     there = kept.take()
     assert [t.opening for t in there] == [str(n) for n in range(len(lengths))][len(lengths) - len(there) :]

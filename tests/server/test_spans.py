@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from paceline.config import SamplingParams
-from paceline.server.finished import Finished
+from paceline.server.finished import RequestStats
 from paceline.server.spec_metrics import SpecWork, speculative_metrics
 from paceline.server.telemetry import span_names as names
 from paceline.server.telemetry.otel import OtelSpans
@@ -47,8 +47,8 @@ def recording(keep_content: bool = False) -> tuple[OtelSpans, InMemorySpanExport
     return OtelSpans(provider, keep_content), exporter
 
 
-def a_finished(reason: Finish = "stop", first: float | None = 0.5, tokens: int = 10) -> Finished:
-    return Finished("m", "agents", CHAT, 40, 32, tokens, 0.2, first, 0.9, 1.5, reason)
+def a_finished(reason: Finish = "stop", first: float | None = 0.5, tokens: int = 10) -> RequestStats:
+    return RequestStats("m", "agents", CHAT, 40, 32, tokens, 0.2, first, 0.9, 1.5, reason)
 
 
 def a_spec() -> dict[str, Any]:

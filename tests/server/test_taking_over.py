@@ -18,19 +18,19 @@ from paceline.engine.engine import Engine
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import Trained, find_trained
-from paceline.server.online.online_trainer import Learning
-from paceline.server.online.process import Pupil
+from paceline.server.online.online_trainer import OnlineTrainer
+from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.worker import Worker
+from paceline.server.worker import EngineThread
 from paceline.testing import ToyTarget
-from paceline.trace.online import ServedText
+from paceline.trace.online import TrainingSample
 
 WAIT_S = 60
 Against = Callable[[Path, Sequence[Path], LearnConfig], str]
 CONFIG = LearnConfig(idle_s=0.0, new_texts=1)  # always idle
 
 
-class Taught(Learning):
+class Taught(OnlineTrainer):
     """Notes what it is to serve, for want of a model."""
 
     served: list[int]
@@ -39,8 +39,10 @@ class Taught(Learning):
         self.served.append(one.version.number)
 
 
-def learning(root: Path, begin: Callable[[bytes], Pupil], against: Against = lambda *_: "") -> Taught:
-    worker = Worker(Engine(ToyTarget(), model_free(), Fixed()))
+def learning(
+    root: Path, begin: Callable[[bytes], TrainerProcess], against: Against = lambda *_: ""
+) -> Taught:
+    worker = EngineThread(Engine(ToyTarget(), model_free(), Fixed()))
     no_model, found = cast(Any, None), find_trained([root])
     metrics = Metrics("toy", ["block"], lambda: 0, lambda: 0, lambda: 0)
     made = Taught(
@@ -55,7 +57,7 @@ def learning(root: Path, begin: Callable[[bytes], Pupil], against: Against = lam
         against=against,
     )
     made.served = []
-    made.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
+    made.keep(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
     return made
 
 
@@ -72,11 +74,11 @@ def add(root: Path) -> int:
         return versions.add(root, folder)
 
 
-def says_made(root: Path) -> Callable[[bytes], Pupil]:
+def says_made(root: Path) -> Callable[[bytes], TrainerProcess]:
     """A process that has learned from what serves now."""
     told = {"drafter": "mine", "kind": "block", "before": 1.0, "after": 2.0}
     line = json.dumps({**told, "made": add(root), "learned_from": versions.serving(root)})
-    return lambda job: Pupil(job, (sys.executable, "-c", f"print({line!r})"))
+    return lambda job: TrainerProcess(job, (sys.executable, "-c", f"print({line!r})"))
 
 
 def test_what_was_made_serves(root: Path) -> None:
@@ -124,9 +126,9 @@ def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
     begun: list[bytes] = []
     lacks = ["too little", "too little", "", "too little"]
 
-    def begin(job: bytes) -> Pupil:
+    def begin(job: bytes) -> TrainerProcess:
         begun.append(job)
-        return Pupil(job, (sys.executable, "-c", ""))
+        return TrainerProcess(job, (sys.executable, "-c", ""))
 
     server = learning(root, begin, lambda *_: lacks.pop(0))
     with caplog.at_level(logging.WARNING, "paceline.server"):
@@ -134,7 +136,7 @@ def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
             server.look()
             server.look()  # tried again only once there are new texts
             assert len(begun) == expected
-            server.keep(ServedText((1, 2, 3, 4), 1, {}, "hello"))
+            server.keep(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
         assert caplog.messages == ["too little"]
 
         def ended() -> bool:

@@ -12,8 +12,8 @@ from pupils import state
 from running import until
 
 from paceline.config import EngineConfig
-from paceline.server.online.process import Pupil
-from paceline.trace.online import LearnJob
+from paceline.server.online.process import TrainerProcess
+from paceline.trace.online import RefreshJob
 
 SPEAKS = """
 import sys, time
@@ -30,13 +30,13 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def pupil() -> Iterator[Pupil]:
-    made = Pupil(b"a job", python(SPEAKS))
+def pupil() -> Iterator[TrainerProcess]:
+    made = TrainerProcess(b"a job", python(SPEAKS))
     yield made
     made.kill()
 
 
-def test_it_hears_its_job_and_is_heard_line_by_line(pupil: Pupil) -> None:
+def test_it_hears_its_job_and_is_heard_line_by_line(pupil: TrainerProcess) -> None:
     heard: list[dict[str, int]] = []
 
     def more() -> bool:
@@ -48,7 +48,7 @@ def test_it_hears_its_job_and_is_heard_line_by_line(pupil: Pupil) -> None:
     assert pupil.exit_code is None
 
 
-def test_it_stops_and_goes_on(pupil: Pupil) -> None:
+def test_it_stops_and_goes_on(pupil: TrainerProcess) -> None:
     assert os.getpriority(os.PRIO_PROCESS, pupil.pid) == 19
     for _ in range(2):
         pupil.pause()
@@ -58,7 +58,7 @@ def test_it_stops_and_goes_on(pupil: Pupil) -> None:
         assert until(lambda: state(pupil.pid) in ("S", "R"), WAIT_S)
 
 
-def test_a_stopped_one_can_be_killed(pupil: Pupil) -> None:
+def test_a_stopped_one_can_be_killed(pupil: TrainerProcess) -> None:
     pupil.pause()
     pupil.kill()
     assert pupil.exit_code == -signal.SIGKILL
@@ -71,7 +71,7 @@ def test_the_kernel_takes_it_before_the_server() -> None:
     own = Path("/proc/self/oom_score_adj")
     if not own.exists():
         pytest.skip("this system has no such score")
-    made = Pupil(b"", python(SPEAKS))
+    made = TrainerProcess(b"", python(SPEAKS))
     try:
         assert int(Path(f"/proc/{made.pid}/oom_score_adj").read_text()) >= max(500, int(own.read_text()))
     finally:
@@ -80,7 +80,9 @@ def test_the_kernel_takes_it_before_the_server() -> None:
 
 def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    made = Pupil(b"", python("import os; print('{\"sees\": \"%s\"}' % os.environ['CUDA_VISIBLE_DEVICES'])"))
+    made = TrainerProcess(
+        b"", python("import os; print('{\"sees\": \"%s\"}' % os.environ['CUDA_VISIBLE_DEVICES'])")
+    )
     try:
         assert until(lambda: made.exit_code == 0, WAIT_S)
         assert made.told() == [{"sees": ""}]
@@ -119,7 +121,7 @@ sys.stdin.read()
 
 
 def serves(paused: bool) -> str:
-    job = LearnJob("m", (), EngineConfig(), ()).encode()
+    job = RefreshJob("m", (), EngineConfig(), ()).encode()
     return SERVES.format(here=str(Path(__file__).parent), job=job, stays=STAYS, paused=paused)
 
 

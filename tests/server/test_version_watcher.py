@@ -11,7 +11,7 @@ from paceline.errors import CorruptModel
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import Trained, find_trained
-from paceline.server.online.version_watcher import Following
+from paceline.server.online.version_watcher import VersionWatcher
 
 
 class Server:
@@ -21,7 +21,7 @@ class Server:
         self.now = 0.0
         self.tried: list[int] = []
         self.broken: dict[int, Exception] = {}
-        self.following = Following(find_trained([root]), self.serve, 60.0, lambda: self.now)
+        self.following = VersionWatcher(find_trained([root]), self.serve, 60.0, lambda: self.now)
 
     def serve(self, one: Trained) -> None:
         self.tried.append(one.version.number)

@@ -8,24 +8,24 @@ from tiny_heads import own, said, tiny_model
 from torch import Tensor
 from torch_cases import VOCAB
 
-from paceline.heads.base import Net
-from paceline.heads.eagle import EagleNet, EagleShape
-from paceline.heads.medusa import MedusaNet, MedusaShape
-from paceline.heads.teach import Lesson
+from paceline.heads.base import DraftHead
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.medusa import MedusaConfig, MedusaHead
+from paceline.heads.teach import TrainBatch
 from paceline.train.recipe import pieces_of
 
-N = TypeVar("N", bound=Net)
+N = TypeVar("N", bound=DraftHead)
 MODEL = tiny_model()
 WIDTH = MODEL.shape.width
 
 
-def a_lesson(taps: tuple[int, ...], count: int = 4) -> Lesson:
+def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
     tokens = said()[:count]
     hidden, final = MODEL.features(tokens, taps)
-    return Lesson(tokens, own(tokens), hidden, final)
+    return TrainBatch(tokens, own(tokens), hidden, final)
 
 
-def every_place(lesson: Lesson) -> Tensor:
+def every_place(lesson: TrainBatch) -> Tensor:
     return torch.arange(lesson.tokens.shape[1]).expand_as(lesson.tokens)
 
 
@@ -46,14 +46,14 @@ def some_ids(count: int) -> Tensor:
     return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:count].sort().values
 
 
-def medusa_net(draft_vocab: int = VOCAB, block: int = 3) -> MedusaNet:
-    shape = MedusaShape(WIDTH, VOCAB, draft_vocab, (4,), block, norm_eps=MODEL.shape.norm_eps)
-    return _reset(MedusaNet(shape, pieces_of(MODEL), some_ids(draft_vocab)))
+def medusa_net(draft_vocab: int = VOCAB, block: int = 3) -> MedusaHead:
+    shape = MedusaConfig(WIDTH, VOCAB, draft_vocab, (4,), block, norm_eps=MODEL.shape.norm_eps)
+    return _reset(MedusaHead(shape, pieces_of(MODEL), some_ids(draft_vocab)))
 
 
-def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed: int = 0) -> EagleNet:
-    shape = EagleShape(WIDTH, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), block, window)
-    return _reset(EagleNet(shape, pieces_of(MODEL), some_ids(draft_vocab)), seed)
+def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed: int = 0) -> EagleHead:
+    shape = EagleConfig(WIDTH, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), block, window)
+    return _reset(EagleHead(shape, pieces_of(MODEL), some_ids(draft_vocab)), seed)
 
 
 def _reset(net: N, seed: int = 0) -> N:

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from paceline.heads.block import BlockShape
-from paceline.heads.eagle import EagleShape
+from paceline.heads.block import BlockConfig
+from paceline.heads.eagle import EagleConfig
 from paceline.heads.head_checkpoint import Card, save
 from paceline.heads.kinds import KINDS
-from paceline.heads.medusa import MedusaShape
-from paceline.target.weights.model_config import ModelShape
+from paceline.heads.medusa import MedusaConfig
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint
 
@@ -29,9 +29,9 @@ def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
     return folder
 
 
-def _shape(kind: str, of: ModelShape) -> Any:
+def _shape(kind: str, of: ModelConfig) -> Any:
     taps = (1, of.layers // 2)
     if kind == "medusa":
-        return MedusaShape(of.width, of.vocab_size, TOKENS, (of.layers - 1,), 4)
-    cls = BlockShape if kind == "block" else EagleShape
+        return MedusaConfig(of.width, of.vocab_size, TOKENS, (of.layers - 1,), 4)
+    cls = BlockConfig if kind == "block" else EagleConfig
     return cls(of.width, 1, 1, 32, 64, of.vocab_size, TOKENS, taps)

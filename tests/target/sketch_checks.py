@@ -8,44 +8,46 @@ import torch
 from torch import Tensor
 from torch_cases import open_with, random_tree, some_tokens
 
-from paceline.types import Draft, Feed, Seq, Sketcher, Target
+from paceline.types import Draft, Feed, LayerSkipTarget, Seq, Target
 
 
-def check_it_is_the_model_without(target: Sketcher, less: Target, layers: Sequence[int]) -> None:
+def check_it_is_the_model_without(target: LayerSkipTarget, less: Target, layers: Sequence[int]) -> None:
     """less: the model that has these layers only."""
     tokens = some_tokens(11, seed=3)
     for model in (target, less):
         model.open(Seq("s", tokens, len(tokens), tenant=str(layers)))
-    sketched = target.sketch([Feed("s", tokens)], [0], layers).logits
+    sketched = target.skip_forward([Feed("s", tokens)], [0], layers).logits
     assert torch.equal(sketched, less.forward([Feed("s", tokens)]).logits)
     target.close("s")
 
 
-def check_all_layers_are_a_pass(target: Sketcher, context: int) -> None:
+def check_all_layers_are_a_pass(target: LayerSkipTarget, context: int) -> None:
     tokens = some_tokens(context + 4, seed=context, vocab=target.vocab_size)
     open_with(target, "s", tokens[:context])
     for start in range(context, context + 4):
-        sketched = target.sketch([Feed("s", tokens[start : start + 1])], [start], range(target.layers)).logits
+        sketched = target.skip_forward(
+            [Feed("s", tokens[start : start + 1])], [start], range(target.layers)
+        ).logits
         passed = target.forward([Feed("s", tokens[context : start + 1])]).logits
         target.keep("s", context)
         assert torch.equal(sketched, passed), start
     target.close("s")
 
 
-def check_steps_are_one_stretch(target: Sketcher, context: int, layers: Sequence[int]) -> None:
+def check_steps_are_one_stretch(target: LayerSkipTarget, context: int, layers: Sequence[int]) -> None:
     """Rows that sketches leave are read by the sketches after them; another sequence changes nothing."""
     tokens = some_tokens(context + 5, seed=context, vocab=target.vocab_size)
     for name in "ab":
         open_with(target, name, tokens[:context], tenant=name)
     for start in range(context, context + 5):
         feeds = [Feed("b", tokens[context : start + 1]), Feed("a", tokens[start : start + 1])]
-        whole, step = target.sketch(feeds, [context, start], layers).logits
+        whole, step = target.skip_forward(feeds, [context, start], layers).logits
         assert torch.equal(whole, step), start
     for name in "ab":
         target.close(name)
 
 
-def told(target: Sketcher, seed: int, context: int, rounds: int, sketched: bool) -> list[Tensor]:
+def told(target: LayerSkipTarget, seed: int, context: int, rounds: int, sketched: bool) -> list[Tensor]:
     """Logits of rounds with chains and trees, each verified after what was sketched or after nothing."""
     vocab, tenant = target.vocab_size, f"{seed} {sketched}"
     tokens = some_tokens(context, seed, vocab)
@@ -68,19 +70,19 @@ def told(target: Sketcher, seed: int, context: int, rounds: int, sketched: bool)
     return rows
 
 
-def guess(target: Sketcher, start: int, tokens: Sequence[int], layers: Sequence[int]) -> None:
+def guess(target: LayerSkipTarget, start: int, tokens: Sequence[int], layers: Sequence[int]) -> None:
     for i, token in enumerate(tokens):
-        target.sketch([Feed("s", [token])], [start + i], layers)
+        target.skip_forward([Feed("s", [token])], [start + i], layers)
 
 
-def check_nothing_stays(target: Sketcher, seed: int, context: int, rounds: int = 9) -> None:
+def check_nothing_stays(target: LayerSkipTarget, seed: int, context: int, rounds: int = 9) -> None:
     plain, fast = (told(target, seed, context, rounds, sketched) for sketched in (False, True))
     assert all(map(torch.equal, plain, fast)), "a sketch has changed what came after it"
 
 
 def check_a_row_that_stays_is_caught(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(target)
-    real = kind.sketch
+    real = kind.skip_forward
 
     def keeping(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
         scores = real(self, feeds, [self._cache.length(feed.seq_id) for feed in feeds], layers)
@@ -98,9 +100,9 @@ def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) ->
     kind = type(target)
     open_with(target, "s", some_tokens(20))
     with pytest.raises(ValueError, match="would spoil some"):
-        target.sketch([Feed("s", [1])], [19], (0,))
+        target.skip_forward([Feed("s", [1])], [19], (0,))
     target.close("s")
-    real, make_room = kind.sketch, kind._make_room
+    real, make_room = kind.skip_forward, kind._make_room
 
     def early(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
         return real(self, feeds, [start - 1 for start in starts], layers)
@@ -114,10 +116,10 @@ def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) ->
         check_nothing_stays(target, 5, 40)
 
 
-def check_layers_that_are_none(target: Sketcher) -> None:
+def check_layers_that_are_none(target: LayerSkipTarget) -> None:
     """Of a target with three."""
     target.open(Seq("s", [1], 1))
     for layers in ((), (2, 1), (1, 1), (-1,), (3,)):
         with pytest.raises(ValueError, match="expected some of 0 to 2, ascending"):
-            target.sketch([Feed("s", [1])], [0], layers)
+            target.skip_forward([Feed("s", [1])], [0], layers)
     target.close("s")

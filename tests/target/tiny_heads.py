@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch_cases import VOCAB, random_weights
 
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block import BlockConfig, BlockHead
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers, Batch
 from paceline.train.evaluate import Recorded
 from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, pieces_of, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 PROMPT = 3  # tokens
 
@@ -26,8 +26,8 @@ def tiny_weights(seed: int = 0) -> Weights:
 
 
 @cache
-def tiny_model() -> DenseModel:
-    return DenseModel(tiny_weights(), "cpu", torch.float32)
+def tiny_model() -> TrainDecoder:
+    return TrainDecoder(tiny_weights(), "cpu", torch.float32)
 
 
 @cache
@@ -88,21 +88,21 @@ def tiny_config(steps: int, **other: object) -> TrainConfig:
 
 
 @cache
-def trained_net(steps: int = 90) -> BlockNet:
+def trained_net(steps: int = 90) -> BlockHead:
     """Right often enough, wrong often enough."""
     config = tiny_config(steps)
     made = recipe(config, tiny_model(), torch.arange(VOCAB))
     train(made, tiny_model(), batches, config)
-    assert isinstance(made.net, BlockNet)
+    assert isinstance(made.net, BlockHead)
     return made.net.eval()
 
 
-def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: int = 1024) -> BlockNet:
+def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: int = 1024) -> BlockHead:
     """Every weight matters, the tables of pairs and confidences too."""
-    shape = BlockShape(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 3), 2, block, 8, window)
+    shape = BlockConfig(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 3), 2, block, 8, window)
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:draft_vocab].sort().values
     pieces = pieces_of(tiny_model())
-    net = BlockNet(shape, pieces, ids)
+    net = BlockHead(shape, pieces, ids)
     generator = torch.Generator().manual_seed(seed)
     net.reset(pieces, generator)
     with torch.no_grad():

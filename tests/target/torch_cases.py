@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.target.weights.model_config import ModelShape, Rope, Weights
+from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def random_weights(
 ) -> Weights:
     """A llama with random weights, made without a file."""
     heads, generator = 4, torch.Generator().manual_seed(seed)
-    shape = ModelShape(
+    shape = ModelConfig(
         "llama", layers, width, heads, kv_heads, head_dim, ff, VOCAB, 4096, 1e-5, Rope(10000.0)
     )
     sizes = {

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import EngineConfig, LearnConfig
-from paceline.trace.online import LearnJob, ServedText, wrong_places
+from paceline.trace.online import RefreshJob, TrainingSample, wrong_places
 from paceline.types import NO_DRAFT, Draft, Round
 
 
@@ -36,7 +36,7 @@ def test_in_a_tree_those_who_had_the_place_are_refused() -> None:
 
 
 TEXTS = st.builds(
-    ServedText,
+    TrainingSample,
     st.lists(st.integers(0, 2**31), min_size=1).map(tuple),
     st.integers(0, 9),
     st.dictionaries(st.sampled_from(["block", "eagle"]), st.lists(st.integers(0, 99)).map(tuple)),
@@ -45,6 +45,6 @@ TEXTS = st.builds(
 
 
 @given(st.lists(TEXTS, max_size=4).map(tuple))
-def test_a_job_comes_through_as_it_was(texts: tuple[ServedText, ...]) -> None:
-    job = LearnJob("/models/a b", ("/x",), EngineConfig(threads=1), texts, LearnConfig(steps=3))
-    assert LearnJob.decode(job.encode()) == job
+def test_a_job_comes_through_as_it_was(texts: tuple[TrainingSample, ...]) -> None:
+    job = RefreshJob("/models/a b", ("/x",), EngineConfig(threads=1), texts, LearnConfig(steps=3))
+    assert RefreshJob.decode(job.encode()) == job

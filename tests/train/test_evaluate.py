@@ -9,32 +9,32 @@ import torch
 from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.block_loss import guesses
 from paceline.heads.runner import TorchBlock
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 from paceline.train import evaluate
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.evaluate import recorded as recorded_answers
-from paceline.types import Seen
+from paceline.types import HiddenRows
 
 MODEL = tiny_model()
 TEXTS = recorded(said())
 
 
 @pytest.fixture
-def net() -> BlockNet:
+def net() -> BlockHead:
     return trained_net()
 
 
-def in_training(net: BlockNet) -> float:
+def in_training(net: BlockHead) -> float:
     """Tokens per pass at every anchor of the texts, as a training step counts them."""
     tokens = said()
     hidden, final = MODEL.features(tokens, net.shape.taps)
     anchors = torch.tensor([text.anchors() for text in TEXTS])
     with torch.no_grad():
-        logits, _ = guesses(net, Lesson(tokens, own(tokens), hidden, final), anchors)
+        logits, _ = guesses(net, TrainBatch(tokens, own(tokens), hidden, final), anchors)
     said_next = net.draft_ids[logits.argmax(-1)]
     kept = 0
     for i, row in enumerate(anchors.tolist()):
@@ -54,24 +54,24 @@ def in_service(drafter: BlockDrafter) -> float:
 class OneLate(BlockDrafter):
     """Wrong: takes every row for that of the position after it."""
 
-    def read(self, seen: list[Seen]) -> None:  # type: ignore[override]
+    def read(self, seen: list[HiddenRows]) -> None:  # type: ignore[override]
         super().read([replace(s, start=s.start + 1) for s in seen])
 
     def _ready(self, ask: object) -> bool:
         return True
 
 
-def test_training_overfits_and_the_drafter_serves_what_was_learnt(net: BlockNet) -> None:
+def test_training_overfits_and_the_drafter_serves_what_was_learnt(net: BlockHead) -> None:
     learnt, served = in_training(net), in_service(BlockDrafter(TorchBlock(net)))
     assert learnt > 2.2
     assert served == pytest.approx(learnt, abs=0.01 * net.shape.block)
 
 
-def test_positions_off_by_one_are_caught(net: BlockNet) -> None:
+def test_positions_off_by_one_are_caught(net: BlockHead) -> None:
     assert in_service(OneLate(TorchBlock(net))) < in_training(net) - 0.1
 
 
-def test_shuffled_knowledge_is_worth_nothing(net: BlockNet) -> None:
+def test_shuffled_knowledge_is_worth_nothing(net: BlockHead) -> None:
     """The floor of the block drafter, which is above, falls without what it has learnt."""
     kept = net.fc.weight.clone()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_shuffled_knowledge_is_worth_nothing(net: BlockNet) -> None:
     assert shuffled < 1.5
 
 
-def test_confidence_becomes_a_chance(net: BlockNet) -> None:
+def test_confidence_becomes_a_chance(net: BlockHead) -> None:
     found = replay(BlockDrafter(TorchBlock(net)), MODEL, TEXTS, net.shape.block)
     fit = calibrate(found, net.shape.block)
     assert fit.after < fit.before
@@ -120,7 +120,7 @@ def test_rates_count_passes_as_speculation_takes_them() -> None:
 
 
 def test_on_a_cpu_few_rows_are_computed_at_once_and_nothing_else_changes(
-    net: BlockNet, monkeypatch: pytest.MonkeyPatch
+    net: BlockHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short texts beside a long one are as long as it is."""
     texts = [*TEXTS[:6], replace(TEXTS[6], tokens=list(TEXTS[6].tokens) * 3, own=list(TEXTS[6].own) * 3)]

@@ -32,7 +32,7 @@ from paceline.train.data.dataset import Answers
 from paceline.train.evaluate import acceptance, recorded, replay
 from paceline.train.head_pipeline import ANSWERS, TrainJob, run
 from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import CHECKPOINT
 
 pytestmark = pytest.mark.model
@@ -77,7 +77,7 @@ def test_held_out_conversations_are_never_taught(done: Done) -> None:
 def test_it_learned_what_it_was_never_taught(done: Done, smollm2_path: Path) -> None:
     answers = Answers.load(done.job.folder / ANSWERS)
     weights = load_weights(smollm2_path)
-    model = DenseModel(weights, "cpu", torch.float32)
+    model = TrainDecoder(weights, "cpu", torch.float32)
     ids = torch.from_numpy(answers.draft_ids(TRAIN.draft_vocab).ids)
     untrained = recipe(TRAIN, model, ids, weights.tensors)
     texts = recorded(answers, TRAIN.max_len, MEASURED)

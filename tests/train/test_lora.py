@@ -6,26 +6,26 @@ from torch import Tensor
 from torch_cases import some_tokens
 
 from paceline.train.draft_model.lora import MATRICES, LowRank, add_low_rank, merge
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 TOKENS = torch.tensor([some_tokens(30), some_tokens(30, 1)])
 RANK, ALPHA = 3, 12.0
 
 
-def rows(model: DenseModel) -> Tensor:
+def rows(model: TrainDecoder) -> Tensor:
     return model.logits(model.features(TOKENS)[1])
 
 
-def tiny() -> DenseModel:
-    return DenseModel(tiny_weights(), "cpu", torch.float32)
+def tiny() -> TrainDecoder:
+    return TrainDecoder(tiny_weights(), "cpu", torch.float32)
 
 
-def added(seed: int = 0) -> tuple[DenseModel, dict[str, Tensor]]:
+def added(seed: int = 0) -> tuple[TrainDecoder, dict[str, Tensor]]:
     model = tiny()
     return model, add_low_rank(model, RANK, ALPHA, torch.Generator().manual_seed(seed))
 
 
-def stirred() -> tuple[DenseModel, dict[str, Tensor]]:
+def stirred() -> tuple[TrainDecoder, dict[str, Tensor]]:
     """With additions that add something."""
     model, trained = added()
     generator = torch.Generator().manual_seed(1)

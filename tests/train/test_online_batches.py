@@ -10,8 +10,8 @@ from tiny_heads import PROMPT, own, random_net, said, tiny_model
 from paceline.config import LearnConfig
 from paceline.heads.block_loss import pick_anchors
 from paceline.heads.medusa import medusa_loss
-from paceline.heads.teach import Lesson
-from paceline.trace.online import ServedText
+from paceline.heads.teach import TrainBatch
+from paceline.trace.online import TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.online.online_batches import Batch, batches, learn, split
 from paceline.train.recipe import loss_of
@@ -20,13 +20,13 @@ MODEL = tiny_model()
 ROWS = [tuple(row) for row in said().tolist()]
 
 
-def text(row: int, opening: str = "", wrong: tuple[int, ...] = ()) -> ServedText:
-    return ServedText(ROWS[row], PROMPT, {"block": wrong}, opening or str(row))
+def text(row: int, opening: str = "", wrong: tuple[int, ...] = ()) -> TrainingSample:
+    return TrainingSample(ROWS[row], PROMPT, {"block": wrong}, opening or str(row))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(4, 40)), max_size=30), st.integers(1, 300))
 def test_no_conversation_is_on_both_sides(turns: list[tuple[int, int]], most: int) -> None:
-    texts = [ServedText(ROWS[0][:length], PROMPT, {}, f"talk {n}") for n, length in turns]
+    texts = [TrainingSample(ROWS[0][:length], PROMPT, {}, f"talk {n}") for n, length in turns]
     config = LearnConfig(held_out=0.5, train_tokens=most, measure_tokens=most)
     found = split(texts, config)
     assert all(is_held_out(t.opening, 0.5) for t in found.held_out)
@@ -45,7 +45,7 @@ def test_long_texts_are_cut_and_those_without_an_answer_left_out() -> None:
 
 
 def test_batches_know_whose_words_they_are_and_where_it_went_wrong() -> None:
-    short = ServedText(ROWS[1][:20], PROMPT, {"block": (7, 9), "eagle": (8,)}, "b")
+    short = TrainingSample(ROWS[1][:20], PROMPT, {"block": (7, 9), "eagle": (8,)}, "b")
     config = LearnConfig(batch_tokens=80)
     made = batches("block", (0, 3), MODEL, [text(0, wrong=(5,)), short, text(2)], config)
     assert [tuple(batch.tokens.shape) for batch in made] == [(2, 40), (1, 40)]
@@ -70,7 +70,7 @@ def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> No
     places = torch.zeros_like(whole.mask)
     places[0, 10] = True
     hidden = whole.hidden[4].clone().requires_grad_()
-    loss, _ = medusa_loss(net, Lesson(whole.tokens, whole.mask, {4: hidden}, whole.final, places=places))
+    loss, _ = medusa_loss(net, TrainBatch(whole.tokens, whole.mask, {4: hidden}, whole.final, places=places))
     loss.backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
     assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [9]

@@ -14,24 +14,24 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
 from paceline.heads.base import Pieces
 from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, load, read_card, save
-from paceline.trace.online import LearnJob, ServedText
+from paceline.trace.online import RefreshJob, TrainingSample
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
 from paceline.train.online.online_batches import split
 from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 MODEL = tiny_model()
 CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)
 
 
-def served() -> list[ServedText]:
+def served() -> list[TrainingSample]:
     """Texts of a narrow domain: a few that come again and again, in many conversations."""
     rows = [tuple(row) for row in said()[:3].tolist()]
     places = tuple(range(PROMPT, 39))
-    return [ServedText(rows[i % 3], PROMPT, {"block": places}, f"talk {i}") for i in range(12)]
+    return [TrainingSample(rows[i % 3], PROMPT, {"block": places}, f"talk {i}") for i in range(12)]
 
 
 PARTS = split(served(), CONFIG)
@@ -171,7 +171,7 @@ def test_better_is_more_than_chance(old: tuple[int, ...], new: tuple[int, ...], 
 def test_with_too_little_to_measure_on_nothing_is_tried() -> None:
     told: list[dict[str, Any]] = []
     few = LearnConfig(held_out=0.3, least_places=10_000)
-    run(LearnJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
+    run(RefreshJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
     (only,) = told
     assert "places in held-out ones" in only["waits"]
 
@@ -183,11 +183,11 @@ def test_it_computes_on_the_cpu_wherever_the_server_does(
     """A process that is stopped still holds what it has on a GPU."""
     placed: list[tuple[torch.device, torch.dtype]] = []
 
-    def place(_: Any, device: torch.device, dtype: torch.dtype) -> DenseModel:
+    def place(_: Any, device: torch.device, dtype: torch.dtype) -> TrainDecoder:
         placed.append((device, dtype))
         return MODEL
 
     monkeypatch.setattr(the_refresh, "load_weights", lambda *_: None)
-    monkeypatch.setattr(the_refresh, "DenseModel", place)
-    run(LearnJob("tiny", (), EngineConfig(device, "bfloat16"), tuple(served()), CONFIG), lambda _: None)
+    monkeypatch.setattr(the_refresh, "TrainDecoder", place)
+    run(RefreshJob("tiny", (), EngineConfig(device, "bfloat16"), tuple(served()), CONFIG), lambda _: None)
     assert placed == [(torch.device("cpu"), torch.float32)]

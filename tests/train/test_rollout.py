@@ -16,7 +16,7 @@ from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.data import rollout
 from paceline.train.data.rollout import Job, Rollout, roll_out
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Seq
 
 EOS = frozenset({3, 77})
@@ -54,7 +54,7 @@ def by_the_engine(made: Weights, todo: list[Job], max_new: int = NEW) -> list[li
 @pytest.mark.parametrize("sampled", [False, True])
 def test_answers_are_those_of_the_engine(sampled: bool) -> None:
     todo = jobs(sampled)
-    ours = roll_out(DenseModel(weights(), "cpu", torch.float32), todo, sorted(EOS), HOW)
+    ours = roll_out(TrainDecoder(weights(), "cpu", torch.float32), todo, sorted(EOS), HOW)
     assert ours == by_the_engine(weights(), todo)
     ends = [answer[-1] in EOS for answer in ours]
     assert any(ends)
@@ -66,12 +66,12 @@ def test_answers_are_those_of_the_engine(sampled: bool) -> None:
 def test_every_family(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     todo = jobs(sampled=False)
-    ours = roll_out(DenseModel(load(tmp_path), "cpu", torch.float32), todo, sorted(EOS), HOW)
+    ours = roll_out(TrainDecoder(load(tmp_path), "cpu", torch.float32), todo, sorted(EOS), HOW)
     assert ours == by_the_engine(load(tmp_path), todo)
 
 
 def test_neighbours_change_nothing() -> None:
-    model, todo = DenseModel(weights(), "cpu", torch.float32), [*jobs(True), *jobs(False)]
+    model, todo = TrainDecoder(weights(), "cpu", torch.float32), [*jobs(True), *jobs(False)]
     together = roll_out(model, todo, sorted(EOS), HOW)
     assert together == roll_out(model, todo, sorted(EOS), Rollout(max_new=NEW))
     assert together == [roll_out(model, [job], sorted(EOS), HOW)[0] for job in todo]
@@ -79,7 +79,7 @@ def test_neighbours_change_nothing() -> None:
 
 
 def test_prompts_of_any_length_find_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, todo = DenseModel(weights(), "cpu", torch.float32), jobs(False)
+    model, todo = TrainDecoder(weights(), "cpu", torch.float32), jobs(False)
     expected = roll_out(model, todo, sorted(EOS), HOW)
     monkeypatch.setattr(rollout, "SHORTEST_CACHE", 64)
     seen: list[tuple[int, int]] = []
@@ -92,7 +92,7 @@ def test_the_real_model_answers_as_it_does_in_the_engine(smollm2_path: Path) -> 
     tokenizer = Tokenizer.load(smollm2_path)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "Count to five."}])
     todo = [Job(prompt, sampled, seed=5) for sampled in (False, True)]
-    dense = DenseModel(load(smollm2_path), "cpu", torch.float32)
+    dense = TrainDecoder(load(smollm2_path), "cpu", torch.float32)
     ours = roll_out(dense, todo, sorted(EOS), Rollout(max_new=12))
     assert ours == by_the_engine(load(smollm2_path), todo, 12)
     assert ours[0] != ours[1]
@@ -102,6 +102,6 @@ def test_the_real_model_answers_as_it_does_in_the_engine(smollm2_path: Path) -> 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 def test_a_graph_answers_as_the_cpu_does() -> None:
     todo = [*jobs(False), *jobs(True)]
-    ours = roll_out(DenseModel(weights(), "cuda", torch.float32), todo, sorted(EOS), HOW)
-    theirs = roll_out(DenseModel(weights(), "cpu", torch.float32), todo, sorted(EOS), HOW)
+    ours = roll_out(TrainDecoder(weights(), "cuda", torch.float32), todo, sorted(EOS), HOW)
+    theirs = roll_out(TrainDecoder(weights(), "cpu", torch.float32), todo, sorted(EOS), HOW)
     assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= len(todo) - 2  # ties

@@ -6,7 +6,7 @@ import torch
 
 from paceline.config import SamplingParams
 from paceline.sampling.choose import choose
-from paceline.sampling.distribution import law
+from paceline.sampling.distribution import distribution
 from paceline.sampling.noise import CHOICE, noise_key
 from paceline.train.data.rollout_sampling import greedy, nucleus
 
@@ -22,7 +22,7 @@ def test_rows_are_drawn_as_one_by_one(spread: float, temperature: float, top_p: 
     index = rng.integers(0, 500, ROWS)
     params = SamplingParams(temperature=temperature, top_p=top_p)
     theirs = [
-        choose(law(row, params), noise_key(int(seed), 0, CHOICE, int(at)))
+        choose(distribution(row, params), noise_key(int(seed), 0, CHOICE, int(at)))
         for row, seed, at in zip(logits, seeds, index, strict=True)
     ]
     ours = nucleus(

@@ -12,7 +12,7 @@ from paceline.text import Tokenizer
 from paceline.train.data.prompts import collect
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.synthetic import make_up
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 pytestmark = pytest.mark.model
 HOW = Rollout(slots=4)
@@ -20,7 +20,7 @@ HOW = Rollout(slots=4)
 
 def test_new_requests_for_the_same_tools(smollm2_path: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(smollm2_path)
-    model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
+    model = TrainDecoder(load(smollm2_path, torch.float32), "cpu", torch.float32)
     source = write(tmp_path / "a.jsonl", [record(user("Rain in Oslo?"), called("Oslo"))])
     (prompt,) = collect(tokenizer, [source], 1024, share=0.0).prompts
     made = make_up(model, tokenizer, [prompt], lambda _: 4, HOW, 1024)
@@ -45,7 +45,7 @@ def test_every_second_one_begins_as_the_recorded_one_and_no_two_chats_are_the_sa
     smollm2_path: Path, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.load(smollm2_path)
-    model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
+    model = TrainDecoder(load(smollm2_path, torch.float32), "cpu", torch.float32)
     asked = ["Name a river in France and say where it ends.", "Write a line about the sea at night, please."]
     talks = [{"messages": [user(text)], "group": text} for text in asked]
     chats = collect(tokenizer, [write(tmp_path / "a.jsonl", talks)], 1024, share=0.0).prompts

@@ -12,14 +12,14 @@ from torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Draft, Feed, Seq, Target
 
 BOUND = 1e-5
 LENGTH = 80  # five windows of the tiny gemma
 TAPS = (0, 2)
 
-Pair = tuple[TorchTarget, DenseModel]
+Pair = tuple[TorchTarget, TrainDecoder]
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
@@ -30,7 +30,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp(request.param)
     save_reference(request.param, folder)
-    dense = DenseModel(load(folder), "cpu", torch.float32)
+    dense = TrainDecoder(load(folder), "cpu", torch.float32)
     return TorchTarget(load(folder), CONFIG), dense
 
 
@@ -76,5 +76,5 @@ def test_what_comes_later_changes_nothing(pair: Pair) -> None:
 @pytest.mark.model
 def test_the_real_model_gives_the_rows_that_are_served(smollm2_path: Path) -> None:
     weights = load(smollm2_path)
-    dense = DenseModel(weights, "cpu", torch.float32)
+    dense = TrainDecoder(weights, "cpu", torch.float32)
     agree((TorchTarget(weights, CONFIG), dense), (0, 14, 29), weights.shape.vocab_size)

@@ -12,7 +12,7 @@ from torch_cases import VOCAB
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 from paceline.train.evaluate import replay
 from paceline.train.loop import train
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
@@ -63,7 +63,9 @@ def test_a_step_that_does_not_fit_says_so_and_a_smaller_one_goes_on(tmp_path: Pa
     config = tiny_config(5, tokens_per_batch=4096, checkpoint_seconds=1e-9)
     of, after = fresh(config), [3]
 
-    def full(lesson: Lesson, progress: float, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def full(
+        lesson: TrainBatch, progress: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         after[0] -= 1
         if after[0] < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")

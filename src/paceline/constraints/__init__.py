@@ -22,12 +22,12 @@ from paceline.constraints.grammars import (
     Json,
     Lark,
     Regex,
-    Switched,
+    Triggered,
     Whitespace,
     response_format,
 )
 from paceline.constraints.python_types import Output, output
-from paceline.constraints.request import ANYTHING, Wanted
+from paceline.constraints.request import ANYTHING, OutputSpec
 from paceline.constraints.template import Template
 from paceline.constraints.tool_grammar import tool_calls
 
@@ -39,10 +39,10 @@ __all__ = [
     "Json",
     "Lark",
     "Output",
+    "OutputSpec",
     "Regex",
-    "Switched",
     "Template",
-    "Wanted",
+    "Triggered",
     "Whitespace",
     "check",
     "output",

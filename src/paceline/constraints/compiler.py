@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import Constraint, Json, Switched, quoted
-from paceline.constraints.trigger_cursor import SwitchCursor, Trigger
+from paceline.constraints.grammars import Constraint, Json, Triggered, quoted
+from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
@@ -68,12 +68,12 @@ class Compiler:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may be more than the tokenizer has
         self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
-        self._triggers: _Kept[tuple[str, Switched], Trigger] = _Kept(KEPT, KEPT_BYTES)
+        self._triggers: _Kept[tuple[str, Triggered], Trigger] = _Kept(KEPT, KEPT_BYTES)
 
-    def cursor(self, constraint: Constraint | Switched, ignore_eos: bool = False) -> Cursor:
+    def cursor(self, constraint: Constraint | Triggered, ignore_eos: bool = False) -> Cursor:
         """At the start of an output. ignore_eos: an end token does not end its free text."""
-        if isinstance(constraint, Switched):
-            return SwitchCursor(self._trigger(constraint), ignore_eos)
+        if isinstance(constraint, Triggered):
+            return TriggerCursor(self._trigger(constraint), ignore_eos)
         return GrammarCursor(self._grammar(constraint))
 
     def _grammar(self, constraint: Constraint) -> Grammar:
@@ -84,11 +84,11 @@ class Compiler:
             lambda: Grammar(lambda: compiled(constraint, rules, self._tables), self._tables),
         )
 
-    def _trigger(self, switched: Switched) -> Trigger:
+    def _trigger(self, switched: Triggered) -> Trigger:
         grammar = "" if switched.then is None else switched.then.rules("start", self.spell)
         return self._triggers.get((grammar, switched), len(grammar), lambda: self._new_trigger(switched))
 
-    def _new_trigger(self, switched: Switched) -> Trigger:
+    def _new_trigger(self, switched: Triggered) -> Trigger:
         grammar = None if switched.then is None else self._grammar(switched.then)
 
         def start(written: bytes) -> Cursor | None:

@@ -109,7 +109,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class Triggered:
     """Free text until `trigger` appears; from there on `then`, whose text begins with the trigger."""
 
     trigger: str
@@ -131,9 +131,9 @@ class _After:
         return f"{name}: {spell(self.text)} /\\s{{0,4}}/ {inner}\n{self.constraint.rules(inner, spell)}"
 
 
-def after(mark: str, constraint: Constraint) -> Switched:
+def after(mark: str, constraint: Constraint) -> Triggered:
     """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
-    return Switched(mark, _After(mark, constraint), must=True)
+    return Triggered(mark, _After(mark, constraint), must=True)
 
 
 def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:

@@ -8,7 +8,7 @@ from paceline.constraints.grammars import (
     WHITESPACE,
     Constraint,
     Spell,
-    Switched,
+    Triggered,
     Whitespace,
     after,
     response_format,
@@ -25,7 +25,7 @@ THINKING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OutputSpec:
     """What an answer must look like, as a request says it. Without any of it, anything goes."""
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -47,7 +47,7 @@ class Wanted:
         """Whether the answer may hold tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Switched | None:
+    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Triggered | None:
         """`opening`: how the prompt lets the model begin. Reasoning that it opens is free."""
         answer = self._answer()
         if not self.tools:
@@ -57,7 +57,7 @@ class Wanted:
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):
             return _thought(calls, opening)
-        if isinstance(calls, Switched) and calls.then is not None:
+        if isinstance(calls, Triggered) and calls.then is not None:
             answer = Either((calls.then, answer))
         return _thought(answer, opening)
 
@@ -81,7 +81,7 @@ class Wanted:
         return (lambda text: parse(_said(text))) if thinks(opening) else parse
 
 
-ANYTHING: Final = Wanted()
+ANYTHING: Final = OutputSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ def thinks(opening: str) -> bool:
     return opening.rfind(begun) > opening.rfind(ended)
 
 
-def _thought(constraint: Constraint | Switched | None, opening: str) -> Constraint | Switched | None:
+def _thought(constraint: Constraint | Triggered | None, opening: str) -> Constraint | Triggered | None:
     """Tool calls wait for their trigger in any case; everything else waits for the end of reasoning."""
-    if constraint is None or isinstance(constraint, Switched) or not thinks(opening):
+    if constraint is None or isinstance(constraint, Triggered) or not thinks(opening):
         return constraint
     return after(THINKING[1], constraint)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Json, Spell, Switched, Whitespace, quoted
+from paceline.constraints.grammars import Constraint, Json, Spell, Triggered, Whitespace, quoted
 from paceline.constraints.json_schema import closed
 from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
@@ -58,7 +58,7 @@ def tool_calls(
     form: ToolFormat,
     parallel: bool = True,
     whitespace: Whitespace = "fixed",
-) -> Constraint | Switched:
+) -> Constraint | Triggered:
     """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
     auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
@@ -66,14 +66,14 @@ def tool_calls(
     """
     known = read_tools(tools, whitespace)
     if choice == "none":
-        return Switched(form.trigger, None, anywhere=form.anywhere)
+        return Triggered(form.trigger, None, anywhere=form.anywhere)
     if not known:
         raise ConstraintError(f"tool_choice={short(choice)} needs tools: give at least one")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
         several = parallel and not form.wraps_each
-        return Switched(form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere)
+        return Triggered(form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere)
     return Calls(calls, form, several=parallel and named is None)
 
 

@@ -79,7 +79,7 @@ class Trigger:
         return row if shut else None
 
 
-class SwitchCursor:
+class TriggerCursor:
     def __init__(self, trigger: Trigger, ignore_eos: bool = False) -> None:
         self._trigger = trigger
         self._ignore_eos = ignore_eos  # in free text
@@ -136,7 +136,7 @@ class SwitchCursor:
     def spelled(self) -> list[int]:
         return [] if self._inner is None else self._inner.spelled()
 
-    def fork(self) -> "SwitchCursor":
+    def fork(self) -> "TriggerCursor":
         other = copy(self)
         other._inner = None if self._inner is None else self._inner.fork()
         return other

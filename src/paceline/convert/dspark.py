@@ -33,7 +33,7 @@ from paceline.convert.speculators import (
     unusable,
 )
 from paceline.errors import DrafterMismatch
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.head_checkpoint import Card
 from paceline.target.weights.checkpoint import Fields
 
@@ -52,7 +52,7 @@ SURE: Final = "confidence_head.proj"
 LEFT: Final = (MARKOV_IN, MARKOV_OUT, EMBED, HEAD, f"{SURE}.weight", f"{SURE}.bias", "d2t")
 
 
-def written(net: BlockNet, card: Card, target: Target, verifier: str) -> Written:
+def written(net: BlockHead, card: Card, target: Target, verifier: str) -> Written:
     shape, ids = net.shape, net.draft_ids.cpu()
     own = net.state_dict()
     pairs = own["markov_in.weight"]
@@ -99,7 +99,7 @@ def taken(found: Found, target: Target) -> Taken:
     reads = layer.whole("vocab_size")
     require_target(found, target, common["width"], vocab if reads == vocab + 1 else reads)
     ids, rows = draft_order(found, target)
-    shape = BlockShape(
+    shape = BlockConfig(
         **common,
         vocab=vocab,
         draft_vocab=len(ids),
@@ -136,7 +136,7 @@ def _require_known(found: Found, layer: Fields) -> None:
 
 
 def _require_targets_own(
-    found: Found, shape: BlockShape, reads: int, target: Target, ids: Tensor, rows: Tensor
+    found: Found, shape: BlockConfig, reads: int, target: Target, ids: Tensor, rows: Tensor
 ) -> None:
     """Of these a block head has none of its own."""
     own = {
@@ -155,7 +155,7 @@ def _require_targets_own(
 
 
 def _weights(
-    found: Found, shape: BlockShape, reads: int, target: Target, ids: Tensor, rows: Tensor
+    found: Found, shape: BlockConfig, reads: int, target: Target, ids: Tensor, rows: Tensor
 ) -> dict[str, Tensor]:
     width, rank = shape.width, shape.markov_rank
     sizes = decoder_sizes(shape, width) | {"context_norm": (width,), "attn_norm": (width,)}
@@ -173,7 +173,7 @@ def _weights(
     return weights | {"sure.weight": sure, "sure.bias": bias}
 
 
-def _mask(found: Found, shape: BlockShape, reads: int, target: Target) -> Tensor:
+def _mask(found: Found, shape: BlockConfig, reads: int, target: Target) -> Tensor:
     """[1, width]: the row that stands in empty slots."""
     mask = found.config.whole(MASK, most=reads - 1)
     borrowed = mask < shape.vocab and EMBED not in found.tensors
@@ -181,7 +181,7 @@ def _mask(found: Found, shape: BlockShape, reads: int, target: Target) -> Tensor
     return table[mask : mask + 1]
 
 
-def _pairs(found: Found, shape: BlockShape, ids: Tensor) -> Tensor:
+def _pairs(found: Found, shape: BlockConfig, ids: Tensor) -> Tensor:
     table = found.weight(MARKOV_IN, None, shape.markov_rank)
     if len(table) < shape.vocab:
         found.weight(MARKOV_IN, shape.vocab, shape.markov_rank)

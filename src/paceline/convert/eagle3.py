@@ -28,7 +28,7 @@ from paceline.convert.speculators import (
     speculators_config,
     unusable,
 )
-from paceline.heads.eagle import EagleNet, EagleShape, TapNorm
+from paceline.heads.eagle import EagleConfig, EagleHead, TapNorm
 from paceline.heads.head_checkpoint import Card
 from paceline.target.weights.checkpoint import Fields
 
@@ -47,7 +47,7 @@ BIASED: Final = ("q", "k", "v", "o")
 GUESSES: Final = 5  # where a checkpoint does not say how many
 
 
-def written(net: EagleNet, card: Card, target: Target, verifier: str) -> Written:
+def written(net: EagleHead, card: Card, target: Target, verifier: str) -> Written:
     shape, own = net.shape, net.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in _names(shape).items()}
     parts = len(shape.taps) if shape.tap_norm == "all" else 1
@@ -93,7 +93,7 @@ def taken(found: Found, target: Target) -> Taken:
     require_target(found, target, common["width"], vocab)
     ids, rows = draft_order(found, target)
     embed = found.tensors.get(OUTER["embed"])
-    shape = EagleShape(
+    shape = EagleConfig(
         **common,
         vocab=vocab,
         draft_vocab=len(ids),
@@ -144,7 +144,7 @@ def _tap_norm(config: Fields) -> TapNorm:
     return "all" if config.flag("norm_before_fc", nested) else "none"
 
 
-def _weights(found: Found, shape: EagleShape, rows: Tensor) -> dict[str, Tensor]:
+def _weights(found: Found, shape: EagleConfig, rows: Tensor) -> dict[str, Tensor]:
     """Under our names; what the norms before fc weigh becomes part of fc."""
     names, norms, width = _names(shape), _norms(shape), shape.width
     sizes = decoder_sizes(shape, 2 * width) | {
@@ -161,14 +161,14 @@ def _weights(found: Found, shape: EagleShape, rows: Tensor) -> dict[str, Tensor]
     return weights
 
 
-def _names(shape: EagleShape) -> dict[str, str]:
+def _names(shape: EagleConfig) -> dict[str, str]:
     """Of all weights of a net: ours -> theirs."""
     outer = {ours: theirs for ours, theirs in OUTER.items() if ours != "embed" or shape.own_embed}
     leaves = [(part, "weight") for part in LAYER] + [(part, "bias") for part in BIASED if shape.biased]
     return outer | {f"{part}.{leaf}": f"layers.0.{LAYER[part]}.{leaf}" for part, leaf in leaves}
 
 
-def _norms(shape: EagleShape) -> list[str]:
+def _norms(shape: EagleConfig) -> list[str]:
     """Of what is read, before fc."""
     if shape.tap_norm == "each":
         return [f"fc_norm.{i}.weight" for i in range(len(shape.taps))]

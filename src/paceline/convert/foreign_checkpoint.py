@@ -12,7 +12,7 @@ from paceline.errors import CorruptModel, DrafterMismatch
 from paceline.heads.base import Pieces, Shape
 from paceline.heads.calibration import Calibration
 from paceline.target.weights.checkpoint import Fields
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint
 
@@ -32,7 +32,7 @@ class Target:
     """The model a head is for."""
 
     name: str
-    shape: ModelShape
+    shape: ModelConfig
     pieces: Pieces  # float32
 
     @classmethod

@@ -17,7 +17,7 @@ from paceline.convert.files import require_new, write_json
 from paceline.convert.model_config import config_of
 from paceline.errors import SettingError
 from paceline.target.weights.hf_folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import load
 from paceline.target.weights.safetensors import SINGLE, read_json
 
@@ -51,7 +51,7 @@ def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
 def write_model(
     folder: Path,
     source: Path,
-    shape: ModelShape,
+    shape: ModelConfig,
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
@@ -73,7 +73,7 @@ def write_model(
     beside.replace(folder / SINGLE)
 
 
-def _named(shape: ModelShape, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """As the family's checkpoints name and keep them."""
     gemma = shape.architecture == "gemma3"
     parts = {ours: theirs for theirs, ours in (GEMMA3_PARTS if gemma else PARTS).items()}
@@ -97,7 +97,7 @@ def _copy_description(source: Path, folder: Path, dtype: str) -> None:
 
 
 def _write_description(
-    source: Path, folder: Path, shape: ModelShape, tensors: Mapping[str, Tensor], dtype: str
+    source: Path, folder: Path, shape: ModelConfig, tensors: Mapping[str, Tensor], dtype: str
 ) -> None:
     from paceline.text import Tokenizer
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.convert.foreign_checkpoint import Found, Taken, Target, require_target
 from paceline.convert.speculators import unusable
 from paceline.errors import CorruptModel
-from paceline.heads.medusa import MedusaShape
+from paceline.heads.medusa import MedusaConfig
 
 HEADS: Final = "medusa_num_heads"
 LAYERS: Final = "medusa_num_layers"
@@ -22,7 +22,7 @@ def taken(found: Found, target: Target) -> Taken:
     heads = found.config.whole(HEADS, 5, 100)
     layers = found.config.whole(LAYERS, 1, 100)
     vocab, own = _sizes(found, layers, target)
-    shape = MedusaShape(
+    shape = MedusaConfig(
         width=own.shape[1],
         vocab=len(own),
         draft_vocab=vocab,

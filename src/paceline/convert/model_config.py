@@ -5,14 +5,14 @@ from typing import Any, Final
 
 from paceline.convert.foreign_checkpoint import ARCHITECTURES
 from paceline.errors import UnknownArchitecture
-from paceline.target.weights.model_config import ModelShape, Rope
+from paceline.target.weights.model_config import ModelConfig, Rope
 
 TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
 WRITTEN_FOR: Final = "5.0.0"  # of transformers; a folder that does not say has its tokenizer suspected
 
 
 def config_of(
-    shape: ModelShape, names: Collection[str], dtype: str, ends: Mapping[str, int | list[int]]
+    shape: ModelConfig, names: Collection[str], dtype: str, ends: Mapping[str, int | list[int]]
 ) -> dict[str, Any]:
     """names: of the weights there are, canonical. ends: ids of the tokens that begin and end a text."""
     activation = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}[shape.activation]
@@ -38,7 +38,7 @@ def config_of(
     }
 
 
-def _family(shape: ModelShape, names: Collection[str]) -> dict[str, Any]:
+def _family(shape: ModelConfig, names: Collection[str]) -> dict[str, Any]:
     biased = any(name.endswith("q_bias") for name in names)
     if shape.architecture == "llama":
         if any(shape.local_layers):
@@ -55,14 +55,14 @@ def _family(shape: ModelShape, names: Collection[str]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": _whole(shape.attn_scale**-2), **_windows(shape)}
 
 
-def _windows(shape: ModelShape) -> dict[str, Any]:
+def _windows(shape: ModelConfig) -> dict[str, Any]:
     if not any(shape.local_layers):
         return {}
     kinds = ["sliding_attention" if local else "full_attention" for local in shape.local_layers]
     return {"sliding_window": shape.window, "layer_types": kinds}
 
 
-def _positions(shape: ModelShape) -> dict[str, Any]:
+def _positions(shape: ModelConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_theta": shape.rope.theta, "rope_scaling": _scaling(shape.rope)}
     if shape.local_rope is not None:
         found["rope_local_base_freq"] = shape.local_rope.theta

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from paceline.convert.foreign_checkpoint import ARCHITECTURES, OURS, Found, Target
 from paceline.errors import UnknownArchitecture
-from paceline.heads.block import BlockShape
-from paceline.heads.eagle import EagleShape
+from paceline.heads.block import BlockConfig
+from paceline.heads.eagle import EagleConfig
 from paceline.heads.head_checkpoint import Card
 from paceline.target.weights.checkpoint import Fields
 
@@ -29,7 +29,7 @@ _THETA: Final = 1e9  # the largest
 VERSION: Final = "0.9.0"  # of the speculators format
 
 
-def layer_config(shape: BlockShape | EagleShape, target: Target, kind: str) -> dict[str, Any]:
+def layer_config(shape: BlockConfig | EagleConfig, target: Target, kind: str) -> dict[str, Any]:
     return {
         "model_type": kind,
         "hidden_size": shape.width,
@@ -105,7 +105,7 @@ def decoder_shape(found: Found, layer: Fields) -> dict[str, Any]:
     }
 
 
-def decoder_sizes(shape: BlockShape | EagleShape, reads: int) -> dict[str, tuple[int, ...]]:
+def decoder_sizes(shape: BlockConfig | EagleConfig, reads: int) -> dict[str, tuple[int, ...]]:
     """Of what block and eagle heads have in common, by our names. reads: how wide attention's input is."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {

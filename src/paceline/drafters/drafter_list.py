@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from paceline.drafters.support.grammar_filter import CERTAIN, legal, unsure, walk
 from paceline.drafters.support.guard import drafts_of, forgiven
 from paceline.drafters.support.worth import Worth
-from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seen, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, HiddenRows, Scores, Seq, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Relay(Drafter):
+class DrafterList(Drafter):
     """Each leg of a draft is by one drafter, who is asked in one call for all sequences."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -30,7 +30,7 @@ class Relay(Drafter):
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.took_ns: Counter[str] = Counter()  # of the last draft, by drafter
-        self._turns = any(drafter.takes_turns for drafter in self.drafters)
+        self._turns = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._worth = Worth()
 
@@ -91,7 +91,7 @@ class Relay(Drafter):
             with forgiven(drafter, "goes on"):
                 drafter.observe(seqs, verdicts, scores)
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
                 with forgiven(drafter, "goes on"):
@@ -119,10 +119,10 @@ class _Run:
         if self.ask.cursor is None:
             return True
         if self.last is not None:
-            turn = drafter.takes_turns or self.last.takes_turns
+            turn = drafter.interleaves or self.last.interleaves
             if not turn or drafter is self.last:
                 return False
-        return self.ask.budget > 0 or (drafter.takes_turns and self.ask.certain > 0)
+        return self.ask.budget > 0 or (drafter.interleaves and self.ask.certain > 0)
 
     def may_weigh(self, head: Drafter) -> bool:
         """Whether what there is may be dropped for what it says: not where it was drawn, or has a grammar."""
@@ -153,7 +153,7 @@ class _Run:
             self.refused += (Counter(draft.sources) - Counter(fit.sources)).elements()
             return _wanted(fit, self.ask), None
         draft = _wanted(draft, self.ask)
-        hand_over = draft.q is None and self.ask.certain > 0 and not drafter.takes_turns
+        hand_over = draft.q is None and self.ask.certain > 0 and not drafter.interleaves
         taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
             if not end.finished and not (hand_over and taken and end.forced()):
@@ -173,7 +173,7 @@ def is_chain(draft: Draft) -> bool:
 def _signed(draft: Draft, drafter: Drafter) -> Draft:
     """Each node with its source; only those who take turns can be certain."""
     sources = draft.sources or (drafter.name,) * len(draft)
-    scores = draft.scores if drafter.takes_turns else tuple(unsure(score) for score in draft.scores)
+    scores = draft.scores if drafter.interleaves else tuple(unsure(score) for score in draft.scores)
     return replace(draft, sources=sources, scores=scores)
 
 

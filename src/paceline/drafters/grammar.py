@@ -11,7 +11,7 @@ SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
 
 class Grammar(Drafter):
     name = "grammar"
-    takes_turns = True
+    interleaves = True
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         return [NO_DRAFT if ask.cursor is None else self._draft(ask, ask.cursor) for ask in asks]

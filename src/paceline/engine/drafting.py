@@ -8,25 +8,25 @@ from typing import Final
 from torch import Tensor
 
 from paceline.drafters import OF_THE_TARGET
-from paceline.drafters.drafter_list import Relay
+from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.support.guard import drafts_of, forgiven
-from paceline.engine.scheduled import Turn, by_drafters
+from paceline.engine.scheduled import Scheduled, by_drafters
 from paceline.errors import SettingError, short
-from paceline.types import Ask, Controller, Draft, Drafter, Scores, Seen, Seq, Target
+from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
 
 
-class Guessing:
+class Drafting:
     """The drafters of an engine, and the controller that says how much of them is worth it."""
 
     def __init__(self, target: Target, drafters: Mapping[str, Drafter], controller: Controller) -> None:
         self._target = target
         self._drafters = dict(drafters)
         self._controller = controller
-        self._lists: dict[tuple[str, ...], Relay] = {}
+        self._lists: dict[tuple[str, ...], DrafterList] = {}
 
-    def drafter(self, seq: Seq) -> Relay:
+    def drafter(self, seq: Seq) -> DrafterList:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
@@ -35,7 +35,7 @@ class Guessing:
                 known = ", ".join(sorted(self._drafters))
                 hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
                 raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
-            self._lists[names] = Relay([self._drafters[n] for n in names])
+            self._lists[names] = DrafterList([self._drafters[n] for n in names])
         return self._lists[names]
 
     def begin(self, seq: Seq) -> None:
@@ -54,10 +54,10 @@ class Guessing:
                 with forgiven(drafter, "goes on without it"):
                     drafter.begin(seq)
 
-    def taps(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+    def taps(self, turns: Sequence[Scheduled]) -> tuple[int, ...]:
         return tuple(sorted({tap for t in turns for tap in self.drafter(t.seq).taps}))
 
-    def plan(self, turns: Sequence[Turn]) -> None:
+    def plan(self, turns: Sequence[Scheduled]) -> None:
         rows = sum(len(t.fed) for t in turns)
         for turn, budget in zip(turns, self._controller.plan([t.seq for t in turns], rows), strict=True):
             seq, most = turn.seq, self._target.max_context
@@ -67,7 +67,7 @@ class Guessing:
             if seq.cursor is not None and seq.spec.max_draft:
                 turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
 
-    def draft(self, turns: Sequence[Turn]) -> dict[str, int]:
+    def draft(self, turns: Sequence[Scheduled]) -> dict[str, int]:
         """Microseconds by drafter."""
         took: Counter[str] = Counter()
         asking = [t for t in turns if t.budget or t.certain]
@@ -85,7 +85,7 @@ class Guessing:
             turn.draft = turn.draft.first(nodes)
         return {name: ns // 1000 for name, ns in took.items()}
 
-    def observe(self, turns: Sequence[Turn], scores: Scores) -> None:
+    def observe(self, turns: Sequence[Scheduled], scores: Scores) -> None:
         self._show(turns, scores)
         number = {t.seq.id: i for i, t in enumerate(turns)}
         for group in by_drafters([t for t in turns if t.verdict is not None]):
@@ -96,7 +96,7 @@ class Guessing:
             of_group = replace(scores, starts=starts, rows=rows)
             self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
 
-    def _show(self, turns: Sequence[Turn], scores: Scores) -> None:
+    def _show(self, turns: Sequence[Scheduled], scores: Scores) -> None:
         """Lets those who have taps read what the target made of the tokens that stay."""
         first_of = dict(zip((t.seq.id for t in turns), scores.rows, strict=False))
         for group in by_drafters([t for t in turns if t.kept is not None and self.drafter(t.seq).taps]):
@@ -113,13 +113,13 @@ class Guessing:
         return draft.first(next(bad, len(draft)))
 
 
-def _seen(turn: Turn, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> Seen:
+def _seen(turn: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> HiddenRows:
     fed, seq = len(turn.fed), turn.seq
     rows: slice | list[int] = slice(first, first + fed + len(kept))
     if kept != tuple(range(len(kept))):
         rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
     start = seq.computed - fed - len(kept)
-    return Seen(seq, start, hidden, rows)
+    return HiddenRows(seq, start, hidden, rows)
 
 
 def _sure(draft: Draft, threshold: float) -> Draft:

@@ -14,8 +14,8 @@ import torch
 
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import masks, refused, words
-from paceline.engine.drafting import Guessing
-from paceline.engine.scheduled import Pass, Turn, a_round
+from paceline.engine.drafting import Drafting
+from paceline.engine.scheduled import Pass, Scheduled, a_round
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verify import judge, logprobs
 from paceline.errors import (
@@ -62,7 +62,7 @@ class Engine:
         config = config or EngineConfig()
         self.target = target
         self.controller = controller
-        self._guessing = Guessing(target, drafters, controller)
+        self._guessing = Drafting(target, drafters, controller)
         self._sinks = tuple(sinks)
         self._eos = eos
         self._scheduler = _scheduler(config, target)
@@ -186,13 +186,13 @@ class Engine:
                 self._guessing.begin(seq)
         return failed
 
-    def _turns(self) -> list[Turn]:
+    def _turns(self) -> list[Scheduled]:
         return [
-            Turn(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens))
+            Scheduled(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens))
             for seq, fed in self._scheduler.pieces()
         ]
 
-    def _forward(self, turns: list[Turn]) -> tuple[list[Turn], Scores, list[Round]]:
+    def _forward(self, turns: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
         """The pass, for as many sequences as the cache can hold.
 
         Where it is full, guesses go first, then the last to come go back to waiting. One that does not even
@@ -219,7 +219,7 @@ class Engine:
         self._scheduler.put_back(seq)
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
-        r = a_round(Turn(seq, [], False), Pass(1, 0, 0, 0), finish="error", error=error)
+        r = a_round(Scheduled(seq, [], False), Pass(1, 0, 0, 0), finish="error", error=error)
         if opened:
             self._report(seq, r)
         else:
@@ -228,7 +228,7 @@ class Engine:
         return r
 
     @contextmanager
-    def _constrained(self, turns: Sequence[Turn]) -> Iterator[None]:
+    def _constrained(self, turns: Sequence[Scheduled]) -> Iterator[None]:
         """Masks are found beside the pass. Should it drop a draft, the draft's first mask is still right."""
         bound = [(t, t.seq.cursor) for t in turns if t.seq.cursor is not None and t.scored]
         walks = [
@@ -239,7 +239,7 @@ class Engine:
         for turn, walk in walks:
             turn.masks = walk.result()
 
-    def _settle(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
+    def _settle(self, turn: Scheduled, rows: Floats, cost: Pass) -> Round:
         """What goes wrong here ends this output and no other."""
         try:
             return self._commit(turn, rows, cost)
@@ -249,7 +249,7 @@ class Engine:
             log_problem(log, f"request {turn.seq.id} failed", problem)
             return a_round(turn, cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
-    def _commit(self, turn: Turn, rows: Floats, cost: Pass) -> Round:
+    def _commit(self, turn: Scheduled, rows: Floats, cost: Pass) -> Round:
         """Judges a draft and commits what is kept."""
         seq, start = turn.seq, len(turn.seq.tokens)
         held = seq.computed + len(turn.fed)

@@ -10,7 +10,7 @@ from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Ve
 
 
 @dataclass(slots=True)
-class Turn:
+class Scheduled:
     """One sequence's part in a pass."""
 
     seq: Seq
@@ -41,7 +41,7 @@ class Pass:
 
 
 def a_round(
-    turn: Turn,
+    turn: Scheduled,
     cost: Pass,
     path: tuple[int, ...] = (),
     tokens: tuple[int, ...] = (),
@@ -70,7 +70,7 @@ def a_round(
     )
 
 
-def by_drafters(turns: Sequence[Turn]) -> Iterator[list[Turn]]:
+def by_drafters(turns: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
     ordered = sorted(turns, key=lambda t: t.seq.spec.drafters)
     for _, group in groupby(ordered, key=lambda t: t.seq.spec.drafters):
         yield list(group)

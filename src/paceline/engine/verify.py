@@ -14,7 +14,7 @@ from paceline.sampling import (
     Floats,
     History,
     chooser,
-    law,
+    distribution,
     logprob,
     noise_key,
 )
@@ -37,7 +37,7 @@ def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
         return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
 
     def law_at(node: int) -> Doubles:
-        return law(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
+        return distribution(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
 
     def choice_at(node: int) -> int:
         key = noise_key(params.seed, params.choice, CHOICE, index + draft.depth(node))

@@ -19,7 +19,7 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class TargetEmbeddings:
     """What a head borrows from its target and never changes."""
 
     embed: Table
@@ -30,7 +30,7 @@ class Borrowed:
 
 
 @dataclass(frozen=True)
-class Pieces(Borrowed):
+class Pieces(TargetEmbeddings):
     """The same, whole: what new weights are made with."""
 
     embed: Tensor  # [vocab, width]
@@ -48,7 +48,7 @@ class Shape(Protocol):
     def block(self) -> int: ...  # most guesses in one draft
 
 
-class Net(nn.Module):
+class DraftHead(nn.Module):
     """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
@@ -59,7 +59,7 @@ class Net(nn.Module):
     @abstractmethod
     def shape(self) -> Shape: ...
 
-    def borrow(self, pieces: Borrowed, draft_ids: Tensor, **others: Tensor) -> None:
+    def borrow(self, pieces: TargetEmbeddings, draft_ids: Tensor, **others: Tensor) -> None:
         """Holds the ids it can guess, each token's place among them, and what else is the target's."""
         device, ids = pieces.embed.device, draft_ids.cpu()
         number = torch.full((len(pieces.embed),), len(ids), device="cpu")

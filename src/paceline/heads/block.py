@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import Borrowed, Net, Norm, Pieces, Table
+from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings
 from paceline.heads.rotary import rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
@@ -22,7 +22,7 @@ _SPREAD: Final = 0.02  # of new weights
 
 
 @dataclass(frozen=True, slots=True)
-class BlockShape:
+class BlockConfig:
     width: int  # the target's
     heads: int
     kv_heads: int
@@ -39,12 +39,12 @@ class BlockShape:
     theta: float = 10000.0  # of the rotary positions
 
 
-class BlockNet(Net):
+class BlockHead(DraftHead):
     by_token = ("markov_",)
     embed: Table
     head: Tensor  # [draft_vocab, width]
 
-    def __init__(self, shape: BlockShape, pieces: Borrowed, draft_ids: Tensor) -> None:
+    def __init__(self, shape: BlockConfig, pieces: TargetEmbeddings, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape = shape
         width, rank = shape.width, shape.markov_rank
@@ -62,7 +62,7 @@ class BlockNet(Net):
         self.borrow(pieces, draft_ids, head=pieces.head[draft_ids.to(pieces.head.device)])
 
     @property
-    def shape(self) -> BlockShape:
+    def shape(self) -> BlockConfig:
         return self._shape
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
@@ -165,7 +165,7 @@ class BlockNet(Net):
 
 
 class _Layer(nn.Module):
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
         self._shape, width, queries = shape, shape.width, shape.heads * shape.head_dim
         self.attn_norm = Norm(width, shape.norm_eps)

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.fused import fused
-from paceline.heads.teach import Lesson, figures, wishes
+from paceline.heads.teach import TrainBatch, figures, wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Anchors:
 class BlockLoss:
     """head: the target's whole one, [vocab, width]."""
 
-    def __init__(self, net: BlockNet, head: Tensor, weights: BlockLossWeights | None = None) -> None:
+    def __init__(self, net: BlockHead, head: Tensor, weights: BlockLossWeights | None = None) -> None:
         self.net, self.head, self.weights = net, head, weights or BlockLossWeights()
 
     def __call__(
-        self, lesson: Lesson, progress: float, generator: torch.Generator
+        self, lesson: TrainBatch, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         most, block = self.weights.anchors, self.net.shape.block
         anchors = pick_anchors(lesson.mask, most, block, generator, lesson.places)
@@ -47,7 +47,7 @@ class BlockLoss:
         return self.measured(lesson, anchors, parts, sure, gentle=progress < self.weights.gentle)
 
     def measured(
-        self, lesson: Lesson, anchors: Anchors, parts: tuple[Tensor, Tensor], sure: Tensor, gentle: bool
+        self, lesson: TrainBatch, anchors: Anchors, parts: tuple[Tensor, Tensor], sure: Tensor, gentle: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Of the r places that count: `parts`, whose sum are the logits [r, draft_vocab], and `sure` [r]."""
         net, weights, real = self.net, self.weights, anchors.real
@@ -66,7 +66,7 @@ class BlockLoss:
         all_right[real] = right & known
         return loss, figures(all_right, real)
 
-    def _wanted(self, lesson: Lesson, anchors: Anchors) -> tuple[Tensor, Tensor]:
+    def _wanted(self, lesson: TrainBatch, anchors: Anchors) -> tuple[Tensor, Tensor]:
         wanted = wishes(lesson, self.head, self.net.draft_ids)
         places = _after(wanted.which, anchors.at, self.net.shape.block, 0)[anchors.real]
         return wanted.best[places], wanted.law[places]
@@ -87,7 +87,7 @@ def compared(base: Tensor, tie: Tensor, p: Tensor, wanted: Tensor) -> tuple[Tens
     return cross, apart, divergence, logits.argmax(-1) == wanted
 
 
-def filled(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
+def filled(net: BlockHead, lesson: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks from anchors `at` [b, a]: the net's output [b, a, block, width], and the tokens before each."""
     positions = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
     context = net.context(net.features(lesson.hidden), positions)
@@ -95,7 +95,7 @@ def filled(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
     return hidden, _after(lesson.tokens, at, net.shape.block, 0)
 
 
-def guesses(net: BlockNet, lesson: Lesson, at: Tensor) -> tuple[Tensor, Tensor]:
+def guesses(net: BlockHead, lesson: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
     hidden, previous = filled(net, lesson, at)
     return net.base_logits(hidden) + net.markov(previous), net.confidence(hidden, previous)

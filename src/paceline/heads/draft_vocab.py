@@ -6,12 +6,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from paceline.heads.base import Net, Pieces
+from paceline.heads.base import DraftHead, Pieces
 from paceline.heads.kinds import KINDS
 
 
 @torch.no_grad()
-def with_words(kind: str, net: Net, pieces: Pieces, ids: Tensor) -> Net:
+def with_words(kind: str, net: DraftHead, pieces: Pieces, ids: Tensor) -> DraftHead:
     """The same network for the tokens `ids`, ascending. Of those it could guess before it forgets nothing."""
     shape = replace(cast(Any, net.shape), draft_vocab=len(ids))
     new = KINDS[kind].net(shape, pieces, ids)

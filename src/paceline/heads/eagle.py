@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import Borrowed, Net, Norm, Pieces, Table
+from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings
 from paceline.heads.rotary import rotated, rotation
 
 TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are
@@ -20,7 +20,7 @@ _SPREAD: Final = 0.02  # of new weights
 
 
 @dataclass(frozen=True, slots=True)
-class EagleShape:
+class EagleConfig:
     width: int  # the target's
     heads: int
     kv_heads: int
@@ -49,11 +49,11 @@ class Rows:
     keys_values: Tensor  # [b, m, 2, kv_heads, head_dim]
 
 
-class EagleNet(Net):
+class EagleHead(DraftHead):
     by_token = ("head.",)
     embed: Table  # scaled where it is its own
 
-    def __init__(self, shape: EagleShape, pieces: Borrowed, draft_ids: Tensor) -> None:
+    def __init__(self, shape: EagleConfig, pieces: TargetEmbeddings, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape, self._embed_scale = shape, 1.0 if shape.own_embed else pieces.embed_scale
         width, across = shape.width, shape.heads * shape.head_dim
@@ -74,7 +74,7 @@ class EagleNet(Net):
         self.borrow(pieces, draft_ids)
 
     @property
-    def shape(self) -> EagleShape:
+    def shape(self) -> EagleConfig:
         return self._shape
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:

@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.heads.eagle import EagleNet
-from paceline.heads.teach import Lesson, ahead, begins, drawn, figures, light, wishes
+from paceline.heads.eagle import EagleHead
+from paceline.heads.teach import TrainBatch, ahead, begins, drawn, figures, light, wishes
 
 
 def eagle_loss(
-    net: EagleNet,
-    lesson: Lesson,
+    net: EagleHead,
+    lesson: TrainBatch,
     head: Tensor,
     generator: torch.Generator,
     steps: int = 4,
@@ -38,7 +38,7 @@ def eagle_loss(
     return total, figures(right, real)
 
 
-def unrolled(net: EagleNet, lesson: Lesson, at: Tensor, steps: int) -> list[Tensor]:
+def unrolled(net: EagleHead, lesson: TrainBatch, at: Tensor, steps: int) -> list[Tensor]:
     """The net's output from places `at` [b, a] of the texts, [b, a, width] for each step.
 
     From a place, step j reads the token j + 1 after it and guesses the next. Rows of the text are those of
@@ -57,7 +57,7 @@ def unrolled(net: EagleNet, lesson: Lesson, at: Tensor, steps: int) -> list[Tens
 
 
 def _step(
-    net: EagleNet,
+    net: EagleHead,
     tokens: Tensor,
     hidden: Tensor,
     positions: Tensor,
@@ -73,13 +73,13 @@ def _step(
     return net(rows, text, sees, chain), chain
 
 
-def _taught(net: EagleNet, hidden: Tensor, laws: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+def _taught(net: EagleHead, hidden: Tensor, laws: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of guesses [r, width] against these of the laws, and which of them [r] are right."""
     law, said = laws[which], net.logits(hidden)
     return F.cross_entropy(said, law), said.argmax(-1) == law.argmax(-1)
 
 
-def _wanted(net: EagleNet, lesson: Lesson, head: Tensor) -> tuple[Tensor, Tensor]:
+def _wanted(net: EagleHead, lesson: TrainBatch, head: Tensor) -> tuple[Tensor, Tensor]:
     """Laws [r, draft_vocab] of what follows some tokens, and which of them [b, n] is whose; -1: none.
 
     Only of those whose likeliest token can be guessed; what cannot is left out of the law.

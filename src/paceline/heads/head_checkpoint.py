@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
-from paceline.heads.base import Borrowed, Net, Shape
+from paceline.heads.base import DraftHead, Shape, TargetEmbeddings
 from paceline.heads.calibration import Calibration
 from paceline.heads.int8 import Unpacked, packed
 from paceline.heads.kinds import KINDS, sizes
@@ -45,7 +45,7 @@ class Stored:
     draft_ids: Tensor  # [draft_vocab]: see Net
     weights: Unpacked  # all that its network wants
 
-    def net(self, pieces: Borrowed) -> Net:
+    def net(self, pieces: TargetEmbeddings) -> DraftHead:
         net = KINDS[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
         net.load_state_dict(dict(self.weights))
         return net
@@ -54,10 +54,10 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     card: Card
-    net: Net
+    net: DraftHead
 
 
-def save(folder: Path, card: Card, net: Net) -> None:
+def save(folder: Path, card: Card, net: DraftHead) -> None:
     """Both files; what was there before is replaced only once the new ones are whole."""
     from safetensors.torch import save as encoded
 
@@ -74,7 +74,7 @@ def save_card(folder: Path, card: Card) -> None:
     write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
 
 
-def load(folder: Path, pieces: Borrowed) -> Loaded:
+def load(folder: Path, pieces: TargetEmbeddings) -> Loaded:
     """The head with its weights as they are served, beside the pieces of the target it was trained for."""
     stored = read(folder, pieces.fingerprint, len(pieces.embed))
     return Loaded(stored.card, stored.net(pieces))

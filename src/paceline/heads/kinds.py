@@ -7,22 +7,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.heads.base import Borrowed, Net
-from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.eagle import EagleNet, EagleShape
-from paceline.heads.medusa import MedusaNet, MedusaShape
+from paceline.heads.base import DraftHead, TargetEmbeddings
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.medusa import MedusaConfig, MedusaHead
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     shape: type[Any]  # a Shape, which the network is made of
-    net: Callable[[Any, Borrowed, Tensor], Net]
+    net: Callable[[Any, TargetEmbeddings, Tensor], DraftHead]
 
 
 KINDS: Final = {
-    "block": Kind(BlockShape, BlockNet),
-    "eagle": Kind(EagleShape, EagleNet),
-    "medusa": Kind(MedusaShape, MedusaNet),
+    "block": Kind(BlockConfig, BlockHead),
+    "eagle": Kind(EagleConfig, EagleHead),
+    "medusa": Kind(MedusaConfig, MedusaHead),
 }
 
 
@@ -45,5 +45,5 @@ def sizes(kind: str, shape: Any) -> dict[str, tuple[int, ...]]:
     """What the network's own weights are called, and how large each is; none is made."""
     nothing, ids = _Nothing(shape.width), torch.zeros(shape.draft_vocab, dtype=torch.int64)
     with nothing.device:
-        net = KINDS[kind].net(shape, Borrowed(nothing, nothing, torch.empty(shape.width), ""), ids)
+        net = KINDS[kind].net(shape, TargetEmbeddings(nothing, nothing, torch.empty(shape.width), ""), ids)
     return {name: tuple(weight.shape) for name, weight in net.state_dict().items()}

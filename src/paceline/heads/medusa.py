@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import Borrowed, Net, Pieces
-from paceline.heads.teach import Lesson, ahead, begins, figures, light
+from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
+from paceline.heads.teach import TrainBatch, ahead, begins, figures, light
 
 
 @dataclass(frozen=True, slots=True)
-class MedusaShape:
+class MedusaConfig:
     width: int  # the target's
     vocab: int  # the target's
     draft_vocab: int  # how many of its tokens can be guessed
@@ -26,12 +26,12 @@ class MedusaShape:
     own_heads: bool = False  # every head reads its row by a matrix of its own rather than by the target's
 
 
-class MedusaNet(Net):
+class MedusaHead(DraftHead):
     by_token = ("heads.",)
     head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 
-    def __init__(self, shape: MedusaShape, pieces: Borrowed, draft_ids: Tensor) -> None:
+    def __init__(self, shape: MedusaConfig, pieces: TargetEmbeddings, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape = shape
         width = shape.width
@@ -45,7 +45,7 @@ class MedusaNet(Net):
             self.borrow(pieces, draft_ids, head=head, norm=pieces.norm)
 
     @property
-    def shape(self) -> MedusaShape:
+    def shape(self) -> MedusaConfig:
         return self._shape
 
     def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
@@ -81,7 +81,7 @@ class MedusaNet(Net):
         return x
 
 
-def medusa_loss(net: MedusaNet, lesson: Lesson, decay: float = 0.8) -> tuple[Tensor, dict[str, Tensor]]:
+def medusa_loss(net: MedusaHead, lesson: TrainBatch, decay: float = 0.8) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy with what was said; a head weighs `decay` times the one before it."""
     hidden = lesson.hidden[net.shape.taps[-1]]
     total, places = torch.zeros((), device=hidden.device), []
@@ -99,7 +99,7 @@ def medusa_loss(net: MedusaNet, lesson: Lesson, decay: float = 0.8) -> tuple[Ten
     return total, figures(right, real)
 
 
-def _taught(net: MedusaNet, hidden: Tensor, i: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _taught(net: MedusaHead, hidden: Tensor, i: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of head i, and which of its guesses [r] are right."""
     said = net.logits(hidden, i)
     return F.cross_entropy(said, wanted), said.argmax(-1) == wanted

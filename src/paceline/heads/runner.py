@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from paceline.heads.block import BlockNet, BlockShape, KeysValues
+from paceline.heads.block import BlockConfig, BlockHead, KeysValues
 
 Floats = NDArray[np.float32]
 # Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
@@ -89,7 +89,7 @@ def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
 
 
 class BlockRunner(Protocol):
-    shape: BlockShape
+    shape: BlockConfig
     draft_ids: Tensor  # [draft_vocab]: see Net
     like: Tensor  # of the type that rows are
     draws: bool = False  # whether guesses of chains can be drawn; else they are the likeliest
@@ -126,7 +126,7 @@ class BlockRunner(Protocol):
 class TorchBlock(BlockRunner):
     """Where the network is."""
 
-    def __init__(self, net: BlockNet) -> None:
+    def __init__(self, net: BlockHead) -> None:
         self._net, self.like = net.eval(), net.fc.weight.detach()
         self.shape, self.draft_ids = net.shape, net.draft_ids
 

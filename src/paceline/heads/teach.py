@@ -15,7 +15,7 @@ _ROWS: Final = 2048  # of logits over the whole vocabulary at once
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TrainBatch:
     """One batch, right-padded."""
 
     tokens: Tensor  # [b, n]
@@ -30,12 +30,12 @@ class Loss(Protocol):
     """progress: 0 to 1, how far training is. Gives the loss, and figures to watch, each one number."""
 
     def __call__(
-        self, lesson: Lesson, progress: float, generator: torch.Generator
+        self, lesson: TrainBatch, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SoftTargets:
     """What the target wants after the tokens that one of its own words follows, w of them."""
 
     which: Tensor  # [b, n]: a token's number among the w; -1: it is none of them
@@ -44,7 +44,7 @@ class Wishes:
 
 
 @torch.no_grad()
-def wishes(lesson: Lesson, head: Tensor, draft_ids: Tensor) -> Wishes:
+def wishes(lesson: TrainBatch, head: Tensor, draft_ids: Tensor) -> SoftTargets:
     """head: the target's whole one, [vocab, width].
 
     Where a grammar chose, too, what was said is wanted: the law of the target alone does not know of it.
@@ -56,7 +56,7 @@ def wishes(lesson: Lesson, head: Tensor, draft_ids: Tensor) -> Wishes:
         logits = F.linear(rows.to(head.dtype), head).float()
         best.append(logits.argmax(-1))
         laws.append((logits[:, draft_ids] - logits.logsumexp(-1, keepdim=True)).exp())
-    made = Wishes(which, torch.cat(best), torch.cat(laws))
+    made = SoftTargets(which, torch.cat(best), torch.cat(laws))
     if lesson.constrained is not None:
         certain = (asked & lesson.constrained[:, None])[asked]
         said = ahead(lesson.tokens, 1)[asked]
@@ -79,7 +79,7 @@ def ahead(x: Tensor, by: int) -> Tensor:
     return shifted
 
 
-def begins(lesson: Lesson) -> Tensor:
+def begins(lesson: TrainBatch) -> Tensor:
     """[b, n]: whether guesses made of this row, and of the last token there is, may count."""
     return torch.ones_like(lesson.mask) if lesson.places is None else ahead(lesson.places, 1)
 

@@ -6,13 +6,13 @@ seed, the place in the output and the token id, never on how many tokens were dr
 
 noise.py     keys, coins and the noise of a token
 allowed.py   masks: which tokens may come
-law.py       from logits to a law
-choice.py    from a law to tokens
+distribution.py       from logits to a law
+choose.py    from a law to tokens
 native.py    from logits to a token in one go (choose.cpp), the same token; law and choice where it cannot be
 """
 
 from paceline.sampling.choose import choose, greedy, logprob, ranked
-from paceline.sampling.distribution import NO_HISTORY, Floats, History, Law, law
+from paceline.sampling.distribution import NO_HISTORY, Distribution, Floats, History, distribution
 from paceline.sampling.native import Among, Chooser, chooser
 from paceline.sampling.noise import (
     ACCEPT,
@@ -35,18 +35,18 @@ __all__ = [
     "RESAMPLE",
     "Among",
     "Chooser",
+    "Distribution",
     "Doubles",
     "Floats",
     "History",
     "Ids",
     "Key",
-    "Law",
     "choose",
     "chooser",
     "coin",
+    "distribution",
     "greedy",
     "gumbel",
-    "law",
     "logprob",
     "noise_key",
     "ranked",

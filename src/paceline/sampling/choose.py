@@ -5,19 +5,19 @@ from typing import Final
 import numpy as np
 
 from paceline.config import SamplingParams
-from paceline.sampling.distribution import Floats, History, Law, processed
+from paceline.sampling.distribution import Distribution, Floats, History, processed
 from paceline.sampling.noise import Doubles, Ids, Key, Words, gumbel_of, scramble, spread, spread_ids
 from paceline.types import Bits, TokenLogprob
 
 
-def choose(of: Law, key: Key) -> int:
+def choose(of: Distribution, key: Key) -> int:
     """The one token this law and this noise give."""
     if len(of.logits) == 1:
         return 0 if of.ids is None else int(of.ids[0])
     return ranked(of, key, 1)[0]
 
 
-def ranked(of: Law, key: Key, width: int) -> list[int]:
+def ranked(of: Distribution, key: Key, width: int) -> list[int]:
     """The likeliest `width` outcomes of `choose`, best first: a draw without replacement."""
     bits = scramble(spread_ids(of.vocab) if of.ids is None else spread(of.ids), key)
     best = _winners(of.logits, bits, min(width, len(bits)))

@@ -34,7 +34,7 @@ NO_HISTORY: Final = History()
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class Distribution:
     """A processed distribution: the probability of ids[i] is proportional to exp(logits[i])."""
 
     ids: Ids | None  # ascending, all others are impossible; None: every id
@@ -61,9 +61,9 @@ class Law:
         return dense
 
 
-def law(
+def distribution(
     logits: Floats, params: SamplingParams, history: History = NO_HISTORY, mask: Bits | None = None
-) -> Law:
+) -> Distribution:
     """What the row's token is drawn from.
 
     A mask makes the allowed tokens the whole vocabulary: with their logits all broken or all -inf, the token
@@ -72,7 +72,9 @@ def law(
     ids, x = processed(logits, params, history, mask)
     top = int(x.argmax())  # ties: the lowest id; a NaN is taken for the largest
     if params.temperature == 0 or not np.isfinite(x[top]):  # an infinite or broken logit leaves no choice
-        return Law(np.array([top if ids is None else ids[top]]), np.zeros(1, np.float32), len(logits))
+        return Distribution(
+            np.array([top if ids is None else ids[top]]), np.zeros(1, np.float32), len(logits)
+        )
     x = (x - x[top]) * np.float32(1 / params.temperature)
     if 0 < params.top_k < len(x):
         ids, x = _select(ids, x, _top_k(x, params.top_k))
@@ -80,7 +82,7 @@ def law(
         ids, x = _top_p(ids, x, params.top_p)
     if params.min_p > 0:
         ids, x = _select(ids, x, np.flatnonzero(x >= lowest(params.min_p)))
-    return Law(ids, x, len(logits))
+    return Distribution(ids, x, len(logits))
 
 
 def processed(

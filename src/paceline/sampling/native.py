@@ -14,7 +14,7 @@ from paceline.config import SamplingParams
 from paceline.errors import ModelError, NotCompiled
 from paceline.native_build import Unit, library, load
 from paceline.sampling.choose import choose
-from paceline.sampling.distribution import NO_HISTORY, Floats, History, law, lowest, penalises
+from paceline.sampling.distribution import NO_HISTORY, Floats, History, distribution, lowest, penalises
 from paceline.sampling.masks import check_length, nothing_allowed
 from paceline.sampling.noise import Key
 from paceline.types import Bits
@@ -63,7 +63,7 @@ class Chooser:
         self, logits: Floats, key: Key, history: History = NO_HISTORY, mask: Bits | None = None
     ) -> int:
         """The token of one row, [vocab]."""
-        return choose(law(logits, self._params, history, mask), key)
+        return choose(distribution(logits, self._params, history, mask), key)
 
 
 class NativeChooser(Chooser):

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
 from paceline.errors import ConstraintError, ShuttingDown, short
-from paceline.server.async_engine import Service
+from paceline.server.async_engine import AsyncEngine
 from paceline.server.choice import Choice, usage
 from paceline.server.openai.error_param import misread, placed
-from paceline.server.openai.params import Asked, check_variables, from_chat, from_completion, prompts
+from paceline.server.openai.params import GenerateParams, check_variables, from_chat, from_completion, prompts
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -34,7 +34,7 @@ from paceline.server.openai.tokenize import text_of, tokens_of
 from paceline.server.reception import Reception, Visit
 from paceline.server.watched import watched
 from paceline.text import Tokenizer
-from paceline.web.api_errors import Failure, failure
+from paceline.web.api_errors import ApiError, failure
 from paceline.web.plumbing import (
     Handler,
     after,
@@ -62,7 +62,7 @@ class App:
     """Handlers around one service."""
 
     def __init__(
-        self, service: Service, reception: Reception, max_body: int = MAX_BODY, at_once: int = AT_ONCE
+        self, service: AsyncEngine, reception: Reception, max_body: int = MAX_BODY, at_once: int = AT_ONCE
     ) -> None:
         self.service = service
         self.reception = reception
@@ -136,7 +136,9 @@ class App:
         with self._noted(visit, reply.id):
             given, spec = prompts(asked.prompt), visit.route.spec(self.service.llm.spec)
             if asked.stream and len(given) > 1:
-                raise Failure(400, "several prompts cannot be streamed: send them one by one", param="prompt")
+                raise ApiError(
+                    400, "several prompts cannot be streamed: send them one by one", param="prompt"
+                )
             what = [from_completion(asked, prompt, spec, self._drafters()) for prompt in given]
         return await self._reply(request, visit, asked, what, reply)
 
@@ -194,7 +196,7 @@ class App:
         request: Request,
         visit: Visit,
         asked: Sampling,
-        what: list[Asked],
+        what: list[GenerateParams],
         reply: AnyReply,
     ) -> Response:
         what = [self.reception.bound(visit, one) for one in what]
@@ -213,7 +215,7 @@ class App:
         whole = reply.whole(choices, usage(choices)) | self._metrics_of(visit, asked, choices)
         return JSONResponse(whole)
 
-    async def _run(self, asked: Asked, visit: Visit, choices: list[Choice], first: int) -> None:
+    async def _run(self, asked: GenerateParams, visit: Visit, choices: list[Choice], first: int) -> None:
         """Adds the choices of one prompt; `first` is the index of its first."""
         mine: list[Choice] = []
         opened, failed = partial(self.reception.opened, visit), partial(placed, body=visit.body)
@@ -233,7 +235,7 @@ class App:
         return {"metrics": self.reception.report(visit, choices, asked.metrics == "detailed")}
 
     async def _stream(
-        self, asked: Asked, visit: Visit, wire: Sampling, reply: AnyReply
+        self, asked: GenerateParams, visit: Visit, wire: Sampling, reply: AnyReply
     ) -> AsyncIterator[bytes]:
         """Server-sent events, one or two for each round."""
         choices: list[Choice] = []
@@ -268,7 +270,7 @@ class App:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self.service.llm.name:
-            raise Failure(
+            raise ApiError(
                 404,
                 f"the model {short(name)} is not served here; {self.service.llm.name!r} is",
                 param="model",

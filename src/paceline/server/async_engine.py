@@ -8,10 +8,10 @@ from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.llm import LLM, Prepared
 from paceline.server.choice import Choice, Piece
-from paceline.server.openai.params import Asked
-from paceline.server.worker import Worker
+from paceline.server.openai.params import GenerateParams
+from paceline.server.worker import EngineThread
 from paceline.types import Round
-from paceline.web.api_errors import Failure, failure
+from paceline.web.api_errors import ApiError, failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Caller:
     admitted: bool = False  # with an earlier prompt of the same request
 
 
-class Service:
+class AsyncEngine:
     """A model, its engine's thread, and the answers in flight."""
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.worker = Worker(llm.engine)
+        self.worker = EngineThread(llm.engine)
 
     @property
     def fingerprint(self) -> str:
@@ -39,11 +39,11 @@ class Service:
 
     async def answer(
         self,
-        asked: Asked,
+        asked: GenerateParams,
         caller: Caller,
         opened: list[Choice],
         check: Callable[[Choice], None] = lambda _: None,
-        failed: Callable[[PacelineError], Failure] = failure,
+        failed: Callable[[PacelineError], ApiError] = failure,
     ) -> AsyncGenerator[tuple[Choice, Piece], None]:
         """Pieces of all choices as they come; `opened` gets each that `check` and the engine let pass.
 
@@ -62,7 +62,7 @@ class Service:
                     opened.append(choice)
                     try:
                         await self._submit(choice, inbox, failed)
-                    except Failure:
+                    except ApiError:
                         opened.pop()
                         raise
                 choice, r = await inbox.get()
@@ -80,7 +80,7 @@ class Service:
                     self.worker.cancel(choice.made.seq.id)
 
     def _prepare(
-        self, asked: Asked, caller: Caller, index: int, failed: Callable[[PacelineError], Failure]
+        self, asked: GenerateParams, caller: Caller, index: int, failed: Callable[[PacelineError], ApiError]
     ) -> Prepared:
         try:
             made = self.llm.prepare(
@@ -103,7 +103,7 @@ class Service:
         self,
         choice: Choice,
         inbox: "asyncio.Queue[tuple[Choice, Round]]",
-        failed: Callable[[PacelineError], Failure],
+        failed: Callable[[PacelineError], ApiError],
     ) -> None:
         loop = asyncio.get_running_loop()
         let_in: asyncio.Future[PacelineError | None] = loop.create_future()

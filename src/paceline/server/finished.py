@@ -6,7 +6,7 @@ from paceline.types import Finish
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class RequestStats:
     """One output of a request; a request with n choices has n of them. Times run from the arrival."""
 
     model: str

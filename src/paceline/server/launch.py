@@ -18,8 +18,8 @@ from paceline.errors import SettingError
 from paceline.llm import LLM
 from paceline.loading import on_the_shelf
 from paceline.server.app import MAX_BODY, App
-from paceline.server.async_engine import Service
-from paceline.server.online.online_trainer import Learning
+from paceline.server.async_engine import AsyncEngine
+from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.reception import Reception
 from paceline.server.routes import RouteFile
@@ -83,7 +83,7 @@ def build(settings: ServerSettings) -> App:
         spec=spec,
         config=settings.engine,
     )
-    service = Service(llm)
+    service = AsyncEngine(llm)
     metrics = Metrics(
         llm.name,
         tuple(llm.drafters),
@@ -102,7 +102,7 @@ def build(settings: ServerSettings) -> App:
     return App(service, reception, settings.max_body, at_once=min(most))
 
 
-def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> Learning | None:
+def _learning(settings: ServerSettings, service: AsyncEngine, metrics: Metrics) -> OnlineTrainer | None:
     found = service.llm.found
     for one in found:
         metrics.drafter_version(one.kind, one.version.number)
@@ -110,7 +110,9 @@ def _learning(settings: ServerSettings, service: Service, metrics: Metrics) -> L
         return None
     model = hub.resolve(settings.model)
     roots = [on_the_shelf(one) for one in found]
-    return Learning(service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh)
+    return OnlineTrainer(
+        service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh
+    )
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:

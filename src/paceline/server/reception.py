@@ -8,20 +8,20 @@ from typing import Any, Final
 from paceline.llm import LLM
 from paceline.server.async_engine import Caller
 from paceline.server.choice import Choice
-from paceline.server.finished import Finished
-from paceline.server.online.online_trainer import Learning
+from paceline.server.finished import RequestStats
+from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.error_param import prompt_param
-from paceline.server.openai.params import Asked
+from paceline.server.openai.params import GenerateParams
 from paceline.server.openai.protocol import ChatRequest, Sampling
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
 from paceline.server.telemetry.genai_messages import answered, opening_of, said
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import NO_SPANS, RequestSpan, Spans
-from paceline.trace.online import ServedText, wrong_places
+from paceline.trace.online import TrainingSample, wrong_places
 from paceline.trace.record import RequestRecord
 from paceline.trace.recorder import Recorder
-from paceline.web.api_errors import Failure
+from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import Key, KeyFile, tenant
 from paceline.web.rate_limit import Limits, Refused, Ticket
 from paceline.web.refusals import refusal, word_for
@@ -72,7 +72,7 @@ class Reception:
         recorder: Recorder | None = None,
         spans: Spans = NO_SPANS,
         learn: bool = True,
-        learning: Learning | None = None,
+        learning: OnlineTrainer | None = None,
     ) -> None:
         self._llm = llm
         self.metrics = metrics
@@ -90,7 +90,7 @@ class Reception:
             return None
         key = self._keys.current().check(headers.get("authorization"))
         if key is None:
-            raise Failure(
+            raise ApiError(
                 401,
                 "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
                 "authentication_error",
@@ -138,7 +138,7 @@ class Reception:
         said = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
         entry = self._limits.enter(key, said // BYTES_PER_TOKEN + TYPICAL_ANSWER, time.monotonic())
         if isinstance(entry, Refused):
-            raise Failure(
+            raise ApiError(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
                 "rate_limit_error",
@@ -147,7 +147,7 @@ class Reception:
             )
         return entry
 
-    def bound(self, visit: Visit, asked: Asked) -> Asked:
+    def bound(self, visit: Visit, asked: GenerateParams) -> GenerateParams:
         """The request within the limits of its route."""
         most = visit.route.max_tokens
         if most is not None and asked.params.max_tokens > most:
@@ -159,7 +159,7 @@ class Reception:
         """Before a choice goes to the engine."""
         most, length = visit.route.max_prompt_tokens, choice.made.seq.prompt_len
         if most is not None and length > most:
-            raise Failure(
+            raise ApiError(
                 400,
                 f"the prompt has {length} tokens; the route {visit.route.name} takes {most}",
                 param=prompt_param(visit.body),
@@ -201,17 +201,17 @@ class Reception:
             seq = choice.made.seq
             wrong = wrong_places(choice.rounds)
             bound = seq.cursor is not None
-            self.learning.keep(ServedText(tuple(seq.tokens), seq.prompt_len, wrong, opening, bound))
+            self.learning.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, bound))
 
     def _tell_content(self, visit: Visit, choices: Sequence[Choice]) -> None:
         if choices and visit.span.keeps_content and visit.route.trace_text is not False:
             chat = visit.asked.messages if isinstance(visit.asked, ChatRequest) else None
             visit.span.content(said(chat, visit.body.get("prompt")), answered(choices))
 
-    def _finished(self, visit: Visit, choice: Choice, failed: str) -> Finished:
+    def _finished(self, visit: Visit, choice: Choice, failed: str) -> RequestStats:
         seq, first = choice.made.seq, choice.first_token
         waited = choice.submitted - visit.arrived
-        return Finished(
+        return RequestStats(
             model=self._llm.name,
             route=visit.route.name,
             endpoint=visit.endpoint,
@@ -229,7 +229,7 @@ class Reception:
         )
 
     def _record(
-        self, visit: Visit, choice: Choice, finished: Finished, response: str, failed: str
+        self, visit: Visit, choice: Choice, finished: RequestStats, response: str, failed: str
     ) -> RequestRecord:
         seq, tally, prompt = choice.made.seq, choice.tally, visit.body.get("prompt")
         chat = visit.asked if isinstance(visit.asked, ChatRequest) else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.server.finished import Finished
+from paceline.server.finished import RequestStats
 from paceline.types import Round
 
 
@@ -33,7 +33,7 @@ def speculative_metrics(rounds: Sequence[Round], detailed: bool, max_draft: int 
     }
 
 
-def request_timings(finished: Finished) -> dict[str, float | None]:
+def request_timings(finished: RequestStats) -> dict[str, float | None]:
     """The other fields of `metrics`; None where there were no tokens to measure.
 
     As with vLLM, the first token is timed from when the engine took the request up, not from its arrival.

@@ -6,14 +6,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline import __version__
-from paceline.server.async_engine import Service
+from paceline.server.async_engine import AsyncEngine
 from paceline.server.openai.openapi import document
 from paceline.server.reception import Reception
 from paceline.web.plumbing import Handler
 
 
 def watched(
-    service: Service, reception: Reception, ready: Callable[[], bool]
+    service: AsyncEngine, reception: Reception, ready: Callable[[], bool]
 ) -> list[tuple[str, Handler, str]]:
     """Path, handler and method of each."""
 

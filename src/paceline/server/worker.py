@@ -53,7 +53,7 @@ class _Stop:
     pass
 
 
-class Worker:
+class EngineThread:
     """Runs passes while there is work, and sleeps while there is none."""
 
     def __init__(self, engine: Engine) -> None:

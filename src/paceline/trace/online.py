@@ -13,7 +13,7 @@ LEAST: Final = 2  # tokens of an answer that can be learned from: one to guess f
 
 
 @dataclass(frozen=True, slots=True)
-class ServedText:
+class TrainingSample:
     tokens: tuple[int, ...]  # prompt and answer
     prompt_len: int
     wrong: Mapping[
@@ -22,7 +22,7 @@ class ServedText:
     opening: str  # the first thing the user said: all turns of a conversation share it
     constrained: bool = False  # a grammar chose, too
 
-    def first(self, most: int) -> "ServedText":
+    def first(self, most: int) -> "TrainingSample":
         """Its first `most` tokens."""
         wrong = {name: tuple(at for at in places if at < most) for name, places in self.wrong.items()}
         return replace(self, tokens=self.tokens[:most], wrong=wrong)
@@ -33,20 +33,20 @@ class ServedText:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnJob:
+class RefreshJob:
     """All that a process needs that goes on training drafters."""
 
     model: str  # its path
     drafters: tuple[str, ...]  # folders
     engine: EngineConfig
-    texts: tuple[ServedText, ...]  # oldest first
+    texts: tuple[TrainingSample, ...]  # oldest first
     config: LearnConfig = field(default_factory=LearnConfig)
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, given: bytes) -> "LearnJob":
+    def decode(cls, given: bytes) -> "RefreshJob":
         table: dict[str, Any] = json.loads(given)
         return cls(
             table["model"],
@@ -57,9 +57,9 @@ class LearnJob:
         )
 
 
-def _text(table: Mapping[str, Any]) -> ServedText:
+def _text(table: Mapping[str, Any]) -> TrainingSample:
     wrong = {name: tuple(places) for name, places in table["wrong"].items()}
-    return ServedText(**{**table, "tokens": tuple(table["tokens"]), "wrong": wrong})
+    return TrainingSample(**{**table, "tokens": tuple(table["tokens"]), "wrong": wrong})
 
 
 def wrong_places(rounds: Iterable[Round]) -> dict[str, tuple[int, ...]]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.train.data.dataset import Answers
-from paceline.train.train_decoder import DenseModel
-from paceline.types import Ask, Drafter, Seen, Seq
+from paceline.train.train_decoder import TrainDecoder
+from paceline.types import Ask, Drafter, HiddenRows, Seq
 
 CPU_ROWS: Final = 4096  # of texts beside one another: a server shares its memory with what is measured
 BucketAt = Callable[[int, int], str]  # the number of a text and a place in it -> what stands there
@@ -71,7 +71,7 @@ def recorded(answers: Answers, max_len: int, most: int = 200) -> list[Recorded]:
 
 
 def replay(
-    drafter: Drafter, model: DenseModel | None, texts: Sequence[Recorded], most: int, batch: int = 16
+    drafter: Drafter, model: TrainDecoder | None, texts: Sequence[Recorded], most: int, batch: int = 16
 ) -> list[Guess]:
     """What the drafter guesses, `most` tokens at most, wherever it might be asked in these texts.
 
@@ -100,7 +100,7 @@ def _groups(texts: Sequence[Recorded], batch: int, rows: int | None) -> Iterator
         first = stop
 
 
-def _hidden(model: DenseModel, texts: Sequence[Recorded], taps: Sequence[int]) -> dict[int, Tensor]:
+def _hidden(model: TrainDecoder, texts: Sequence[Recorded], taps: Sequence[int]) -> dict[int, Tensor]:
     longest = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
     for i, text in enumerate(texts):
@@ -154,9 +154,9 @@ _GREEDY = SamplingParams(max_tokens=1 << 20)
 _SPEC = SpecConfig(("trained",), adaptive=False)
 
 
-def _seen(p: _Playing, hidden: dict[int, Tensor]) -> Seen:
+def _seen(p: _Playing, hidden: dict[int, Tensor]) -> HiddenRows:
     rows = {layer: states[p.number, p.read : p.at].float() for layer, states in hidden.items()}
-    return Seen(p.seq, p.read, rows)
+    return HiddenRows(p.seq, p.read, rows)
 
 
 def acceptance(guesses: Sequence[Guess], texts: Sequence[Recorded], most: int) -> Acceptance:

@@ -14,7 +14,7 @@ from paceline import hub
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import head_checkpoint as drafter_folder
-from paceline.heads.base import Net
+from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words
 from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card, write_whole
 from paceline.loading import fingerprint_of
@@ -31,7 +31,7 @@ from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, 
 from paceline.train.loop import train
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import Progress
 
 ANSWERS: Final = "answers.npz"
@@ -80,7 +80,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     answers, told = answers_in(job.folder, job.target, job.sources, job.answers, report)
     device, dtype = placement(job.answers.engine)
     weights = load(path, dtype)
-    model = DenseModel(weights, device, dtype)
+    model = TrainDecoder(weights, device, dtype)
     if answers.target != model.fingerprint:
         raise SettingError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
@@ -195,7 +195,7 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(
-    job: TrainJob, model: DenseModel, answers: Answers, weights: Weights, before: Loaded | None
+    job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: Loaded | None
 ) -> Recipe:
     """before: the drafter to go on from, if any. It learns to say what the answers say."""
     if before is None or job.start is None:
@@ -209,7 +209,7 @@ def _recipe(
     return Recipe(job.train.kind, net, loss, before.card.calibration, digest)
 
 
-def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, report: Report) -> None:
+def _train(job: TrainJob, made: Recipe, model: TrainDecoder, answers: Answers, report: Report) -> None:
     looked = recorded(answers, job.train.max_len, _LOOK)
 
     def look() -> float:
@@ -224,6 +224,6 @@ def _train(job: TrainJob, made: Recipe, model: DenseModel, answers: Answers, rep
     train(made, model, batches, job.train, job.folder, tell, look if looked else None)
 
 
-def _acceptance(net: Net, model: DenseModel, texts: Sequence[Recorded]) -> Acceptance:
+def _acceptance(net: DraftHead, model: TrainDecoder, texts: Sequence[Recorded]) -> Acceptance:
     """Through the drafter that serves."""
     return acceptance(replay(drafter_of(net), model, texts, MEASURED, batch=TOGETHER), texts, MEASURED)

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.heads.teach import Lesson
+from paceline.heads.teach import TrainBatch
 from paceline.train.data.dataset import Batch
 from paceline.train.optim import optimizers_of
 from paceline.train.recipe import Recipe, TrainConfig
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import Batches, Look, Progress, Report, autocast, take_steps
 
 
 def train(
     recipe: Recipe,
-    model: DenseModel,
+    model: TrainDecoder,
     batches: Batches,
     config: TrainConfig,
     folder: Path | None = None,
@@ -36,7 +36,7 @@ def train(
 
 
 class _Head:
-    def __init__(self, recipe: Recipe, model: DenseModel, config: TrainConfig) -> None:
+    def __init__(self, recipe: Recipe, model: TrainDecoder, config: TrainConfig) -> None:
         self._recipe, self._model, self.device = recipe, model, model.device
         self.weights = dict(recipe.net.named_parameters())
         self.optimizers = optimizers_of(self.weights, config)
@@ -56,4 +56,4 @@ class _Head:
         )
         hidden, final = self._model.features(tokens, self._recipe.net.train().shape.taps)
         with autocast(self.device):
-            return self._recipe.loss(Lesson(tokens, mask, hidden, final, constrained), share, generator)
+            return self._recipe.loss(TrainBatch(tokens, mask, hidden, final, constrained), share, generator)

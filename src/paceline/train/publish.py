@@ -10,7 +10,7 @@ from paceline.heads.head_checkpoint import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import BucketAt, Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.recipe import Recipe, pieces_of
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
 ACCEPTED: Final = f"accepted of {MEASURED}"  # share of the guesses that are reached
@@ -20,7 +20,7 @@ TOGETHER: Final = 48  # texts that are played back beside one another
 def publish(
     folder: Path,
     recipe: Recipe,
-    model: DenseModel,
+    model: TrainDecoder,
     target: str,
     texts: Sequence[Recorded],
     data: Mapping[str, Any],

@@ -7,18 +7,18 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.heads.base import Net, Pieces, Shape
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.base import DraftHead, Pieces, Shape
+from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.calibration import Calibration
-from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.eagle_loss import eagle_loss
 from paceline.heads.kinds import KINDS as KINDS_OF_NETS
-from paceline.heads.medusa import MedusaNet, MedusaShape, medusa_loss
+from paceline.heads.medusa import MedusaConfig, MedusaHead, medusa_loss
 from paceline.heads.teach import Loss
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 from paceline.train.config import Schedule
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 Kind = Literal["block", "eagle", "medusa"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -59,7 +59,7 @@ class Recipe:
     """One kind of head for one target: all that the trainer knows of it."""
 
     kind: Kind
-    net: Net
+    net: DraftHead
     loss: Loss
     calibration: Calibration | None = None  # of the drafter it goes on from
     began_from: str = ""  # and a digest of that one's weights
@@ -73,12 +73,12 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + i * step) for i in range(count)}))
 
 
-def pieces_of(model: DenseModel) -> Pieces:
+def pieces_of(model: TrainDecoder) -> Pieces:
     return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
 
 
 def recipe(
-    config: TrainConfig, model: DenseModel, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
+    config: TrainConfig, model: TrainDecoder, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
 ) -> Recipe:
     """A new network for this target, with weights by the seed.
 
@@ -88,27 +88,27 @@ def recipe(
     net = KINDS_OF_NETS[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
     generator = torch.Generator().manual_seed(config.seed)
     net.reset(pieces, generator)
-    if isinstance(net, BlockNet):
+    if isinstance(net, BlockHead):
         if weights is not None:
             net.begin_from(weights, model.shape.layers)
         net.level(_sizes(model, net.shape.taps, draft_ids, generator))
     return Recipe(config.kind, net, loss_of(net, model, config.anchors))
 
 
-def loss_of(net: Net, model: DenseModel, anchors: int) -> Loss:
+def loss_of(net: DraftHead, model: TrainDecoder, anchors: int) -> Loss:
     """anchors: most places of each text that are guessed from in one step; medusa takes them all."""
-    if isinstance(net, BlockNet):
+    if isinstance(net, BlockHead):
         return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
-    if isinstance(net, EagleNet):
+    if isinstance(net, EagleHead):
         return lambda lesson, progress, generator: eagle_loss(
             net, lesson, model.head, generator, net.shape.block, anchors
         )
-    assert isinstance(net, MedusaNet)
+    assert isinstance(net, MedusaHead)
     return lambda lesson, progress, generator: medusa_loss(net, lesson)
 
 
 def _sizes(
-    model: DenseModel, taps: Sequence[int], draft_ids: Tensor, generator: torch.Generator
+    model: TrainDecoder, taps: Sequence[int], draft_ids: Tensor, generator: torch.Generator
 ) -> list[float]:
     """The root mean square of a row as each layer leaves it: the median over a text of random tokens."""
     drawn = torch.randint(len(draft_ids), (1, _SAMPLE), generator=generator)
@@ -116,16 +116,16 @@ def _sizes(
     return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
 
 
-def _shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> Shape:
+def _shape(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> Shape:
     if config.kind == "medusa":
         return _medusa_shape(config, of, draft_vocab)
     decoder = _decoder(config, of, draft_vocab)
     if config.kind == "eagle":
-        return EagleShape(**decoder)
-    return BlockShape(**decoder, layers=config.layers, markov_rank=config.markov_rank)
+        return EagleConfig(**decoder)
+    return BlockConfig(**decoder, layers=config.layers, markov_rank=config.markov_rank)
 
 
-def _decoder(config: TrainConfig, of: ModelShape, draft_vocab: int) -> dict[str, Any]:
+def _decoder(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> dict[str, Any]:
     """What heads that are decoders of their own have in common."""
     return {
         "width": of.width,
@@ -143,8 +143,8 @@ def _decoder(config: TrainConfig, of: ModelShape, draft_vocab: int) -> dict[str,
     }
 
 
-def _medusa_shape(config: TrainConfig, of: ModelShape, draft_vocab: int) -> MedusaShape:
-    return MedusaShape(
+def _medusa_shape(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> MedusaConfig:
+    return MedusaConfig(
         width=of.width,
         vocab=of.vocab_size,
         draft_vocab=draft_vocab,

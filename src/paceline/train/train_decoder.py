@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.target.eager.rope import RopeTable, rotate
-from paceline.target.weights.model_config import ModelShape, Weights
+from paceline.target.weights.model_config import ModelConfig, Weights
 
 # Takes a layer's index and its queries [b, heads, n, head_dim], keys and values [b, kv_heads, n, head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -23,7 +23,7 @@ JOINED: Final = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"),
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, heads, n, head_dim]
 
 
-class DenseModel:
+class TrainDecoder:
     """The weights stay where they are if they already have the device and dtype."""
 
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -104,7 +104,7 @@ class DenseModel:
 class Layer:
     """parts: its norms, and its matrices and biases, those of one input joined: qkv, o, gate_up, down."""
 
-    def __init__(self, index: int, shape: ModelShape, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, index: int, shape: ModelConfig, weights: Mapping[str, Tensor]) -> None:
         own = {
             name.rpartition(".")[2]: tensor
             for name, tensor in weights.items()

@@ -51,7 +51,7 @@ _ONE_OF: Final = re.compile(
 )  # of a union, not a name
 
 
-class Failure(Exception):
+class ApiError(Exception):
     """An answer that is not one."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Failure(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
 
-def failure(error: Exception, param: str | None = None, within: str = "") -> Failure:
+def failure(error: Exception, param: str | None = None, within: str = "") -> ApiError:
     """`within`: the parameter that holds the one which the error names."""
     for kind, status, type_, code in _KINDS:
         if isinstance(error, kind):
@@ -80,8 +80,8 @@ def failure(error: Exception, param: str | None = None, within: str = "") -> Fai
             inside = f"{within}." if within else ""
             named, message = _named(error)
             param = param or (f"{inside}{named}" if named else within or None)
-            return Failure(status, f"{inside}{message}", type_, param, code, retry)
-    return Failure(500, "internal error: the server's log says more", "server_error")
+            return ApiError(status, f"{inside}{message}", type_, param, code, retry)
+    return ApiError(500, "internal error: the server's log says more", "server_error")
 
 
 def _named(error: Exception) -> tuple[str | None, str]:
@@ -94,7 +94,7 @@ def _named(error: Exception) -> tuple[str | None, str]:
     return name, f"{name}={message[found.end() :]}"
 
 
-def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") -> Failure:
+def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") -> ApiError:
     """The first thing that is wrong with a request, and the parameter it is wrong with.
 
     `within`: where the part that was read lies in the request.
@@ -104,6 +104,6 @@ def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") ->
     param = place([begin, *takewhile(lambda part: not _ONE_OF.fullmatch(str(part)), inner)])
     param = ".".join(filter(None, (within, param)))
     unknown = first["type"] == "extra_forbidden"
-    return Failure(
+    return ApiError(
         400, f"{param}: {unknown_key(shape, first['loc']) if unknown else first['msg']}", param=param
     )

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.errors import PacelineError
 from paceline.log import log_problem
-from paceline.web.api_errors import Failure, failure, invalid
+from paceline.web.api_errors import ApiError, failure, invalid
 from paceline.web.json_body import parse_json
 
 log = logging.getLogger("paceline.server")
@@ -40,16 +40,16 @@ async def read_object(request: Request, most: int) -> dict[str, Any]:
     async for part in request.stream():
         body += part
         if len(body) > most:
-            raise Failure(413, f"the body is too large: at most {most:,} bytes are read")
+            raise ApiError(413, f"the body is too large: at most {most:,} bytes are read")
     data = parse_json(bytes(body), most)
     if not isinstance(data, dict):
-        raise Failure(400, "the body is not a JSON object")
+        raise ApiError(400, "the body is not a JSON object")
     return data
 
 
 def kind_of(problem: BaseException) -> str:
     """One word for what went wrong."""
-    if isinstance(problem, Failure):
+    if isinstance(problem, ApiError):
         return str(problem.body["error"]["code"] or problem.body["error"]["type"])
     gone = isinstance(problem, ClientDisconnect | asyncio.CancelledError | GeneratorExit)
     return "cancelled" if gone else "server_error"
@@ -70,9 +70,9 @@ def guarded(handler: Handler) -> Handler:
     return call
 
 
-def as_failure(problem: Exception, path: str) -> Failure:
+def as_failure(problem: Exception, path: str) -> ApiError:
     """What the client hears. What nobody reckoned with is logged."""
-    if isinstance(problem, Failure):
+    if isinstance(problem, ApiError):
         return problem
     if not isinstance(problem, PacelineError):
         log_problem(log, f"{path} failed", problem)
@@ -80,12 +80,12 @@ def as_failure(problem: Exception, path: str) -> Failure:
 
 
 async def not_found(request: Request, problem: Exception) -> Response:
-    return JSONResponse(Failure(404, "no such path").body, 404)
+    return JSONResponse(ApiError(404, "no such path").body, 404)
 
 
 async def not_allowed(request: Request, problem: Exception) -> Response:
     allowed = problem.headers if isinstance(problem, HTTPException) else None
-    return JSONResponse(Failure(405, "the method is not allowed here").body, 405, allowed)
+    return JSONResponse(ApiError(405, "the method is not allowed here").body, 405, allowed)
 
 
 @asynccontextmanager

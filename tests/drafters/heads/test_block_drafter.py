@@ -20,16 +20,16 @@ from paceline.drafters.support.grammar_filter import CERTAIN
 from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.block_loss import guesses
 from paceline.heads.calibration import Calibration
 from paceline.heads.runner import Place, TorchBlock
-from paceline.heads.teach import Lesson
-from paceline.sampling import Floats, History, law
+from paceline.heads.teach import TrainBatch
+from paceline.sampling import Floats, History, distribution
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
-from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
@@ -37,7 +37,7 @@ Rules = Callable[[tuple[int, ...]], set[int] | None]
 
 
 @pytest.fixture
-def net() -> BlockNet:
+def net() -> BlockHead:
     return trained_net()
 
 
@@ -80,7 +80,7 @@ def accepted(rounds: Sequence[Round]) -> int:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("width", [1, 3])
-def test_text_equals_plain_decoding(net: BlockNet, temperature: float, batch: int, width: int) -> None:
+def test_text_equals_plain_decoding(net: BlockHead, temperature: float, batch: int, width: int) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, batch=batch)
     spec = SpecConfig(("block",), tree_width=width, adaptive=False)
@@ -102,7 +102,7 @@ def by_parity(tokens: tuple[int, ...]) -> set[int] | None:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("with_grammar", [False, True])
 def test_constrained_text_equals_plain_decoding(
-    net: BlockNet, temperature: float, width: int, with_grammar: bool
+    net: BlockHead, temperature: float, width: int, with_grammar: bool
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params, batch=3, rules=by_parity)
@@ -124,7 +124,7 @@ def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
     return Verdict((*verdict.path, children[0]), verdict.token) if children else verdict
 
 
-def test_a_wrong_accept_rule_is_caught(net: BlockNet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_accept_rule_is_caught(net: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
     monkeypatch.setattr(verify, "match", accept_one_more)
@@ -140,17 +140,17 @@ def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: obje
     rows = {tap: states[0, : length - 1] for tap, states in hidden.items()}
     cut = {tap: (states[:7], states[7:]) for tap, states in rows.items()}
     for start, part in ((0, 0), (7, 1)):
-        drafter.read([Seen(seq, start, {tap: parts[part] for tap, parts in cut.items()})])
+        drafter.read([HiddenRows(seq, start, {tap: parts[part] for tap, parts in cut.items()})])
     return seq
 
 
-def teacher_forced(net: BlockNet, seq: Seq, drafted: Sequence[int]) -> Floats:
+def teacher_forced(net: BlockHead, seq: Seq, drafted: Sequence[int]) -> Floats:
     """Logits over the vocabulary for each place, as a training step would have them."""
     text = torch.tensor([[*seq.tokens, *drafted]])
     hidden, final = tiny_model().features(text, net.shape.taps)
     with torch.no_grad():
         logits, _ = guesses(
-            net, Lesson(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]])
+            net, TrainBatch(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]])
         )
     whole = np.full((net.shape.block, VOCAB), -np.inf, np.float32)
     whole[:, net.draft_ids.numpy()] = logits[0, 0].numpy()
@@ -170,7 +170,7 @@ def test_q_is_the_law_of_each_place(rule: Accept, draft_vocab: int) -> None:
     rows = teacher_forced(net, seq, draft.tokens)
     for place in range(5):
         history = History(seq.tokens, seq.prompt_len, draft.tokens[:place])
-        want = law(rows[place], params, history).probabilities()
+        want = distribution(rows[place], params, history).probabilities()
         assert draft.q[place].numpy() == pytest.approx(want, abs=1e-4)
     assert set(draft.tokens) <= set(net.draft_ids.tolist())
 
@@ -308,7 +308,7 @@ def test_the_likeliest_nodes_of_a_tree_come_first() -> None:
 
 
 def test_a_tree_needs_few_looks_and_is_the_same_with_many(
-    net: BlockNet, monkeypatch: pytest.MonkeyPatch
+    net: BlockHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, looks = TorchBlock(net), list[int]()
     look = runner.look
@@ -353,7 +353,7 @@ def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:
     assert len(draft) == 1
 
 
-def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(net: BlockNet) -> None:
+def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(net: BlockHead) -> None:
     """Its beginning is in the target's cache, where no one sees it computed again."""
     params = SamplingParams(max_tokens=8)
     spec = SpecConfig(("block",), adaptive=False)

@@ -5,7 +5,7 @@ from tiny_heads import random_net, said, tiny_model
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.runner import TorchBlock
-from paceline.types import NO_DRAFT, Ask, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, HiddenRows, Seq
 
 
 class Broken(Exception):
@@ -22,7 +22,7 @@ def begun(drafter: BlockDrafter, name: str, length: int = 10) -> Seq:
 def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
     hidden, _ = tiny_model().features(said()[:1, : len(seq.tokens)], drafter.taps)
     rows = {tap: states[0, start : len(seq.tokens) - 1] for tap, states in hidden.items()}
-    drafter.read([Seen(seq, start, rows)])
+    drafter.read([HiddenRows(seq, start, rows)])
 
 
 @pytest.mark.parametrize("call", ["read", "fill", "guess"])

@@ -24,14 +24,14 @@ from paceline.engine import engine as engine_module
 from paceline.engine import verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.heads.eagle import EagleNet
+from paceline.heads.eagle import EagleHead
 from paceline.heads.eagle_loss import eagle_loss, unrolled
-from paceline.heads.medusa import MedusaNet, medusa_loss
-from paceline.sampling import CHOICE, Floats, History, choose, law, noise_key
+from paceline.heads.medusa import MedusaHead, medusa_loss
+from paceline.sampling import CHOICE, Floats, History, choose, distribution, noise_key
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
-from paceline.types import ROOT, Ask, Draft, Drafter, Round, Seen, Seq, Verdict
+from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30
@@ -48,14 +48,14 @@ def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) 
 
 
 @pytest.fixture(scope="module")
-def medusa() -> MedusaNet:
+def medusa() -> MedusaHead:
     net, lesson = medusa_net(), a_lesson((4,), 16)
     learn(list(net.parameters()), lambda: medusa_loss(net, lesson)[0], 60)
     return net
 
 
 @pytest.fixture(scope="module")
-def eagle() -> EagleNet:
+def eagle() -> EagleHead:
     net, lesson = eagle_net(), a_lesson(TAPS, 16)
     drawn = torch.Generator().manual_seed(0)
     learn(list(net.parameters()), lambda: eagle_loss(net, lesson, MODEL.head, drawn)[0], 30)
@@ -156,7 +156,7 @@ def shuffled(tensors: Sequence[Tensor]) -> None:
             )
 
 
-def test_floor_on_home_ground(medusa: MedusaNet, eagle: EagleNet) -> None:
+def test_floor_on_home_ground(medusa: MedusaHead, eagle: EagleHead) -> None:
     other_medusa, other_eagle = medusa_net(), eagle_net()
     other_medusa.load_state_dict(medusa.state_dict())
     other_eagle.load_state_dict(eagle.state_dict())
@@ -176,7 +176,7 @@ def a_text(drafter: Drafter, seq: Seq) -> None:
     drafter.begin(seq)
     for first, stop in ((0, 7), (7, len(seq.tokens) - 1)):
         part = {tap: rows[0, first:stop] for tap, rows in hidden.items()}
-        drafter.read([Seen(seq, first, part)])
+        drafter.read([HiddenRows(seq, first, part)])
 
 
 def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, length: int = 20) -> Seq:
@@ -185,7 +185,7 @@ def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, le
     return Seq("a", tokens, 3, SamplingParams(temperature=temperature, seed=1), spec)
 
 
-def test_eagle_is_used_as_it_was_taught(eagle: EagleNet) -> None:
+def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     """Along the true text, each guess's logits are those of the training step; window and chunks included."""
     lesson = a_lesson(TAPS, 1)
     net = eagle_net(window=9)
@@ -203,7 +203,7 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleNet) -> None:
         assert torch.allclose(torch.from_numpy(row[net.draft_ids]), steps[n], atol=1e-4)
 
 
-def test_medusa_is_used_as_it_was_taught(medusa: MedusaNet) -> None:
+def test_medusa_is_used_as_it_was_taught(medusa: MedusaHead) -> None:
     lesson = a_lesson((4,), 1)
     drafter, seq = MedusaDrafter(medusa), a_seq(temperature=0.0)
     a_text(drafter, seq)
@@ -215,7 +215,7 @@ def test_medusa_is_used_as_it_was_taught(medusa: MedusaNet) -> None:
 
 
 def test_a_tree_is_the_best_of_all_and_needs_few_passes(
-    eagle: EagleNet, monkeypatch: pytest.MonkeyPatch
+    eagle: EagleHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(width=3)
     a_text(drafter, seq)
@@ -242,7 +242,7 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_texts_of_other_lengths_beside_it_change_nothing(eagle: EagleNet, width: int) -> None:
+def test_texts_of_other_lengths_beside_it_change_nothing(eagle: EagleHead, width: int) -> None:
     drafter, lengths = EagleDrafter(eagle), (12, 24, 9)
     asks = []
     for length in lengths:
@@ -258,7 +258,7 @@ def test_texts_of_other_lengths_beside_it_change_nothing(eagle: EagleNet, width:
         assert draft.scores == pytest.approx(wanted.scores, rel=1e-4)
 
 
-def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleNet) -> None:
+def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleHead) -> None:
     """Rows that fill up a pass are nobody's."""
     drafter = EagleDrafter(eagle)
     seqs = [replace(a_seq(length=n), id=f"of {n}") for n in (12, 24)]
@@ -276,7 +276,7 @@ def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleNet) -> None:
             assert row == pytest.approx(alone, abs=1e-4)
 
 
-def test_a_chain_of_the_likeliest_is_what_rows_of_the_whole_vocabulary_give(eagle: EagleNet) -> None:
+def test_a_chain_of_the_likeliest_is_what_rows_of_the_whole_vocabulary_give(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(temperature=0.0)
     a_text(drafter, seq)
     for after in ((), (4, 9)):
@@ -312,7 +312,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accep
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: float) -> None:
+def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: float) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(temperature=temperature)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
@@ -320,11 +320,11 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleNet, temperature: f
         row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
         assert row is not None
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
-        assert token == choose(law(row, seq.params, history), key)
+        assert token == choose(distribution(row, seq.params, history), key)
     assert len(draft) == 4
 
 
-def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
+def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(accept="residual")
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 3)])
@@ -332,7 +332,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleNet) -> None:
     for node in range(3):
         row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
         assert row is not None
-        want = law(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
+        want = distribution(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)
 
 
@@ -365,7 +365,7 @@ def test_ids_it_cannot_guess_are_impossible() -> None:
             drafter.end(seq)
 
 
-def test_the_next_turn_begins_with_what_the_last_one_showed(eagle: EagleNet) -> None:
+def test_the_next_turn_begins_with_what_the_last_one_showed(eagle: EagleHead) -> None:
     """The target finds the text of the first turn in its cache; the drafter knows it all the same."""
 
     def first_draft(drafter: EagleDrafter, turns: Sequence[Seq]) -> Draft:

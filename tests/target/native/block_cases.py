@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_cases import VOCAB, random_weights
 
 from paceline.heads.base import Pieces
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.runner import Before, BlockRunner, Filled, Read, Rows
 from paceline.target.native.block_head import NativeBlock
 from paceline.target.native.embeddings import Lent, PackedTable
@@ -19,23 +19,23 @@ from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
 from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 # Widths that are no multiple of a tile where that is allowed; one KV head, and several.
 SHAPES = {
-    "odd": BlockShape(64, 4, 2, 32, 80, VOCAB, 50, (0, 3), 2, 5, 32),
-    "one head": BlockShape(96, 3, 1, 64, 96, VOCAB, VOCAB, (1,), 1, 8, 64),
-    "large heads": BlockShape(64, 6, 3, 96, 128, VOCAB, 33, (0, 1, 2), 3, 7, 32, theta=100.0),
+    "odd": BlockConfig(64, 4, 2, 32, 80, VOCAB, 50, (0, 3), 2, 5, 32),
+    "one head": BlockConfig(96, 3, 1, 64, 96, VOCAB, VOCAB, (1,), 1, 8, 64),
+    "large heads": BlockConfig(64, 6, 3, 96, 128, VOCAB, 33, (0, 1, 2), 3, 7, 32, theta=100.0),
 }
 
 
-def a_net(shape: BlockShape, seed: int = 0) -> BlockNet:
+def a_net(shape: BlockConfig, seed: int = 0) -> BlockHead:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(seed)
     embed, head = (torch.randn(VOCAB, shape.width, generator=generator) for _ in range(2))
     pieces = Pieces(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
     ids = torch.randperm(VOCAB, generator=generator)[: shape.draft_vocab].sort().values
-    net = BlockNet(shape, pieces, ids)
+    net = BlockHead(shape, pieces, ids)
     net.reset(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
@@ -50,11 +50,11 @@ def a_team(path: str | None = None, threads: int = 2) -> NativeTeam:
     return NativeTeam(path, threads)
 
 
-def native(net: BlockNet, path: str | None = None, threads: int = 2) -> NativeBlock:
+def native(net: BlockHead, path: str | None = None, threads: int = 2) -> NativeBlock:
     return beside(net, a_team(path, threads))
 
 
-def beside(net: BlockNet, team: NativeTeam) -> NativeBlock:
+def beside(net: BlockHead, team: NativeTeam) -> NativeBlock:
     """With what a target would lend it whose pieces are the net's, in 8 bits."""
     assert isinstance(net.embed, Tensor)
     size = len(net.embed), net.shape.width
@@ -66,12 +66,12 @@ def beside(net: BlockNet, team: NativeTeam) -> NativeBlock:
     return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
 
 
-def some_hidden(shape: BlockShape, count: int, seed: int = 0) -> dict[int, Tensor]:
+def some_hidden(shape: BlockConfig, count: int, seed: int = 0) -> dict[int, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {tap: 3 * torch.randn(count, shape.width, generator=generator) for tap in shape.taps}
 
 
-def rows_of(runner: BlockRunner, shape: BlockShape, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
+def rows_of(runner: BlockRunner, shape: BlockConfig, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
     count = len(next(iter(hidden.values())))
     rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
     runner.read([Read(start, hidden, all_of(rows))])
@@ -82,7 +82,7 @@ def all_of(rows: Tensor) -> Rows:
     return Rows(rows, 0, len(rows))
 
 
-def a_text(runner: BlockRunner, shape: BlockShape, count: int, seed: int = 0) -> Before:
+def a_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int = 0) -> Before:
     rows = rows_of(runner, shape, some_hidden(shape, count, seed))
     return Before(7 + seed, count, range(count), all_of(rows))
 
@@ -99,8 +99,8 @@ def a_target() -> Weights:
 
 
 @cache
-def a_dense() -> DenseModel:
-    return DenseModel(a_target(), "cpu", torch.float32)
+def a_dense() -> TrainDecoder:
+    return TrainDecoder(a_target(), "cpu", torch.float32)
 
 
 @cache
@@ -115,7 +115,7 @@ def its_words(count: int = 16, length: int = 40, prompt: int = 3) -> list[list[i
 
 
 @cache
-def a_trained_net(steps: int = 120) -> BlockNet:
+def a_trained_net(steps: int = 120) -> BlockHead:
     """Right often enough, wrong often enough."""
     rows, no = its_words(), [False] * len(its_words())
     told = {"sampled": no, "held_out": no, "constrained": no, "always": (), "tokenizer": "none"}
@@ -132,5 +132,5 @@ def a_trained_net(steps: int = 120) -> BlockNet:
     )
     made = recipe(config, model, torch.arange(VOCAB))
     train(made, model, lambda seed: answers.batches(seed, 8 * 40, 40), config)
-    assert isinstance(made.net, BlockNet)
+    assert isinstance(made.net, BlockHead)
     return made.net.eval()

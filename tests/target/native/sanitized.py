@@ -81,7 +81,7 @@ def passes(path: str, folder: Path) -> None:
             story(target, long)
         check_chain(target, 15, (2, 17))
         target.open(Seq("sketched", [1, 2], 2))
-        target.sketch([Feed("sketched", [1, 2])], [0], (1,))
+        target.skip_forward([Feed("sketched", [1, 2])], [0], (1,))
         check_tree(target, 13, random_tree(9, 3, seed=1, vocab=50))
         for i, name in enumerate("cdef"):
             open_with(target, name, some_tokens(9 * i + 3, seed=i, vocab=50), tenant=name)

@@ -8,23 +8,23 @@ from block_cases import a_text
 from native_cases import native_target, tiny_model
 from packed_cases import KINDS as ENCODINGS
 
-from paceline.heads.base import Borrowed, Net, Pieces
-from paceline.heads.block import BlockNet, BlockShape
-from paceline.heads.eagle import EagleNet, EagleShape
+from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card, Stored, read, save
-from paceline.heads.medusa import MedusaNet, MedusaShape
+from paceline.heads.medusa import MedusaConfig, MedusaHead
 from paceline.heads.runner import BlockRunner, Place, TorchBlock
 from paceline.target.drafting import native_block
 from paceline.target.weights.pieces import load_pieces
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
-BLOCK = BlockShape(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)
-EAGLE = EagleShape(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1))
-MEDUSA = MedusaShape(WIDTH, VOCAB, TOKENS, (1,), 3)
+BLOCK = BlockConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)
+EAGLE = EagleConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1))
+MEDUSA = MedusaConfig(WIDTH, VOCAB, TOKENS, (1,), 3)
 IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:TOKENS].sort().values
 
 
-def shaken(net: Net, pieces: Pieces) -> None:
+def shaken(net: DraftHead, pieces: Pieces) -> None:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(0)
     net.reset(pieces, generator)
@@ -35,7 +35,7 @@ def shaken(net: Net, pieces: Pieces) -> None:
 
 
 def stored(folder: Path, pieces: Pieces) -> Stored:
-    net = BlockNet(BLOCK, pieces, IDS)
+    net = BlockHead(BLOCK, pieces, IDS)
     shaken(net, pieces)
     save(folder, Card("block", BLOCK, "tiny", pieces.fingerprint, "float32"), net)
     return read(folder, pieces.fingerprint, VOCAB)
@@ -72,8 +72,8 @@ def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="Q4_K", tied=False)
     lent, pieces = native_target(model).lent, load_pieces(model)
 
-    def both(net: type[Net], shape: object) -> list[Net]:
-        def made(of: Borrowed) -> Net:
+    def both(net: type[DraftHead], shape: object) -> list[DraftHead]:
+        def made(of: TargetEmbeddings) -> DraftHead:
             new = net(shape, of, IDS)
             shaken(new, pieces)
             return new
@@ -84,15 +84,17 @@ def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
     hidden = torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         eagles = [
-            net.rows(tokens, hidden, positions) for net in both(EagleNet, EAGLE) if isinstance(net, EagleNet)
+            net.rows(tokens, hidden, positions)
+            for net in both(EagleHead, EAGLE)
+            if isinstance(net, EagleHead)
         ]
         assert torch.equal(eagles[0].queries, eagles[1].queries)
         assert torch.equal(eagles[0].keys_values, eagles[1].keys_values)
-        first, second = (net(hidden) for net in both(MedusaNet, MEDUSA))
+        first, second = (net(hidden) for net in both(MedusaHead, MEDUSA))
         assert torch.equal(first, second)
         texts = []
-        for net in both(BlockNet, BLOCK):
-            assert isinstance(net, BlockNet)
+        for net in both(BlockHead, BLOCK):
+            assert isinstance(net, BlockHead)
             texts.append(filled(TorchBlock(net))[0])
         assert torch.equal(*texts)
 
@@ -114,7 +116,7 @@ def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str
     head = stored(tmp_path / "head", pieces)
     runner, net = native_block(head, target), head.net(pieces)
     assert runner is not None
-    assert isinstance(net, BlockNet)
+    assert isinstance(net, BlockHead)
     for ours, theirs in zip(filled(runner), filled(TorchBlock(net)), strict=True):
         assert (ours - theirs).norm() < 0.05 * theirs.norm()  # weights, rows and keys are rounded
 

@@ -23,7 +23,7 @@ from packed_cases import every_path, runnable
 from torch import Tensor
 
 from paceline.config import SamplingParams
-from paceline.heads.block import BlockNet, BlockShape
+from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
 from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.native.block_head import NativeBlock, reason_against
@@ -40,7 +40,7 @@ def off(found: Tensor, expected: Tensor) -> float:
 
 @shapes
 @pytest.mark.parametrize("path", every_path())
-def test_it_says_what_torch_says(shape: BlockShape, path: str) -> None:
+def test_it_says_what_torch_says(shape: BlockConfig, path: str) -> None:
     net = a_net(shape)
     ours, theirs = native(net, path), TorchBlock(net)
     for count in (1, 30, 300):
@@ -55,7 +55,7 @@ def test_it_says_what_torch_says(shape: BlockShape, path: str) -> None:
 
 
 @shapes
-def test_guesses_follow_from_a_block_as_with_torch(shape: BlockShape) -> None:
+def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
     net = a_net(shape)
     ours, theirs = native(net), TorchBlock(net)
     blocks = ours.fill([a_text(ours, shape, count, seed) for seed, count in enumerate((9, 40))], shape.block)
@@ -82,7 +82,7 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockShape) -> None:
 
 @shapes
 @pytest.mark.parametrize("threads", [1, 3])
-def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockShape, threads: int) -> None:
+def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockConfig, threads: int) -> None:
     net = a_net(shape)
     ours = native(net, threads=threads)
     params = SamplingParams(temperature=1.5, top_p=0.95)
@@ -108,7 +108,7 @@ def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockShape, threads:
 
 
 @shapes
-def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
+def test_bits_depend_on_the_text_alone(shape: BlockConfig) -> None:
     net = a_net(shape)
     alone, pair = native(net, threads=1), native(net, threads=3)
     texts = [a_text(alone, shape, count, seed) for seed, count in enumerate((200, 3, 129, 31))]
@@ -126,7 +126,7 @@ def test_bits_depend_on_the_text_alone(shape: BlockShape) -> None:
 
 
 @shapes
-def test_one_call_gives_what_three_give(shape: BlockShape) -> None:
+def test_one_call_gives_what_three_give(shape: BlockConfig) -> None:
     net = a_net(shape)
     runner, other = native(net), native(net, threads=3)
     counts, size = (150, 2, 40), shape.block
@@ -222,7 +222,7 @@ def test_odd_numbers_harm_no_other_text() -> None:
 def test_a_net_may_be_gone_before_its_runner() -> None:
     shape = SHAPES["one head"]
 
-    def made() -> tuple[NativeBlock, BlockNet]:
+    def made() -> tuple[NativeBlock, BlockHead]:
         net = a_net(shape)
         return native(net), net
 

@@ -7,7 +7,7 @@ import torch
 
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.heads.block import BlockNet
+from paceline.heads.block import BlockHead
 from paceline.heads.head_checkpoint import load as load_head
 from paceline.heads.local_heads import drafter_path
 from paceline.heads.runner import TorchBlock
@@ -16,7 +16,7 @@ from paceline.target.native.block_head import NativeBlock
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load
 from paceline.train.evaluate import Recorded, acceptance, replay
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 pytestmark = pytest.mark.model
 ASKED = (
@@ -28,9 +28,9 @@ ASKED = (
 
 
 @pytest.fixture(scope="module")
-def net(smollm2_path: Path) -> BlockNet:
+def net(smollm2_path: Path) -> BlockHead:
     loaded = load_head(drafter_path("smollm2-135m-block"), load_pieces(smollm2_path))
-    assert isinstance(loaded.net, BlockNet)
+    assert isinstance(loaded.net, BlockHead)
     return loaded.net.eval()
 
 
@@ -48,14 +48,14 @@ def runner(llm: LLM) -> NativeBlock:
 
 
 def test_guesses_are_right_as_often_as_in_torch(
-    net: BlockNet, llm: LLM, runner: NativeBlock, smollm2_path: Path
+    net: BlockHead, llm: LLM, runner: NativeBlock, smollm2_path: Path
 ) -> None:
     texts = []
     for asked in ASKED:
         prompt = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
         answer = llm.generate(prompt, max_tokens=256, temperature=0, seed=0).token_ids
         texts.append(Recorded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
-    model = DenseModel(load(smollm2_path, torch.float32), "cpu", torch.float32)
+    model = TrainDecoder(load(smollm2_path, torch.float32), "cpu", torch.float32)
     native, reference = (
         acceptance(replay(BlockDrafter(one), model, texts, 8), texts, 8) for one in (runner, TorchBlock(net))
     )

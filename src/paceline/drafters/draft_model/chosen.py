@@ -7,12 +7,12 @@ from pathlib import Path
 
 from paceline.drafters.draft_model.layer_search import Found, Progress, search
 from paceline.paths import home
-from paceline.types import Sketcher
+from paceline.types import LayerSkipTarget
 
 log = logging.getLogger("paceline")
 
 
-def known_layers(target: Sketcher, fingerprint: str) -> Found | None:
+def known_layers(target: LayerSkipTarget, fingerprint: str) -> Found | None:
     """What was found for this model before."""
     from paceline.atomic import read_json
 
@@ -25,7 +25,7 @@ def known_layers(target: Sketcher, fingerprint: str) -> Found | None:
 
 
 def find_layers(
-    target: Sketcher,
+    target: LayerSkipTarget,
     fingerprint: str,
     texts: Sequence[Sequence[int]],
     progress: Progress = lambda done, total: None,
@@ -42,7 +42,7 @@ def find_layers(
 
 
 def layers_for(
-    target: Sketcher, fingerprint: str, texts: Callable[[], Sequence[Sequence[int]]]
+    target: LayerSkipTarget, fingerprint: str, texts: Callable[[], Sequence[Sequence[int]]]
 ) -> tuple[int, ...]:
     """Those that are known, else those found now."""
     found = known_layers(target, fingerprint)

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.drafters.draft_model.layer_skip import sketch_cost
 from paceline.errors import SettingError
 from paceline.sampling import Floats
-from paceline.types import Feed, Seq, Sketcher
+from paceline.types import Feed, LayerSkipTarget, Seq
 
 TENANT: Final = "\0layers"  # no request's
 PLACES: Final = 32  # all are sketched in one pass
@@ -46,7 +46,7 @@ def expected_speed(agreement: float, cost: float) -> float:
 
 
 def search(
-    target: Sketcher, texts: Sequence[Sequence[int]], progress: Progress = lambda done, total: None
+    target: LayerSkipTarget, texts: Sequence[Sequence[int]], progress: Progress = lambda done, total: None
 ) -> Found:
     """The set with the highest expected speed, from the same texts always the same."""
     places = _Places(target, texts)
@@ -56,7 +56,7 @@ def search(
         places.close()
 
 
-def _search(target: Sketcher, places: "_Places", progress: Progress) -> Found:
+def _search(target: LayerSkipTarget, places: "_Places", progress: Progress) -> Found:
     every = tuple(range(target.layers))
     most, least = (int(share * len(every)) for share in (MOST_LEFT_OUT, LEAST_LEFT_OUT))
     total, done = len(every) + CANDIDATES * most, 0
@@ -84,7 +84,7 @@ def _search(target: Sketcher, places: "_Places", progress: Progress) -> Found:
 class _Places:
     """Sequences that stand at the places, all but their last token computed by the whole model."""
 
-    def __init__(self, target: Sketcher, texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, target: LayerSkipTarget, texts: Sequence[Sequence[int]]) -> None:
         self._target = target
         self._feeds: list[Feed] = []
         self._starts: list[int] = []
@@ -110,7 +110,7 @@ class _Places:
 
     def judge(self, layers: Sequence[int]) -> tuple[float, float]:
         """How likely the whole model's tokens are to these layers, in nats; how many are the likeliest."""
-        logits: Floats = self._target.sketch(self._feeds, self._starts, layers).logits.numpy(force=True)
+        logits: Floats = self._target.skip_forward(self._feeds, self._starts, layers).logits.numpy(force=True)
         relative = logits - logits.max(1, keepdims=True)
         wanted = relative[np.arange(len(logits)), self._wanted]
         likely = wanted - np.log(np.exp(relative).sum(1))

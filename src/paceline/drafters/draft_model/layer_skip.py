@@ -9,18 +9,18 @@ from typing import Final
 
 from paceline.drafters.draft_model.token_drafter import ModelDrafter
 from paceline.sampling import Floats
-from paceline.types import Ask, Feed, Seq, Sketcher
+from paceline.types import Ask, Feed, LayerSkipTarget, Seq
 
 MOST_UNREAD: Final = 16  # committed tokens; a prompt is read once, by the pass that is about to come
 
 
-def sketch_cost(target: Sketcher, layers: int) -> float:
+def sketch_cost(target: LayerSkipTarget, layers: int) -> float:
     """Of a pass through so many layers, as a share of a whole one."""
     return 1 - (target.layers - layers) * target.layer_share
 
 
 class SelfDrafter(ModelDrafter):
-    def __init__(self, target: Sketcher, layers: Sequence[int]) -> None:
+    def __init__(self, target: LayerSkipTarget, layers: Sequence[int]) -> None:
         """layers: those to run, ascending."""
         cost = sketch_cost(target, len(layers))
         super().__init__(target, target.vocab_size, cost=cost, name="self")
@@ -42,7 +42,7 @@ class SelfDrafter(ModelDrafter):
 
     def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
         feeds = [Feed(m.id, m.pending) for m in mirrors]
-        scores = self._target.sketch(feeds, [m.computed for m in mirrors], self.layers)
+        scores = self._target.skip_forward(feeds, [m.computed for m in mirrors], self.layers)
         for m in mirrors:
             m.computed = len(m.tokens)
         logits: Floats = scores.logits.numpy(force=True)

@@ -21,7 +21,7 @@ from paceline.heads.calibration import Calibration, as_it_is
 from paceline.heads.runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
 from paceline.sampling import CHOICE, Floats, chooser, noise_key
 from paceline.sampling.distribution import penalises
-from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, HiddenRows, Seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Unread:
     parts: list[tuple[int, int, int, Mapping[int, Tensor]]] = field(default_factory=list)
 
 
-def _together(seen: Seen) -> tuple[int, int, Mapping[int, Tensor]]:
+def _together(seen: HiddenRows) -> tuple[int, int, Mapping[int, Tensor]]:
     """States in which the rows seen lie one after the other: the first of them, how many, and all states."""
     rows = seen.rows
     if isinstance(rows, slice):
@@ -84,7 +84,7 @@ class BlockDrafter(Drafter):
         finally:
             self._kept.end(seq)
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         """A few rows wait for the next draft, in whose pass they cost little."""
         many = []
         for s in seen:

@@ -16,10 +16,10 @@ from paceline.drafters.heads.head_cache import MOST, Kept
 from paceline.drafters.heads.tree_growth import Spot, grow
 from paceline.drafters.support.draft_sampling import needs_q
 from paceline.drafters.support.grammar_filter import unsure
-from paceline.heads.eagle import EagleNet, Rows
+from paceline.heads.eagle import EagleHead, Rows
 from paceline.sampling import Floats
 from paceline.sampling.distribution import penalises
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
 
 Path = tuple[int, ...]  # guesses after the text
 
@@ -60,7 +60,7 @@ class EagleDrafter(Drafter):
 
     name = "eagle"
 
-    def __init__(self, net: EagleNet, remembered: int = MOST) -> None:
+    def __init__(self, net: EagleHead, remembered: int = MOST) -> None:
         shape = net.shape
         self.net = net.eval()
         self.taps = shape.taps
@@ -78,7 +78,7 @@ class EagleDrafter(Drafter):
         self._ahead.pop(seq.id, None)
 
     @torch.inference_mode()
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         self._texts = None
         parts = [s.hidden for s in seen]
         sizes = [len(part[self.taps[0]]) for part in parts]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.heads.tree_growth import Spot, grow
-from paceline.heads.medusa import MedusaNet
+from paceline.heads.medusa import MedusaHead
 from paceline.sampling import Floats
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seen, Seq
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class MedusaDrafter(Drafter):
 
     name = "medusa"
 
-    def __init__(self, net: MedusaNet) -> None:
+    def __init__(self, net: MedusaHead) -> None:
         self.net = net.eval()
         self.taps = net.shape.taps
         self._ids = net.draft_ids.numpy(force=True)
@@ -36,7 +36,7 @@ class MedusaDrafter(Drafter):
     def end(self, seq: Seq) -> None:
         self._last.pop(seq.id, None)
 
-    def read(self, seen: Sequence[Seen]) -> None:
+    def read(self, seen: Sequence[HiddenRows]) -> None:
         for s in seen:
             rows = s.hidden[self.taps[-1]]
             self._last[s.seq.id] = _Last(s.start + len(rows) - 1, rows[-1:].clone())

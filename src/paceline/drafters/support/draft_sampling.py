@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from paceline.config import SamplingParams
-from paceline.sampling import CHOICE, DRAFT, Doubles, Floats, History, Key, greedy, law, noise_key, ranked
+from paceline.sampling import (
+    CHOICE,
+    DRAFT,
+    Doubles,
+    Floats,
+    History,
+    Key,
+    distribution,
+    greedy,
+    noise_key,
+    ranked,
+)
 from paceline.types import Bits, Seq
 
 
@@ -36,7 +47,7 @@ def draw(
         if not weighed:
             return Drawn(found, [], [])
         return Drawn(found, _warm_chances(row, seq, history, found, mask), [])
-    of = law(row, seq.params, history, mask)
+    of = distribution(row, seq.params, history, mask)
     found = ranked(of, _key(seq, len(written)), width)
     laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
     found = found[: len(laws)] if needs_q(seq) else found
@@ -48,7 +59,7 @@ def draw(
 def _warm_chances(
     row: Floats, seq: Seq, history: History, tokens: Sequence[int], mask: Bits | None
 ) -> list[float]:
-    return law(row, _warm(seq.params), history, mask).chances(tokens)
+    return distribution(row, _warm(seq.params), history, mask).chances(tokens)
 
 
 @lru_cache(maxsize=64)

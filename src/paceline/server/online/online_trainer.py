@@ -19,11 +19,11 @@ from paceline.llm import LLM
 from paceline.loading import Trained, drafters_beside, read_trained
 from paceline.log import log_problem
 from paceline.server.online.memory_estimate import reason_against
-from paceline.server.online.process import Pupil
-from paceline.server.online.version_watcher import Following
+from paceline.server.online.process import TrainerProcess
+from paceline.server.online.version_watcher import VersionWatcher
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.worker import Worker
-from paceline.trace.online import LEAST, LearnJob, ServedText
+from paceline.server.worker import EngineThread
+from paceline.trace.online import LEAST, RefreshJob, TrainingSample
 
 LOOK_S: Final = 0.1  # between two looks at whether anybody waits
 
@@ -35,12 +35,12 @@ class Kept:
 
     def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens
-        self._texts: deque[ServedText] = deque()
+        self._texts: deque[TrainingSample] = deque()
         self._tokens = 0
         self._new = 0
         self._lock = threading.Lock()
 
-    def add(self, text: ServedText) -> None:
+    def add(self, text: TrainingSample) -> None:
         with self._lock:
             self._texts.append(text)
             self._tokens += len(text.tokens)
@@ -53,42 +53,42 @@ class Kept:
         """How many came since they were last taken."""
         return self._new
 
-    def take(self) -> tuple[ServedText, ...]:
+    def take(self) -> tuple[TrainingSample, ...]:
         """All of them, oldest first; they stay."""
         with self._lock:
             self._new = 0
             return tuple(self._texts)
 
 
-class Learning:
+class OnlineTrainer:
     """Keeps texts, begins and pauses the process, and puts a new version in the place of the old."""
 
     def __init__(
         self,
         llm: LLM,
-        worker: Worker,
+        worker: EngineThread,
         found: Sequence[Trained],
         model: Path,
         metrics: Metrics,
         engine: EngineConfig,
         config: LearnConfig,
         clock: Callable[[], float] = monotonic,
-        begin: Callable[[bytes], Pupil] = Pupil,
+        begin: Callable[[bytes], TrainerProcess] = TrainerProcess,
         against: Callable[[Path, Sequence[Path], LearnConfig], str] = reason_against,
     ) -> None:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
         self._reason_against, self._warned = against, False
-        self._following = Following(found, self._serve, config.patience_s, clock)
+        self._following = VersionWatcher(found, self._serve, config.patience_s, clock)
         self._kept = Kept(config.kept_tokens)
-        self._pupil: Pupil | None = None
+        self._pupil: TrainerProcess | None = None
         self._busy_at = clock()
         self._lock = threading.Lock()  # guards the two above
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-learning", daemon=True)
 
     @property
-    def pupil(self) -> Pupil | None:
+    def pupil(self) -> TrainerProcess | None:
         return self._pupil
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class Learning:
             if self._pupil is not None:
                 self._pupil.pause()
 
-    def keep(self, text: ServedText) -> None:
+    def keep(self, text: TrainingSample) -> None:
         text = text.first(self._config.max_len)
         if text.answered < LEAST:
             return
@@ -165,7 +165,7 @@ class Learning:
         if not self._may_begin():
             return
         folders = tuple(map(str, self._following.roots.values()))
-        job = LearnJob(str(self._model), folders, self._engine, texts, self._config)
+        job = RefreshJob(str(self._model), folders, self._engine, texts, self._config)
         log.info("%d texts are there to learn from", len(texts))
         pupil = self._begin(job.encode())
         with self._lock:
@@ -173,7 +173,7 @@ class Learning:
             if self._clock() - self._busy_at < self._config.idle_s:
                 pupil.pause()
 
-    def _hear(self, pupil: Pupil) -> None:
+    def _hear(self, pupil: TrainerProcess) -> None:
         code = pupil.exit_code
         for told in pupil.told():
             self._note(told)

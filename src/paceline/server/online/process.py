@@ -33,7 +33,7 @@ def _nameless() -> IO[bytes]:
     return os.fdopen(in_memory("paceline-job"), "w+b") if in_memory else TemporaryFile()
 
 
-class Pupil:
+class TrainerProcess:
     """Begins at once. The job, which holds text, is never on disk where the system has files in memory."""
 
     def __init__(self, job: bytes, command: Sequence[str] = COMMAND) -> None:

@@ -29,7 +29,7 @@ class _Followed:
     looked_at: bool = False
 
 
-class Following:
+class VersionWatcher:
     """Loads nothing itself: `serve` does, and raises where it cannot."""
 
     def __init__(

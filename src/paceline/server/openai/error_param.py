@@ -7,7 +7,7 @@ from typing import Any, Final
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex, check
 from paceline.constraints.tool_grammar import read_tools
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, TextError
-from paceline.web.api_errors import Failure, failure
+from paceline.web.api_errors import ApiError, failure
 
 _PROMPTS: Final = ("messages", "prompt", "input")
 _SHAPING: Final = ("tools", "response_format", "text", "structured_outputs")
@@ -22,7 +22,7 @@ _STRUCTURED: Final[Mapping[str, Callable[[Any], Constraint]]] = {
 }
 
 
-def placed(error: PacelineError, body: Body) -> Failure:
+def placed(error: PacelineError, body: Body) -> ApiError:
     """May take as long as compiling the request's grammars."""
     if isinstance(error, ConstraintError):
         return misread(error, body, compiling=True)
@@ -35,7 +35,7 @@ def prompt_param(body: Body) -> str | None:
     return next((name for name in _PROMPTS if body.get(name) is not None), None)
 
 
-def misread(error: ConstraintError, body: Body, compiling: bool = False) -> Failure:
+def misread(error: ConstraintError, body: Body, compiling: bool = False) -> ApiError:
     """Tries each part of the request by itself, until one fails alike."""
     for param, part in _parts(body):
         try:
@@ -49,7 +49,7 @@ def misread(error: ConstraintError, body: Body, compiling: bool = False) -> Fail
     return _at(known or (given[0] if len(given) == 1 else None), error)
 
 
-def _at(param: str | None, error: ConstraintError) -> Failure:
+def _at(param: str | None, error: ConstraintError) -> ApiError:
     named = error if param is None else ConstraintError(f"{param}: {error}")
     return failure(named, param)
 

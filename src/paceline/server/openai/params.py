@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import Choice, Json, Lark, Regex, Wanted
+from paceline.constraints import Choice, Json, Lark, OutputSpec, Regex
 from paceline.errors import SettingError, short
 from paceline.llm import Prompt
 from paceline.server.openai.protocol import (
@@ -18,7 +18,7 @@ from paceline.server.openai.protocol import (
     StructuredOutputs,
 )
 from paceline.text.chat_template import ChatTemplate
-from paceline.web.api_errors import Failure, failure
+from paceline.web.api_errors import ApiError, failure
 
 MAX_PROMPTS: Final = 128  # of one request
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -27,26 +27,26 @@ UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerateParams:
     """One prompt, and how it is to be answered; `n` answers differ in their choice."""
 
     prompt: Prompt
     params: SamplingParams
-    wanted: Wanted
+    wanted: OutputSpec
     spec: SpecConfig | None
     n: int
     prediction: str
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
-def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> Asked:
+def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> GenerateParams:
     """drafters: those loaded, by each name that a request may give them."""
     shown = (request.top_logprobs or 0) if request.logprobs else None
     if request.top_logprobs and not request.logprobs:
-        raise Failure(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     check_messages(request.messages)
     _check_stream(request)
-    return Asked(
+    return GenerateParams(
         prompt=request.messages,
         params=_params(request, request.max_completion_tokens or request.max_tokens, shown),
         wanted=_wanted(request),
@@ -59,12 +59,12 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, 
 
 def from_completion(
     request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
-) -> Asked:
+) -> GenerateParams:
     _check_stream(request)
-    return Asked(
+    return GenerateParams(
         prompt=prompt,
         params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
-        wanted=Wanted(output=_structured(request.structured_outputs)),
+        wanted=OutputSpec(output=_structured(request.structured_outputs)),
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
@@ -78,15 +78,17 @@ def prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt
     if given and isinstance(given[0], int):
         return [given]
     if not given:
-        raise Failure(400, "prompt is empty: give a text, or a list of texts or of tokens", param="prompt")
+        raise ApiError(400, "prompt is empty: give a text, or a list of texts or of tokens", param="prompt")
     if len(given) > MAX_PROMPTS:
-        raise Failure(400, f"prompt: {len(given)} are given, at most {MAX_PROMPTS} are taken", param="prompt")
+        raise ApiError(
+            400, f"prompt: {len(given)} are given, at most {MAX_PROMPTS} are taken", param="prompt"
+        )
     return list(given)  # type: ignore[arg-type]
 
 
 def _check_stream(request: Sampling) -> None:
     if request.stream_options is not None and not request.stream:
-        raise Failure(400, "stream_options needs stream: true", param="stream_options")
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
 
 def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -110,15 +112,15 @@ def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> 
     return SamplingParams(**given)
 
 
-def _wanted(request: ChatRequest) -> Wanted:
+def _wanted(request: ChatRequest) -> OutputSpec:
     if request.response_format is not None and request.structured_outputs is not None:
-        raise Failure(
+        raise ApiError(
             400,
             "structured_outputs and response_format say the same thing: give one of them",
             param="structured_outputs",
         )
     choice: str | dict[str, Any] = request.tool_choice or ("auto" if request.tools else "none")
-    return Wanted(
+    return OutputSpec(
         tools=tuple(request.tools or ()),
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -140,7 +142,7 @@ def _structured(given: StructuredOutputs | None) -> Any:
     ]
     asked = [constraint for constraint in found if constraint is not None]
     if len(asked) != 1:
-        raise Failure(
+        raise ApiError(
             400,
             "structured_outputs needs one of json, json_object, regex, choice, grammar",
             param="structured_outputs",
@@ -170,7 +172,7 @@ def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[st
     if given.draft_model is not None:
         if given.drafters is not None:
             param = "speculative_config.draft_model"
-            raise Failure(400, f"{param}: give this or drafters, not both", param=param)
+            raise ApiError(400, f"{param}: give this or drafters, not both", param=param)
         changes["drafters"] = _loaded([given.draft_model], "draft_model", drafters)
     if given.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
@@ -184,7 +186,7 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
     for name in names:
         if name not in drafters:
             param = f"speculative_config.{where}"
-            raise Failure(
+            raise ApiError(
                 400, f"{param}: {short(name)} is not loaded. Loaded: {', '.join(drafters)}", param=param
             )
     return tuple(drafters[name] for name in names)
@@ -193,17 +195,17 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
-            raise Failure(400, f"a role is one of {', '.join(ROLES)}", param=f"messages[{i}].role")
+            raise ApiError(400, f"a role is one of {', '.join(ROLES)}", param=f"messages[{i}].role")
         if message["role"] != "assistant" and message.get("content") is None:
             where = f"messages[{i}].content"
-            raise Failure(400, f"{where}: expected a text, or a list of texts", param=where)
+            raise ApiError(400, f"{where}: expected a text, or a list of texts", param=where)
 
 
 def check_variables(given: Mapping[str, Any] | None, template: ChatTemplate) -> None:
     """Of the chat template: one that it does not read would be dropped in silence."""
     for name in given or ():
         if name not in OWN_VARIABLES and not template.reads(name):
-            raise Failure(
+            raise ApiError(
                 400, f"the chat template has no variable {short(name)}", param="chat_template_kwargs"
             )
 
@@ -211,7 +213,7 @@ def check_variables(given: Mapping[str, Any] | None, template: ChatTemplate) -> 
 def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in variables:
         if name in OWN_VARIABLES or not name.isidentifier():
-            raise Failure(
+            raise ApiError(
                 400, f"{short(name)} cannot be set for the chat template", param="chat_template_kwargs"
             )
     return variables
@@ -224,5 +226,5 @@ def _text(prediction: Prediction | None) -> str:
         return prediction.content
     for i, part in enumerate(prediction.content):
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise Failure(400, "a prediction is text only", param=f"prediction.content[{i}]")
+            raise ApiError(400, "a prediction is text only", param=f"prediction.content[{i}]")
     return "".join(part["text"] for part in prediction.content)

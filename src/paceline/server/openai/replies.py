@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from paceline.server.choice import Choice, Piece, chat_logprobs, completion_logprobs
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
-from paceline.web.api_errors import Failure
+from paceline.web.api_errors import ApiError
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Reply:
             "system_fingerprint": self.fingerprint,
         }
 
-    def failed(self, problem: Failure) -> dict[str, Any]:
+    def failed(self, problem: ApiError) -> dict[str, Any]:
         """Instead of the rest of a stream."""
         return problem.body
 

@@ -23,7 +23,7 @@ from paceline.server.openai.responses_protocol import (
     read_tools,
 )
 from paceline.text import Tokenizer
-from paceline.web.api_errors import Failure
+from paceline.web.api_errors import ApiError
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
 _SAME: Final = (
@@ -47,7 +47,7 @@ _SAME: Final = (
 def as_chat(asked: ResponsesRequest) -> ChatRequest:
     """The same request to /v1/chat/completions."""
     if asked.stream_options is not None and not asked.stream:
-        raise Failure(400, "stream_options needs stream: true", param="stream_options")
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     tools = read_tools(asked.tools or ())
     given: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
     given |= {
@@ -64,7 +64,7 @@ def as_chat(asked: ResponsesRequest) -> ChatRequest:
 
 def _messages(asked: ResponsesRequest) -> list[Message]:
     if not asked.input:
-        raise Failure(400, "input is empty: give a text or a list of items", param="input")
+        raise ApiError(400, "input is empty: give a text or a list of items", param="input")
     chat: list[Message] = []
     if asked.instructions:
         chat.append({"role": "system", "content": asked.instructions})
@@ -99,7 +99,7 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
             chat.append({"role": "assistant", "content": None, "tool_calls": [call]})
     else:
         if item.call_id not in called:
-            raise Failure(
+            raise ApiError(
                 400,
                 f"{where}: no function_call before it has call_id {short(item.call_id)}",
                 param=f"{where}.call_id",
@@ -117,14 +117,14 @@ def _tool_choice(choice: str | NamedTool, tools: Sequence[FunctionTool]) -> str 
     known = [tool.name for tool in tools]
     if isinstance(choice, NamedTool):
         if choice.name not in known:
-            raise Failure(
+            raise ApiError(
                 400,
                 f"tool_choice: {short(choice.name)} is none of the tools: {short(known)}",
                 param="tool_choice",
             )
         return {"type": "function", "function": {"name": choice.name}}
     if choice == "required" and not tools:
-        raise Failure(400, "tool_choice: 'required' needs tools", param="tool_choice")
+        raise ApiError(400, "tool_choice: 'required' needs tools", param="tool_choice")
     return choice
 
 
@@ -172,7 +172,7 @@ class ResponsesReply:
             events += [*closing, {"type": f"response.{response['status']}", "response": response}]
         return [self._numbered(event) for event in events]
 
-    def failed(self, problem: Failure) -> Event:
+    def failed(self, problem: ApiError) -> Event:
         error = {
             "code": _ERROR_CODES.get(problem.status, "server_error"),
             "message": problem.body["error"]["message"],

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.errors import short
 from paceline.server.openai.protocol import Metadata, Never, SpeculativeConfig, Wire, exactly, never
-from paceline.web.api_errors import Failure, invalid
+from paceline.web.api_errors import ApiError, invalid
 
 S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -188,5 +188,5 @@ def _read(shape: type[S], data: dict[str, Any], where: str) -> S:
         raise invalid(problem, shape, within=where) from None
 
 
-def _unknown(where: str, found: object, known: Sequence[str] | dict[str, Any]) -> Failure:
-    return Failure(400, f"{where}: {short(found)} is not supported. Known: {', '.join(known)}", param=where)
+def _unknown(where: str, found: object, known: Sequence[str] | dict[str, Any]) -> ApiError:
+    return ApiError(400, f"{where}: {short(found)} is not supported. Known: {', '.join(known)}", param=where)

@@ -8,13 +8,13 @@ from paceline.server.openai.error_param import placed
 from paceline.server.openai.params import check_messages
 from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.text import Tokenizer
-from paceline.web.api_errors import Failure
+from paceline.web.api_errors import ApiError
 
 
 def tokens_of(asked: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
     """`body`: the request as sent."""
     if (asked.prompt is None) == (asked.messages is None):
-        raise Failure(400, "give either prompt or messages", param="prompt")
+        raise ApiError(400, "give either prompt or messages", param="prompt")
     try:
         if asked.prompt is not None:
             return tokenizer.encode(asked.prompt, special=asked.add_special_tokens)
@@ -27,5 +27,5 @@ def tokens_of(asked: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, A
 
 def text_of(asked: DetokenizeRequest, tokenizer: Tokenizer) -> str:
     if strange := [token for token in asked.tokens if not 0 <= token < tokenizer.vocab_size]:
-        raise Failure(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
+        raise ApiError(400, f"tokens: {strange[0]} is not one of {tokenizer.vocab_size}", param="tokens")
     return tokenizer.decode(asked.tokens)

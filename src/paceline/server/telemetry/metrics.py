@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from paceline.server.finished import Finished
+from paceline.server.finished import RequestStats
 from paceline.server.spec_metrics import draft_shares, target_share
 from paceline.server.telemetry.metric_definitions import Common, Own
 from paceline.types import Draft, Finish, Round, Seq
 from paceline.web.refusals import REFUSALS
 
-__all__ = ["DEFAULT_ROUTE", "OTHER", "Finished", "Metrics"]
+__all__ = ["DEFAULT_ROUTE", "OTHER", "Metrics", "RequestStats"]
 
 P = ParamSpec("P")
 
@@ -114,7 +114,7 @@ class Metrics:
         self._live.pop(seq.id, None)
 
     @_counted
-    def finished(self, finished: Finished) -> None:
+    def finished(self, finished: RequestStats) -> None:
         common = self._common
         common.ended(_VLLM_REASON[finished.reason]).inc()
         common.request.observe(finished.seconds)

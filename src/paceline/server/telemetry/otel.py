@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from paceline.config import SamplingParams
-from paceline.server.finished import Finished
+from paceline.server.finished import RequestStats
 from paceline.server.spec_metrics import SpecWork
 from paceline.server.telemetry import span_names as names
 from paceline.server.telemetry.tracing import RequestSpan, Spans
@@ -90,7 +90,7 @@ class _OtelSpan(RequestSpan):
 
     def end(
         self,
-        outputs: Sequence[Finished],
+        outputs: Sequence[RequestStats],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",
@@ -138,7 +138,7 @@ def _request_attributes(params: SamplingParams, choices: int, stream: bool) -> A
     return attributes
 
 
-def _finished_attributes(outputs: Sequence[Finished]) -> Attributes:
+def _finished_attributes(outputs: Sequence[RequestStats]) -> Attributes:
     """Tokens of all outputs, each prompt's once; times of the first."""
     finished = outputs[0]
     firsts = [output for output in outputs if output.choice == 0]

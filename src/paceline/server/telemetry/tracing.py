@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from paceline.config import SamplingParams
-from paceline.server.finished import Finished
+from paceline.server.finished import RequestStats
 from paceline.server.spec_metrics import SpecWork
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -28,7 +28,7 @@ class RequestSpan(Protocol):
 
     def end(
         self,
-        outputs: Sequence[Finished],
+        outputs: Sequence[RequestStats],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",
@@ -57,7 +57,7 @@ class _NoSpan(RequestSpan):
 
     def end(
         self,
-        outputs: Sequence[Finished],
+        outputs: Sequence[RequestStats],
         spec: Mapping[str, Any] | None = None,
         work: SpecWork | None = None,
         response_id: str = "",

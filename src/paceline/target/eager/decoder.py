@@ -21,7 +21,7 @@ from paceline.target.eager.linear import (
     find_row_tile,
 )
 from paceline.target.eager.rope import RopeTable
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 
 Stash = list[tuple[Tensor, Tensor]]  # keys and values of each layer: [kv_heads, rows of the layout, head_dim]
 
@@ -49,7 +49,9 @@ class Outcome:
 class Decoder:
     """Takes the weights out of `tensors`."""
 
-    def __init__(self, shape: ModelShape, tensors: MutableMapping[str, Tensor], device: torch.device) -> None:
+    def __init__(
+        self, shape: ModelConfig, tensors: MutableMapping[str, Tensor], device: torch.device
+    ) -> None:
         self.shape, self.device = shape, device
         store = Store(tensors, device, shape.norm_eps)
         self.dtype = store.dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.target.eager.attention import Layout, attend_spans
 from paceline.target.eager.linear import GroupedLinear, Linear, bytes_of, make_linear
 from paceline.target.eager.rope import rotate
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 
 # Elements torch computes in one thread (gelu; 32768 for silu). It cuts longer tensors anywhere, and the
 # elements left over at a cut get a scalar exponential, which rounds unlike the vector one.
@@ -74,7 +74,7 @@ class Store:
 
 
 class Layer:
-    def __init__(self, index: int, shape: ModelShape, store: Store) -> None:
+    def __init__(self, index: int, shape: ModelConfig, store: Store) -> None:
         name = f"layers.{index}."
         self.local = bool(shape.local_layers) and shape.local_layers[index]
         self._dtype, self._eps = store.dtype, shape.norm_eps
@@ -117,7 +117,7 @@ class Layer:
         return self.down(gate * up)
 
 
-def _qk_norm(name: str, shape: ModelShape, store: Store) -> Tensor | None:
+def _qk_norm(name: str, shape: ModelConfig, store: Store) -> Tensor | None:
     """[heads + kv_heads, 1, head_dim]: one factor for queries and keys, which are normed together."""
     if name + "q_norm" not in store:
         return None

@@ -17,7 +17,7 @@ from paceline.target.eager.decoder import Batch, Decoder, Outcome
 from paceline.target.eager.linear import CUDA_TILE, MOST_ROWS
 from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
 from paceline.target.kv.radix_tree import common
-from paceline.target.weights.model_config import ModelShape, Weights, layer_share
+from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Scores
 
@@ -103,7 +103,7 @@ class TorchTarget(PagedTarget[_Fed]):
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
         return Scores(outcome.logits, tuple(starts), tuple(firsts), outcome.hidden)
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
         self._make_room(feeds, starts)
         tokens: list[int] = []
@@ -170,7 +170,7 @@ def _branches(draft: Draft) -> bool:
     return len(draft.paths()) > 1
 
 
-def _make_cache(shape: ModelShape, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
+def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
     # The CPU reads float32 at once, whatever the weights are in.
     dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
     blocks = blocks_in(cache_mb, shape, dtype.itemsize)

@@ -6,7 +6,7 @@ from paceline.target.kv.radix_tree import Node
 
 
 @dataclass(slots=True)
-class Pages:
+class BlockTable:
     """One live sequence: table = the nodes' blocks, then blocks of its own.
 
     A block that becomes full becomes a node, so every node but the last is full and wholly valid.

@@ -7,16 +7,16 @@ from typing import Final, Protocol
 import torch
 
 from paceline.errors import CacheFull, SettingError
-from paceline.target.kv.block_table import FreeRuns, Pages
-from paceline.target.kv.radix_tree import PrefixTree
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.kv.block_table import BlockTable, FreeRuns
+from paceline.target.kv.radix_tree import RadixTree
+from paceline.target.weights.model_config import ModelConfig
 
 BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
 _MB: Final = 2**20
 
 
-def blocks_in(cache_mb: int, shape: ModelShape, itemsize: int) -> int:
+def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
     """How many blocks of keys and values that much memory holds."""
     block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
     blocks = cache_mb * _MB // block_bytes
@@ -84,8 +84,8 @@ class PagedCache:
         self.blocks = blocks
         self.block = block
         self._free = FreeRuns(blocks)
-        self._tree = PrefixTree(block)
-        self._live: dict[str, Pages] = {}
+        self._tree = RadixTree(block)
+        self._live: dict[str, BlockTable] = {}
         self._asked = self._hits = self._evicted = 0
 
     @property
@@ -108,7 +108,7 @@ class PagedCache:
         for node in (root, *nodes):
             self._tree.hold(node)
         table = [node.block for node in nodes]
-        self._live[seq_id] = Pages(self.block, root, list(tokens[:length]), table, nodes, grows)
+        self._live[seq_id] = BlockTable(self.block, root, list(tokens[:length]), table, nodes, grows)
         self._asked += len(tokens)
         self._hits += length
         return length
@@ -196,12 +196,12 @@ class PagedCache:
         first = table[0] if table else 0
         return first * self.block if table == list(range(first, first + len(table))) else None
 
-    def _pages(self, seq_id: str) -> Pages:
+    def _pages(self, seq_id: str) -> BlockTable:
         if seq_id not in self._live:
             raise KeyError(f"sequence {seq_id!r} is not open")
         return self._live[seq_id]
 
-    def _check_rows(self, pages: Pages, start: int, stop: int) -> None:
+    def _check_rows(self, pages: BlockTable, start: int, stop: int) -> None:
         end = len(pages.tokens) + pages.room
         if not 0 <= start <= stop <= end:
             raise ValueError(f"rows {start} to {stop} asked for, there are {end}: extend first")
@@ -212,7 +212,7 @@ class PagedCache:
             self._evicted += 1
         return self._free.take(after)
 
-    def _own_last(self, pages: Pages, copy: bool) -> None:
+    def _own_last(self, pages: BlockTable, copy: bool) -> None:
         """Makes the last block, which is a node's, the sequence's own."""
         node = pages.nodes.pop()
         pages.grows = False
@@ -229,7 +229,7 @@ class PagedCache:
         self._tree.remove(node)
         self._evicted += 1
 
-    def _seal(self, pages: Pages) -> None:
+    def _seal(self, pages: BlockTable) -> None:
         """The first block that is not a whole node is full now: makes it one, or uses its equal."""
         index = pages.sealed
         content = pages.content(index)
@@ -248,7 +248,7 @@ class PagedCache:
         pages.nodes.append(node)
         pages.table[index] = node.block
 
-    def _keep_tail(self, pages: Pages) -> None:
+    def _keep_tail(self, pages: BlockTable) -> None:
         """Registers the last, partial block, unless another one holds the same and more."""
         index = pages.sealed
         content = pages.content(index)
@@ -263,7 +263,7 @@ class PagedCache:
             self._tree.add(pages.parent(index), content, pages.table[index])
             del pages.table[index]
 
-    def _drop_own(self, pages: Pages, keep: int) -> None:
+    def _drop_own(self, pages: BlockTable, keep: int) -> None:
         """Frees the blocks of the table that are no node's, all but the first `keep`."""
         start = max(keep, len(pages.nodes))
         for block in pages.table[start:]:

@@ -48,7 +48,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-class PrefixTree:
+class RadixTree:
     """Finds blocks by content, counts who holds them, and knows which to give up first."""
 
     def __init__(self, block: int) -> None:

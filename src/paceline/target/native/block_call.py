@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from paceline.heads.block import BlockShape
+from paceline.heads.block import BlockConfig
 from paceline.heads.runner import Draw
 from paceline.target.native import library
 
@@ -18,7 +18,7 @@ _STRUCTS: Final = (
     (_PART, library.Part),
     (_TEXT, library.Text),
     (_CHAIN, library.Chain),
-    (_DRAFTING, library.Drafting),
+    (_DRAFTING, library.DraftCall),
 )
 assert all(ours.size == c.sizeof(theirs) for ours, theirs in _STRUCTS)
 
@@ -26,10 +26,10 @@ assert all(ours.size == c.sizeof(theirs) for ours, theirs in _STRUCTS)
 class Call:
     """It is used again: to make it anew, or to set its fields one by one, would take as long as a layer."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         self._taps, self._block, self._many = len(shape.taps), shape.block, 0
         self._hidden_of = struct.Struct(f"@{self._taps}P")
-        self._drafting = library.Drafting()
+        self._drafting = library.DraftCall()
         self._given = c.byref(self._drafting)
         self.need(1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
-from paceline.heads.block import BlockShape
+from paceline.heads.block import BlockConfig
 from paceline.heads.kinds import sizes
 from paceline.heads.runner import (
     Before,
@@ -31,12 +31,12 @@ from paceline.target.native.embeddings import Lent
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
 from paceline.target.native.threads import NativeTeam
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 
 _GROWTH: Final = 1024  # positions
 
 
-def reason_against(shape: BlockShape, target: ModelShape) -> str | None:
+def reason_against(shape: BlockConfig, target: ModelConfig) -> str | None:
     """Why a network cannot run natively beside a target, or None."""
     if shape.width != target.width:
         return f"its width is {shape.width}, and the target's is {target.width}"
@@ -53,7 +53,7 @@ class NativeBlock(BlockRunner):
     foresees = False
 
     def __init__(
-        self, shape: BlockShape, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
+        self, shape: BlockConfig, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
     ) -> None:
         """own: the network's weights, each of which is asked for once."""
         lib = team.lib
@@ -213,7 +213,7 @@ def _at(tensor: Tensor) -> int:
 class _Rotations:
     """Cosines and sines by position; grows as positions are asked for."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         dims = np.arange(0, shape.head_dim, 2, dtype=np.float32)
         self._frequencies = np.float32(shape.theta) ** (-dims / np.float32(shape.head_dim))
         self._cos = self._sin = np.empty((0, len(dims)), np.float32)
@@ -229,7 +229,7 @@ class _Rotations:
         return self._at
 
 
-def _layers(shape: BlockShape, own: Mapping[str, Tensor], weights: DenseWeights) -> "c.Array[library.Layer]":
+def _layers(shape: BlockConfig, own: Mapping[str, Tensor], weights: DenseWeights) -> "c.Array[library.Layer]":
     layers = (library.Layer * shape.layers)()
     for i in range(shape.layers):
         for name in ("q", "k", "v", "o", "down"):
@@ -243,7 +243,7 @@ def _layers(shape: BlockShape, own: Mapping[str, Tensor], weights: DenseWeights)
 
 
 def _model(
-    shape: BlockShape, own: Mapping[str, Tensor], lent: Lent, weights: DenseWeights, layers: Any, ids: Tensor
+    shape: BlockConfig, own: Mapping[str, Tensor], lent: Lent, weights: DenseWeights, layers: Any, ids: Tensor
 ) -> library.BlockModel:
     return library.BlockModel(
         layers=shape.layers,

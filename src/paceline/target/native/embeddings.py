@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.heads.base import Borrowed
+from paceline.heads.base import TargetEmbeddings
 from paceline.target.native import library
 from paceline.target.native.packing import PackedWeights
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 
 
 class PackedTable:
@@ -39,12 +39,12 @@ class PackedTable:
 
 
 @dataclass(frozen=True)
-class Lent(Borrowed):
+class Lent(TargetEmbeddings):
     embed: PackedTable
     head: PackedTable
 
 
-def lent(lib: ctypes.CDLL, shape: ModelShape, weights: PackedWeights, fingerprint: str) -> Lent:
+def lent(lib: ctypes.CDLL, shape: ModelConfig, weights: PackedWeights, fingerprint: str) -> Lent:
     size = shape.vocab_size, shape.width
     embed = PackedTable(lib, weights.matrix("embed"), size, weights)
     tied = "head" not in weights.layout.matrices

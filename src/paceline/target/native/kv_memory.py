@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import SettingError
 from paceline.target.native.library import SUB_BLOCK
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 
 Halves = NDArray[np.float16]
 
@@ -20,7 +20,7 @@ class NativeRows:
     Slot s is token s % 16 of sub-block s // 16. Memory is touched only as rows are written.
     """
 
-    def __init__(self, shape: ModelShape, slots: int) -> None:
+    def __init__(self, shape: ModelConfig, slots: int) -> None:
         self.sub_blocks = slots // SUB_BLOCK
         heads = (shape.layers, shape.kv_heads)
         try:

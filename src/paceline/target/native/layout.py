@@ -14,7 +14,7 @@ from paceline.target.native.library import (
     TILE,
     UNIT,
 )
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.tensors import StoredTensor
 
 ALIGNMENT: Final = 4096
@@ -52,7 +52,7 @@ class Layout:
         return asdict(self)
 
 
-def reason_against(shape: ModelShape, tensors: Mapping[str, StoredTensor], quantise: bool) -> str | None:
+def reason_against(shape: ModelConfig, tensors: Mapping[str, StoredTensor], quantise: bool) -> str | None:
     """Why a model cannot run natively, or None. quantise: whether float weights may be rounded."""
     if shape.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
         return f"the {shape.architecture} family is not known to it"

@@ -155,7 +155,7 @@ class Chaining(c.Structure):
     )
 
 
-class Drafting(c.Structure):
+class DraftCall(c.Structure):
     _fields_ = (("reading", Reading), ("filling", Filling), ("chaining", Chaining))
 
 
@@ -167,7 +167,7 @@ def _check_layout(library: c.CDLL) -> None:
     theirs = (c.c_int32 * len(ours))()
     library.paceline_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe formats.h and model.h"
-    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, Drafting)]
+    ours = [c.sizeof(kind) for kind in (BlockModel, Part, Reading, Text, Filling, Chain, DraftCall)]
     theirs = (c.c_int32 * len(ours))()
     library.paceline_block_layout(theirs)
     assert list(theirs) == ours, "library.py does not describe block_model.h"
@@ -210,7 +210,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_block_open.argtypes = (c.POINTER(BlockModel), c.c_void_p)
     library.paceline_block_close.restype = None
     library.paceline_block_close.argtypes = (c.c_void_p,)
-    library.paceline_block_run.argtypes = (c.c_void_p, c.POINTER(Drafting))
+    library.paceline_block_run.argtypes = (c.c_void_p, c.POINTER(DraftCall))
     library.paceline_open.restype = c.c_void_p
     library.paceline_open.argtypes = (c.POINTER(Model), c.c_void_p)
     library.paceline_close.restype = None

@@ -23,7 +23,7 @@ from paceline.target.native.kv_memory import NativeRows
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packing import PackedWeights
 from paceline.target.native.threads import NativeTeam
-from paceline.target.weights.model_config import ModelShape, layer_share
+from paceline.target.weights.model_config import ModelConfig, layer_share
 from paceline.types import NO_DRAFT, Feed, Scores
 
 PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes no bit
@@ -42,7 +42,7 @@ class NativeTarget(PagedTarget[_Fed]):
     invariant_rows = 2**31
 
     def __init__(
-        self, shape: ModelShape, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
+        self, shape: ModelConfig, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
     ) -> None:
         self.path = path
         self.shape = shape
@@ -91,7 +91,7 @@ class NativeTarget(PagedTarget[_Fed]):
         tapped = dict(zip(sorted(set(taps)), torch.from_numpy(hidden).unbind(), strict=True))
         return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
-    def sketch(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         self._make_room(feeds, starts)
         batch = NativeBatch()
         for feed, start in zip(feeds, starts, strict=True):
@@ -183,7 +183,7 @@ def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
 class _RopeTable:
     """Cosines and sines by position; grows as positions are asked for."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelConfig) -> None:
         self._frequencies = frequencies(shape.rope, shape.head_dim).numpy()
         self._cos = self._sin = np.empty((0, len(self._frequencies)), np.float32)
 
@@ -196,7 +196,7 @@ class _RopeTable:
         return self._cos[positions], self._sin[positions]
 
 
-def _layers(shape: ModelShape, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
+def _layers(shape: ModelConfig, weights: PackedWeights) -> "ctypes.Array[library.Layer]":
     layers = (library.Layer * shape.layers)()
     for i in range(shape.layers):
         for name in library.LINEARS:
@@ -206,7 +206,7 @@ def _layers(shape: ModelShape, weights: PackedWeights) -> "ctypes.Array[library.
     return layers
 
 
-def _model(shape: ModelShape, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:
+def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:
     embed = weights.matrix("embed")
     return library.Model(
         layers=shape.layers,

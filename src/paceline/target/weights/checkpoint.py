@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.errors import CorruptModel, UnknownArchitecture
-from paceline.target.weights.model_config import ModelShape
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.tensors import StoredTensor
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
@@ -15,7 +15,7 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     source: str  # name of the file or folder, for messages
-    shape: ModelShape
+    shape: ModelConfig
     tensors: Mapping[str, StoredTensor]  # by canonical name
     unplaced: tuple[str, ...]  # tensors that have no canonical name
     tied: bool  # the head is the embedding

@@ -13,7 +13,7 @@ import torch
 from paceline.errors import CorruptModel
 from paceline.gguf_header import GgufHeader, read_header
 from paceline.target.weights.checkpoint import Checkpoint, Fields, require_family, unsupported
-from paceline.target.weights.model_config import ModelShape, Rope
+from paceline.target.weights.model_config import ModelConfig, Rope
 from paceline.target.weights.tensors import StoredTensor, read_tensor, require_whole
 
 FAMILIES: Final = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral models come as llama
@@ -83,7 +83,7 @@ def _canonical(name: str) -> str | None:
     return f"layers.{int(found[1])}.{part}" if found and part else None
 
 
-def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, StoredTensor]) -> ModelShape:
+def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
     if EMBED not in tensors:
         raise CorruptModel(f"{path.name} has no tensor {EMBED}; pull it again")
     width, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
@@ -91,7 +91,7 @@ def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, StoredTe
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.whole(key, head_dim) != head_dim:
             raise unsupported(path.name, f"{family}.{key} other than the key length {head_dim}")
-    shape = ModelShape(
+    shape = ModelConfig(
         architecture=family,
         layers=keys.whole("block_count", most=1000),
         width=width,
@@ -128,7 +128,7 @@ def _read_divisors(stored: StoredTensor, head_dim: int) -> tuple[float, ...]:
         return tuple(read_tensor(stored, torch.float32, pool).tolist())
 
 
-def _gemma3(shape: ModelShape, keys: Fields) -> ModelShape:
+def _gemma3(shape: ModelConfig, keys: Fields) -> ModelConfig:
     """What every gemma3 has, most of which the file does not say."""
     if keys.raw("final_logit_softcapping"):
         raise unsupported(keys.source, "soft-capped logits")

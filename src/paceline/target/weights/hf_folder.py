@@ -9,7 +9,7 @@ from typing import Final
 
 from paceline.errors import CorruptModel
 from paceline.target.weights.checkpoint import FAMILIES, Checkpoint, Fields, require_family, unsupported
-from paceline.target.weights.model_config import ModelShape, Rope
+from paceline.target.weights.model_config import ModelConfig, Rope
 from paceline.target.weights.safetensors import read_json, stored_tensors
 from paceline.target.weights.tensors import StoredTensor
 
@@ -128,11 +128,11 @@ def _canonical(name: str, parts: Mapping[str, str]) -> str | None:
     return f"layers.{int(found[1])}.{part}" if found and part else None
 
 
-def _shape(family: str, text: Fields) -> ModelShape:
+def _shape(family: str, text: Fields) -> ModelConfig:
     width, heads = text.whole("hidden_size"), text.whole("num_attention_heads")
     context = text.whole("max_position_embeddings")
     _require_activation(text, "gelu_pytorch_tanh" if family == "gemma3" else "silu")
-    shape = ModelShape(
+    shape = ModelConfig(
         architecture=family,
         layers=text.whole("num_hidden_layers", most=1000),
         width=width,
@@ -206,7 +206,7 @@ def _listed_layers(text: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def _gemma3(shape: ModelShape, text: Fields) -> ModelShape:
+def _gemma3(shape: ModelConfig, text: Fields) -> ModelConfig:
     for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if text.raw(key):
             raise unsupported(text.source, key)

@@ -21,7 +21,7 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelConfig:
     architecture: str  # llama, mistral, qwen2, qwen3, gemma3
     layers: int
     width: int
@@ -51,12 +51,12 @@ class Weights:
     A norm weight is what the normalised row is multiplied by (gemma's 1 + w is already added).
     """
 
-    shape: ModelShape
+    shape: ModelConfig
     tensors: Mapping[str, Tensor]
     fingerprint: str  # tells models apart; see stored.fingerprint for what it covers
 
 
-def layer_share(shape: ModelShape) -> float:
+def layer_share(shape: ModelConfig) -> float:
     """The share of one layer in the weights that one row of a pass is multiplied with."""
     attention = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_dim
     layer = attention + 3 * shape.width * shape.ff_width

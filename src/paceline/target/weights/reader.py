@@ -13,7 +13,7 @@ from paceline.errors import CorruptModel, ModelError, UnknownArchitecture, Unkno
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.hf_folder import open_folder
-from paceline.target.weights.model_config import ModelShape, Weights
+from paceline.target.weights.model_config import ModelConfig, Weights
 from paceline.target.weights.tensors import StoredTensor, fingerprint, read_tensor
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
@@ -60,7 +60,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None)
     )
 
 
-def rounded(shape: ModelShape, dtype: torch.dtype) -> ModelShape:
+def rounded(shape: ModelConfig, dtype: torch.dtype) -> ModelConfig:
     """The reference keeps the embedding's scale in the embedding's dtype, by way of float32."""
     return replace(shape, embed_scale=torch.tensor(shape.embed_scale).float().to(dtype).item())
 
@@ -122,7 +122,7 @@ def _expected(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return expected
 
 
-def _part_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+def _part_shapes(shape: ModelConfig) -> dict[str, tuple[int, ...]]:
     width, ff, head = shape.width, shape.ff_width, shape.head_dim
     q, kv = shape.heads * head, shape.kv_heads * head
     return {
@@ -138,7 +138,7 @@ def _part_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _require_consistent(source: str, shape: ModelShape) -> None:
+def _require_consistent(source: str, shape: ModelConfig) -> None:
     if shape.heads % shape.kv_heads or shape.head_dim % 2:
         raise CorruptModel(
             f"{source} is damaged: {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, "

@@ -51,7 +51,7 @@ class AnswersConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedAnswer:
     """One answer that is wanted."""
 
     prompt: Prompt
@@ -69,17 +69,17 @@ def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
     return found
 
 
-def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Asked]:
+def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[PlannedAnswer]:
     """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
     return [ask for prompt in prompts for ask in _asks(prompt, config)]
 
 
-def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[Asked]:
+def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[PlannedAnswer]:
     _, greedy, required = _coins(prompt, config.seed, 0)
     for nth in range(config.per_prompt):
         sampled = nth > 0 or greedy >= config.greedy
         job = Job(prompt.tokens, sampled, int(_coins(prompt, config.seed, nth + 1)[0] * 2**63))
-        yield Asked(prompt, job, prompt.called and bool(prompt.tools) and required < config.required)
+        yield PlannedAnswer(prompt, job, prompt.called and bool(prompt.tools) and required < config.required)
 
 
 def _coins(prompt: Prompt, seed: int, nth: int) -> tuple[float, float, float]:

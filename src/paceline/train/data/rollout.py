@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.errors import ConstraintError, SettingError
 from paceline.train.data.rollout_cache import KEYS, WORD, Choose, Slots, bytes_per_token
 from paceline.train.data.rollout_sampling import greedy, nucleus
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Cursor
 
 STEPS: Final = 16  # between looks at which answers are complete
@@ -55,7 +55,7 @@ class Rollout:
 
 
 def roll_out(
-    model: DenseModel,
+    model: TrainDecoder,
     jobs: Sequence[Job],
     eos: Sequence[int],
     how: Rollout,
@@ -80,7 +80,7 @@ def roll_out(
     return answers
 
 
-def _cache_bytes(model: DenseModel, how: Rollout) -> int:
+def _cache_bytes(model: TrainDecoder, how: Rollout) -> int:
     """What there is room for; on a CPU there are better uses of memory."""
     if model.device.type != "cuda":
         return int(min(how.cache_gb, CPU_CACHE_GB) * 1e9)

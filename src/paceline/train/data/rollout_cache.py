@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.train_decoder import Attend, DenseModel
+from paceline.train.train_decoder import Attend, TrainDecoder
 
 KEYS: Final = 256  # a step reads a multiple of this many positions of the cache
 
@@ -22,7 +22,7 @@ Choose = Callable[
 ]  # logits [slots, vocab], seeds and places [slots] -> tokens
 
 
-def bytes_per_token(model: DenseModel) -> int:
+def bytes_per_token(model: TrainDecoder) -> int:
     shape = model.shape
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * model.dtype.itemsize
 
@@ -32,7 +32,7 @@ class Slots:
 
     def __init__(
         self,
-        model: DenseModel,
+        model: TrainDecoder,
         count: int,
         length: int,
         max_new: int,

@@ -16,14 +16,14 @@ from paceline.text import Tokenizer
 from paceline.train.data.conversations import words_of
 from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Progress, Rollout, roll_out
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 MARK: Final = "\u241f"  # where the target is to go on
 LONGEST: Final = 256  # tokens it may add to a request
 
 
 def make_up(
-    model: DenseModel,
+    model: TrainDecoder,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     times: Callable[[Prompt], int],

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final
 
 from paceline import hub
-from paceline.constraints import Compiler, Wanted
+from paceline.constraints import Compiler, OutputSpec
 from paceline.errors import SettingError
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load, open_checkpoint
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.plan import AnswersConfig, Asked, asks_of, chosen
+from paceline.train.data.plan import AnswersConfig, PlannedAnswer, asks_of, chosen
 from paceline.train.data.prompts import Prompt, Prompts, collect
 from paceline.train.data.rollout import roll_out
 from paceline.train.data.synthetic import make_up
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Cursor
 
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
@@ -88,13 +88,13 @@ def _more(
     return replace(found, prompts=(*found.prompts, *made), made_up=len(made))
 
 
-def _model(path: Path, config: AnswersConfig) -> DenseModel:
+def _model(path: Path, config: AnswersConfig) -> TrainDecoder:
     device, dtype = placement(config.engine)
-    return DenseModel(load(path, dtype), device, dtype)
+    return TrainDecoder(load(path, dtype), device, dtype)
 
 
 def rolled_out(
-    path: Path, tokenizer: Tokenizer, asks: Sequence[Asked], config: AnswersConfig, progress: Progress
+    path: Path, tokenizer: Tokenizer, asks: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
     """And how many could not be given. Tools that need not be called are left to the target, unenforced."""
     model = _model(path, config)
@@ -111,13 +111,13 @@ def rolled_out(
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     """At the start of an answer that must call one of the prompt's tools."""
     opening = tokenizer.opening(list(prompt.messages), list(prompt.tools))
-    constraint = Wanted(prompt.tools, "required").constraint(tokenizer.tool_format, opening)
+    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, opening)
     assert constraint is not None
     return compiler.cursor(constraint)
 
 
 def _served(
-    name: str, asks: Sequence[Asked], config: AnswersConfig, progress: Progress
+    name: str, asks: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
     from paceline.llm import LLM
     from paceline.train.data.via_engine import serve
@@ -130,7 +130,7 @@ def _served(
 
 
 def _answers(
-    answered: Sequence[tuple[Asked, Sequence[int]]],
+    answered: Sequence[tuple[PlannedAnswer, Sequence[int]]],
     tokenizer: Tokenizer,
     vocab_size: int,
     target: str,

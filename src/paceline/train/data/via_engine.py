@@ -9,18 +9,18 @@ from paceline.config import SamplingParams
 from paceline.errors import ConstraintError
 from paceline.llm import LLM
 from paceline.output import Stream
-from paceline.train.data.plan import Asked
+from paceline.train.data.plan import PlannedAnswer
 from paceline.train.data.rollout import Progress, Rollout
 
 AHEAD: Final = 64  # answers begun before the first of them is complete
 
 
 def serve(
-    llm: LLM, asks: Sequence[Asked], how: Rollout, progress: Progress | None = None
+    llm: LLM, asks: Sequence[PlannedAnswer], how: Rollout, progress: Progress | None = None
 ) -> list[list[int] | None]:
     """The answers in order; None where the tools' schemas cannot be enforced."""
     answers: list[list[int] | None] = []
-    waiting: Iterator[Asked] = iter(asks)
+    waiting: Iterator[PlannedAnswer] = iter(asks)
     streams: deque[Stream | None] = deque()
     while len(answers) < len(asks):
         while len(streams) < AHEAD and (ask := next(waiting, None)) is not None:
@@ -39,7 +39,7 @@ def _read(stream: Stream) -> list[int] | None:
         return None
 
 
-def _stream(llm: LLM, ask: Asked, how: Rollout) -> Stream | None:
+def _stream(llm: LLM, ask: PlannedAnswer, how: Rollout) -> Stream | None:
     params = SamplingParams(max_tokens=how.max_new, seed=ask.job.seed)
     if ask.job.sampled:
         params = replace(params, temperature=how.temperature, top_p=how.top_p)

@@ -14,7 +14,7 @@ from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.optim import Optimizers, adamw
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import Batches, Progress, Report, autocast, take_steps
 
 
@@ -53,14 +53,14 @@ def tune(
     config: TuneConfig,
     folder: Path | None = None,
     report: Report = lambda _: None,
-    teacher: DenseModel | None = None,
+    teacher: TrainDecoder | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> Progress:
     """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
     return take_steps(_Draft(net, config, teacher), batches, config, folder, report, clock=clock)
 
 
-def loss_of(net: DraftNet, batch: Batch, teacher: DenseModel | None = None, distill: float = 0.0) -> Tensor:
+def loss_of(net: DraftNet, batch: Batch, teacher: TrainDecoder | None = None, distill: float = 0.0) -> Tensor:
     """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
     device = net.model.device
     tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
@@ -79,7 +79,7 @@ def loss_of(net: DraftNet, batch: Batch, teacher: DenseModel | None = None, dist
 
 
 class _Draft:
-    def __init__(self, net: DraftNet, config: TuneConfig, teacher: DenseModel | None) -> None:
+    def __init__(self, net: DraftNet, config: TuneConfig, teacher: TrainDecoder | None) -> None:
         self._net, self._teacher, self._distill = net, teacher, config.distill
         self.device, self.weights = net.model.device, net.trained
         self.optimizers = Optimizers(adamw(list(net.trained.values()), config.top_lr, config.weight_decay))

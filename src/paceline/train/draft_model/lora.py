@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.train_decoder import JOINED, DenseModel, Layer
+from paceline.train.train_decoder import JOINED, Layer, TrainDecoder
 
 MATRICES: Final = tuple(JOINED)
 
@@ -28,7 +28,9 @@ class LowRank:
         return self.scale * (self.up @ self.down)
 
 
-def add_low_rank(model: DenseModel, rank: int, alpha: float, generator: torch.Generator) -> dict[str, Tensor]:
+def add_low_rank(
+    model: TrainDecoder, rank: int, alpha: float, generator: torch.Generator
+) -> dict[str, Tensor]:
     """To every matrix of every layer; gives what is to be trained, by name."""
     trained: dict[str, Tensor] = {}
     for place, layer, name in _matrices(model):
@@ -46,7 +48,7 @@ def add_low_rank(model: DenseModel, rank: int, alpha: float, generator: torch.Ge
 
 
 @torch.no_grad()
-def merge(model: DenseModel) -> None:
+def merge(model: TrainDecoder) -> None:
     """Every addition becomes part of its matrix."""
     for _, layer, name in _matrices(model):
         added = layer.added.pop(name, None)
@@ -54,7 +56,7 @@ def merge(model: DenseModel) -> None:
             layer.parts[name] = layer.parts[name] + added.product()
 
 
-def _matrices(model: DenseModel) -> Iterator[tuple[str, Layer, str]]:
+def _matrices(model: TrainDecoder) -> Iterator[tuple[str, Layer, str]]:
     for i, layer in enumerate(model.layers):
         for name in MATRICES:
             yield f"layers.{i}", layer, name

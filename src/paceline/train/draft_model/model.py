@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.target.weights.model_config import Weights
 from paceline.train.draft_model.lora import add_low_rank, merge
-from paceline.train.train_decoder import JOINED, Attend, DenseModel, Rotation
+from paceline.train.train_decoder import JOINED, Attend, Rotation, TrainDecoder
 
 
 class DraftNet:
@@ -16,7 +16,7 @@ class DraftNet:
         self, weights: Weights, device: torch.device | str, rank: int = 0, alpha: float = 0.0, seed: int = 0
     ) -> None:
         """rank: of the additions; 0: all weights are trained. alpha: they are scaled by alpha / rank."""
-        self.model = DenseModel(weights, device, torch.float32)
+        self.model = TrainDecoder(weights, device, torch.float32)
         self._of = weights
         if rank:
             generator = torch.Generator().manual_seed(seed)
@@ -85,7 +85,7 @@ class _Before:
 
         return noted
 
-    def beneath(self, model: DenseModel, start: int, length: int) -> Attend:
+    def beneath(self, model: TrainDecoder, start: int, length: int) -> Attend:
         everything = model.visible(length)[start:]
         window = model.visible(length, model.shape.window)[start:] if any(model.shape.local_layers) else None
 

@@ -26,7 +26,7 @@ from paceline.train.draft_model.finetune import TuneConfig, tune
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.evaluate import Acceptance, Guess, Recorded, acceptance, by_bucket, recorded, replay
 from paceline.train.head_pipeline import Report, Told, answers_in
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import Progress
 
 MEASURED: Final = 5  # guesses in a draft, in the card's figures
@@ -113,7 +113,7 @@ class _Pair:
         device, dtype = placement(job.answers.engine)
         weights = load(self.draft_path)
         net = DraftNet(weights, device, config.lora, config.scale, config.seed)
-        teacher = DenseModel(load(self._target_path, dtype), device, dtype) if config.distill else None
+        teacher = TrainDecoder(load(self._target_path, dtype), device, dtype) if config.distill else None
         max_len = min(config.max_len, weights.shape.max_context)
         batches = partial(shown.batches, tokens_per_batch=config.tokens_per_batch, max_len=max_len)
         tune(net, batches, config, job.folder, _telling(report), teacher)

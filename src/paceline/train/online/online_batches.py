@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from paceline.config import LearnConfig
-from paceline.heads.base import Net
-from paceline.heads.teach import Lesson, Loss
-from paceline.trace.online import LEAST, ServedText
+from paceline.heads.base import DraftHead
+from paceline.heads.teach import Loss, TrainBatch
+from paceline.trace.online import LEAST, TrainingSample
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out
 from paceline.train.evaluate import Recorded
 from paceline.train.optim import optimizers_of
 from paceline.train.recipe import TrainConfig
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 WARM_UP: Final = 0.1  # share of the steps
 CLIP: Final = 1.0
@@ -32,8 +32,8 @@ Tell = Callable[[dict[str, Any]], None]
 class Split:
     """Texts for each purpose, none of a conversation that is on the other side."""
 
-    learned: list[ServedText]
-    held_out: list[ServedText]
+    learned: list[TrainingSample]
+    held_out: list[TrainingSample]
 
     def recorded(self) -> list[Recorded]:
         return [_recorded(text) for text in self.held_out]
@@ -50,17 +50,19 @@ class Batch:
     hidden: dict[int, Tensor]
     final: Tensor
 
-    def lesson(self, others: float, generator: torch.Generator) -> Lesson:
+    def lesson(self, others: float, generator: torch.Generator) -> TrainBatch:
         drawn = torch.rand(self.mask.shape, generator=generator).to(self.mask.device) < others
-        return Lesson(self.tokens, self.mask, self.hidden, self.final, self.constrained, self.wrong | drawn)
+        return TrainBatch(
+            self.tokens, self.mask, self.hidden, self.final, self.constrained, self.wrong | drawn
+        )
 
 
-def split(texts: Sequence[ServedText], config: LearnConfig) -> Split:
+def split(texts: Sequence[TrainingSample], config: LearnConfig) -> Split:
     """The latest on each side, as many as its number of tokens allows."""
     texts = [text for text in (text.first(config.max_len) for text in texts) if text.answered >= LEAST]
     talks = [Conversation(({"role": "user", "content": t.opening},)) for t in texts]
     kept = held_out(talks, config.held_out)
-    sides: tuple[list[ServedText], list[ServedText]] = ([], [])
+    sides: tuple[list[TrainingSample], list[TrainingSample]] = ([], [])
     room = [config.train_tokens, config.measure_tokens]
     for text, out in zip(reversed(texts), reversed(kept), strict=True):
         if len(text.tokens) <= room[out]:
@@ -69,12 +71,12 @@ def split(texts: Sequence[ServedText], config: LearnConfig) -> Split:
     return Split(*sides)
 
 
-def _recorded(text: ServedText) -> Recorded:
+def _recorded(text: TrainingSample) -> Recorded:
     return Recorded(text.tokens, [at >= text.prompt_len for at in range(len(text.tokens))])
 
 
 def learn(
-    net: Net,
+    net: DraftHead,
     measure: Loss,
     lessons: Sequence[Batch],
     config: LearnConfig,
@@ -106,10 +108,10 @@ def _endless(lessons: Sequence[Batch], steps: int, generator: torch.Generator) -
 
 
 def batches(
-    kind: str, taps: Sequence[int], model: DenseModel, texts: Sequence[ServedText], config: LearnConfig
+    kind: str, taps: Sequence[int], model: TrainDecoder, texts: Sequence[TrainingSample], config: LearnConfig
 ) -> list[Batch]:
     """Texts of about the same length together."""
-    groups: list[list[ServedText]] = []
+    groups: list[list[TrainingSample]] = []
     for text in sorted(texts, key=lambda text: len(text.tokens)):
         if not groups or (len(groups[-1]) + 1) * len(text.tokens) > config.batch_tokens:
             groups.append([])
@@ -117,7 +119,7 @@ def batches(
     return [_batch(group, kind, taps, model) for group in groups]
 
 
-def _batch(texts: Sequence[ServedText], kind: str, taps: Sequence[int], model: DenseModel) -> Batch:
+def _batch(texts: Sequence[TrainingSample], kind: str, taps: Sequence[int], model: TrainDecoder) -> Batch:
     longest = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
     mask, wrong = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)

@@ -22,18 +22,18 @@ from paceline.heads.head_checkpoint import Card, load, save_card
 from paceline.log import place_of
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load as load_weights
-from paceline.trace.online import LearnJob
+from paceline.trace.online import RefreshJob
 from paceline.train.evaluate import Guess, acceptance, passes_by_text, replay
 from paceline.train.online.online_batches import Split, Tell, batches, learn, split
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Kind, Recipe, loss_of, pieces_of
-from paceline.train.train_decoder import DenseModel
+from paceline.train.train_decoder import TrainDecoder
 
 # Wherever the server computes: to stop a process frees no memory of a GPU, nor what it has queued there.
 ON: Final = EngineConfig("cpu", "float32")
 
 
-def run(job: LearnJob, tell: Tell) -> None:
+def run(job: RefreshJob, tell: Tell) -> None:
     """Every drafter of the job, one after the other."""
     parts = split(job.texts, job.config)
     places = sum(len(text.anchors()) for text in parts.recorded())
@@ -43,13 +43,13 @@ def run(job: LearnJob, tell: Tell) -> None:
     device, dtype = placement(ON)
     if job.engine.threads:
         torch.set_num_threads(job.engine.threads)
-    model = DenseModel(load_weights(Path(job.model), dtype), device, dtype)
+    model = TrainDecoder(load_weights(Path(job.model), dtype), device, dtype)
     for root in job.drafters:
         tell(refresh(Path(root), model, parts, job.config, tell))
 
 
 def refresh(
-    root: Path, model: DenseModel, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
+    root: Path, model: TrainDecoder, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
 ) -> dict[str, Any]:
     """One drafter. Says what became of it: a version was made, from which, or refused and why."""
     served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
@@ -101,7 +101,7 @@ def _tell(told: dict[str, Any]) -> None:
 
 def main() -> None:
     try:
-        run(LearnJob.decode(sys.stdin.buffer.read()), _tell)
+        run(RefreshJob.decode(sys.stdin.buffer.read()), _tell)
     except Exception as problem:
         _tell({"failed": place_of(problem)})
         sys.exit(1)
