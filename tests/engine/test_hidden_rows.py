@@ -42,7 +42,7 @@ class Reader(Drafter):
         self._pure = ToyTarget(VOCAB)
 
     def begin(self, seq: Seq) -> None:
-        self.read_to[seq.id] = seq.shared
+        self.read_to[seq.id] = seq.cached
         self._kept.begin(seq)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -55,8 +55,8 @@ class Reader(Drafter):
             return Draft(tokens)
         return Draft(tokens, tuple(int(self._rng.integers(ROOT, i)) if i else ROOT for i in range(n)))
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
-        for part in seen:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        for part in hidden_rows:
             seq = part.seq
             assert set(part.hidden) == set(self.taps)
             assert part.start == self.read_to[seq.id]
