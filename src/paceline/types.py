@@ -25,7 +25,7 @@ Finish = Literal["stop", "length", "cancelled", "error"]
 
 
 class Cursor(Protocol):
-    """The grammar state at the end of one output. Forking is cheap, and advancing a fork moves nothing else."""
+    """The grammar state after one output. Forks are cheap, and advancing one moves nothing else."""
 
     @property
     def finished(self) -> bool: ...  # no token can follow
@@ -254,9 +254,9 @@ class Drafter(Protocol):
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A pass was committed; not called without taps.
 
-        Each position comes once, in order, chunks of prompts included, rejected nodes excluded. Positions that
-        the target found in its prefix cache are never computed, so they never come. The tensors are views into
-        the whole pass: copy what must outlive the call.
+        Each position comes once, in order, chunks of prompts included, rejected nodes excluded. Those that the
+        target found in its prefix cache are never computed, so they never come. The tensors are views into the
+        whole pass: copy what must outlive the call.
         """
         return
 
