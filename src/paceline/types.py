@@ -254,9 +254,9 @@ class Drafter(Protocol):
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A pass was committed; not called without taps.
 
-        Each position comes once, in order, chunks of prompts included, rejected nodes excluded. Those that the
-        target found in its prefix cache are never computed, so they never come. The tensors are views into the
-        whole pass: copy what must outlive the call.
+        Each position comes once, in order, chunks of prompts included, rejected nodes excluded. Positions
+        that the target found in its prefix cache are never computed, so they never come. Tensors are views
+        into the whole pass: copy what must outlive the call.
         """
         return
 
