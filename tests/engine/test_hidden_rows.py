@@ -158,11 +158,11 @@ def test_a_row_too_early_is_caught(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         Engine(ToyTarget(VOCAB), {"reader": Reader()}, Fixed()),
         [a_seq("s", 5, SpecConfig(("reader",)), 1)],
     )
-    assert "AssertionError in read" in caplog.text
+    assert "AssertionError in on_hidden" in caplog.text
     caplog.clear()
 
 
-@pytest.mark.parametrize("what", ["begin", "draft", "read", "observe", "end"])
+@pytest.mark.parametrize("what", ["begin", "draft", "on_hidden", "observe", "end"])
 def test_a_drafter_that_fails_fails_no_request(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
