@@ -13,8 +13,7 @@ from paceline.heads.base import Pieces, Shape
 from paceline.heads.calibration import Calibration
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import open_checkpoint
+from paceline.target.weights.reader import load_embeddings, open_checkpoint
 
 WHOLE_TEXT: Final = 2**30  # a window that holds any text
 OURS: Final = "paceline"  # in config.json: what the format has no word for
@@ -37,7 +36,7 @@ class Target:
 
     @classmethod
     def open(cls, path: Path) -> "Target":
-        return cls(path.name, open_checkpoint(path).shape, load_pieces(path))
+        return cls(path.name, open_checkpoint(path).shape, load_embeddings(path))
 
     @property
     def embed(self) -> Tensor:

@@ -19,8 +19,8 @@ from row_checks import check_chain, check_tree, story
 from torch_cases import open_with, random_tree, some_tokens
 
 from paceline.heads.runner import Place
-from paceline.target.native import kv_memory, library, packing
-from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.native import kv_memory, library, packed_file
+from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 
 
@@ -35,7 +35,7 @@ def watch(path: str, flags: tuple[str, ...]) -> None:
     packed_cases.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
     kv_memory._zeros = lambda *shape: np.zeros(shape, np.float16)
-    packing.log.disabled = True
+    packed_file.log.disabled = True
     library.load(path)
 
 

@@ -10,8 +10,7 @@ from native_cases import SIZES, native_target, tiny_model
 from torch_cases import open_with, some_layers, some_tokens
 
 from paceline.config import EngineConfig
-from paceline.target.native.layout import Layout
-from paceline.target.native.packing import PackedWeights
+from paceline.target.native.packing import Layout, PackedWeights
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
 

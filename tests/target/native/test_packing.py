@@ -18,7 +18,7 @@ from packed_cases import (
 )
 
 from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.target.weights.dequant import ENCODINGS
 
 
