@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +33,9 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
     real = packing.pack_into
 
-    def counted(data: packing.Bytes, *others: object) -> None:
+    def counted(data: packing.Bytes, *others: Any, **named: Any) -> None:
         done.append(len(data))
-        real(data, *others)  # type: ignore[arg-type]
+        real(data, *others, **named)
 
     monkeypatch.setattr(packed_file, "pack_into", counted)
     return done
@@ -209,7 +210,7 @@ def test_a_full_disk(
 
 
 def test_a_failure_leaves_no_temporary_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("in the middle of it")
 
     with monkeypatch.context() as patch:
@@ -263,6 +264,30 @@ def test_models_of_one_name_do_not_meet(tmp_path: Path, fills: list[int]) -> Non
     assert torch.equal(logits[1], logits[2])
     assert len(list((shared / "packed").iterdir())) == 2
     assert len(fills) == 3  # a copy of a file is as good as another file
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from paceline.config import EngineConfig
+from paceline.target.load import load_target
+target = load_target(Path(sys.argv[1]), EngineConfig(device="cpu", cache_mb=64))
+status = dict(line.split(":") for line in open("/proc/self/status"))
+print(target.bytes_held, *(1024 * int(status[name].split()[0]) for name in ("VmHWM", "VmRSS")))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_packing_holds_the_weights_once(smollm2_path: Path, tmp_path: Path) -> None:
+    wanted_path()
+    (tmp_path / "native").symlink_to(home() / "native")
+    environment = {**os.environ, "PACELINE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PEAK, str(smollm2_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+    weights, peak, now = map(int, done.stdout.split())
+    assert len(list((tmp_path / "packed").iterdir())) == 1
+    assert peak - now < weights / 4
 
 
 def test_a_model_that_is_replaced_in_place(tmp_path: Path) -> None:

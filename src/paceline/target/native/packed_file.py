@@ -135,9 +135,10 @@ def _pack(
                 _reserve(file.fileno(), _HEADER + layout.nbytes)
                 mapped = mmap.mmap(file.fileno(), 0)
                 data = np.frombuffer(mapped, np.uint8)[_HEADER:]
-                pack_into(data, layout, checkpoint, tensors, lib)
+                pack_into(data, layout, checkpoint, tensors, lib, packed=lambda: _unmap_pages(mapped))
                 mapped[:_HEADER] = _header(key, content_digest(data, lib))
                 mapped.flush()
+                _unmap_pages(mapped)  # before `_read` makes a copy
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -149,6 +150,12 @@ def _pack(
     data = _huge_pages(layout.nbytes)
     pack_into(data, layout, checkpoint, tensors, lib)
     return data
+
+
+def _unmap_pages(mapped: mmap.mmap) -> None:
+    """Takes the pages of a shared mapping out of the process; what was written stays in the page cache."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _reserve(file: int, nbytes: int) -> None:

@@ -1,7 +1,7 @@
 """Packed weights: where each tensor lies (`plan`), and the repacking of a file's blocks (`pack_into`)."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -180,10 +180,13 @@ def pack_into(
     checkpoint: Checkpoint,
     tensors: Mapping[str, StoredTensor],
     lib: ctypes.CDLL,
+    packed: Callable[[], object] = lambda: None,
 ) -> None:
+    """packed: called after each matrix."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for name, matrix in layout.matrices.items():
             _pack(name, matrix, data, checkpoint, tensors[name], lib, pool)
+            packed()
         for name, vector in layout.vectors.items():
             values = _vector(name, vector, checkpoint, tensors[name], pool)
             data[vector.offset :][: values.nbytes] = values.view(np.uint8)
