@@ -13,7 +13,7 @@ from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.loading import find_trained
 from paceline.paths import home
 from paceline.train.data.held_out import is_held_out

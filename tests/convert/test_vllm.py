@@ -20,11 +20,11 @@ from paceline.convert import METHODS, export, export_model
 from paceline.convert.model_config import config_of
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import TrainBatch
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.evaluate import Recorded
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch_cases import VOCAB
 
 from paceline.heads.block import BlockHead
-from paceline.heads.block_loss import guesses
-from paceline.heads.teach import TrainBatch
+from paceline.train.losses.base import TrainBatch
+from paceline.train.losses.block import guesses
 
 WINDOW = 12
 

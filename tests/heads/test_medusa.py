@@ -3,7 +3,7 @@
 import torch
 from head_cases import MODEL, a_lesson, largest_kept, medusa_net
 
-from paceline.heads.medusa import medusa_loss
+from paceline.train.losses.medusa import medusa_loss
 
 
 def test_new_heads_say_what_the_target_would_say_next() -> None:

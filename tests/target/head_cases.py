@@ -11,7 +11,7 @@ from torch_cases import VOCAB
 from paceline.heads.base import DraftHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.teach import TrainBatch
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import pieces_of
 
 N = TypeVar("N", bound=DraftHead)

@@ -11,7 +11,7 @@ from paceline.convert.foreign_checkpoint import OURS, Found, Taken, Target
 from paceline.errors import CorruptModel, SettingError, UnknownArchitecture
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import Card, Storage, save
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 
 SPECULATORS: Final[dict[str, Callable[[Found, Target], Taken]]] = {
     "eagle3": eagle3.taken,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.heads.teach import TrainBatch
 from paceline.train.data.dataset import Batch
+from paceline.train.losses.base import TrainBatch
 from paceline.train.optim import optimizers_of
 from paceline.train.recipe import Recipe, TrainConfig
 from paceline.train.train_decoder import TrainDecoder

@@ -8,7 +8,7 @@ from head_cases import MODEL, eagle_net, medusa_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.train.recipe import pieces_of
 
 
