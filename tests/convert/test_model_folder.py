@@ -13,8 +13,7 @@ from torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.convert import export_model
 from paceline.convert.foreign_checkpoint import ARCHITECTURES
-from paceline.convert.hf_model import write_model
-from paceline.convert.model_config import config_of
+from paceline.convert.hf_model import config_of, write_model
 from paceline.errors import SettingError, UnknownArchitecture
 from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load

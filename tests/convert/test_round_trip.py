@@ -18,8 +18,7 @@ from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, export, import_
 from paceline.convert import export as the_export
-from paceline.convert.files import read_folder, write_folder
-from paceline.convert.foreign_checkpoint import Found, Target, Written
+from paceline.convert.foreign_checkpoint import Found, Target, Written, read_folder, write_folder
 from paceline.errors import (
     CorruptModel,
     DrafterMismatch,

@@ -27,7 +27,7 @@ from paceline.heads.head_checkpoint import Card, load, read_card
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
-from paceline.train import loop as the_trainer
+from paceline.train import trainer as the_trainer
 from paceline.train.data.dataset import Answers
 from paceline.train.evaluate import acceptance, recorded, replay
 from paceline.train.head_pipeline import ANSWERS, TrainJob, run

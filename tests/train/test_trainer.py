@@ -13,10 +13,9 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.train.evaluate import replay
-from paceline.train.loop import train
 from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
-from paceline.train.trainer import CHECKPOINT, Progress
+from paceline.train.trainer import CHECKPOINT, Progress, train
 
 MODEL = tiny_model()
 

@@ -7,8 +7,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 from paceline.convert import dspark, eagle3
-from paceline.convert.files import require_new, write_folder
-from paceline.convert.foreign_checkpoint import Target, Written
+from paceline.convert.foreign_checkpoint import Target, Written, require_new, write_folder
 from paceline.errors import SettingError, UnknownArchitecture
 from paceline.heads.head_checkpoint import Card, load
 

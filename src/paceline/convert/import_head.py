@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from paceline.convert import dspark, eagle3, medusa
-from paceline.convert.files import read_folder, require_new
-from paceline.convert.foreign_checkpoint import OURS, Found, Taken, Target
+from paceline.convert.foreign_checkpoint import OURS, Found, Taken, Target, read_folder, require_new
 from paceline.errors import CorruptModel, SettingError, UnknownArchitecture
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import Card, Storage, save

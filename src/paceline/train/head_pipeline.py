@@ -28,11 +28,10 @@ from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.target_answers import make_answers
 from paceline.train.data.text_kind import Bucket, buckets
 from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
-from paceline.train.loop import train
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import Progress
+from paceline.train.trainer import Progress, train
 
 ANSWERS: Final = "answers.npz"
 ASKED: Final = "asked"
