@@ -7,7 +7,7 @@ from head_cases import some_ids
 from tiny_heads import tiny_model
 from torch_cases import VOCAB
 
-from paceline.convert.foreign_checkpoint import Target
+from paceline.convert.foreign_checkpoint import TargetModel
 from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
@@ -16,7 +16,7 @@ from paceline.train.recipe import pieces_of
 
 MODEL = tiny_model()
 PIECES = pieces_of(MODEL)
-TARGET = Target("tiny", MODEL.shape, PIECES)
+TARGET = TargetModel("tiny", MODEL.shape, PIECES)
 
 
 def shaken(net: DraftHead, seed: int) -> DraftHead:
