@@ -107,7 +107,7 @@ def test_one_can_take_the_place_of_another_between_passes(
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]
     asked = len(rounds)
-    llm.exchange(new)
+    llm.replace_drafter(new)
     while llm.engine.busy:
         rounds += llm.engine.step()
     assert tuple(running.output) == plain.token_ids

@@ -131,13 +131,13 @@ class ToyCursor:
         self,
         allowed: Callable[[tuple[int, ...]], set[int] | None],
         eos: int | None = None,
-        spelled: Callable[[tuple[int, ...]], Sequence[int]] = lambda _: (),
+        canonical: Callable[[tuple[int, ...]], Sequence[int]] = lambda _: (),
     ) -> None:
         self.tokens: tuple[int, ...] = ()
         self.filled: list[tuple[int, ...]] = []
         self._allowed = allowed
         self._eos = eos
-        self._spelled = spelled
+        self._canonical = canonical
 
     @property
     def finished(self) -> bool:
@@ -168,8 +168,8 @@ class ToyCursor:
             ahead.tokens = (*ahead.tokens, *allowed)
         return list(ahead.tokens[len(self.tokens) :])
 
-    def spelled(self) -> list[int]:
-        return list(self._spelled(self.tokens))
+    def canonical(self) -> list[int]:
+        return list(self._canonical(self.tokens))
 
     def fork(self) -> "ToyCursor":
         return copy(self)
