@@ -1,6 +1,5 @@
 """What goes between one of our heads and a checkpoint of another format."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from paceline.atomic import write_json
 from paceline.errors import CorruptModel, DrafterMismatch, SettingError, UnknownModel, short
 from paceline.heads.base import Pieces, Shape
 from paceline.heads.calibration import Calibration
@@ -178,11 +178,9 @@ def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> Non
         for name, tensor in output.tensors.items()
     }
     save_file(tensors, out / SINGLE, metadata={"format": "pt"})
-    write_json(out / CONFIG, {**output.config, "dtype": str(dtype).removeprefix("torch.")})
-
-
-def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(
+        out / CONFIG, {**output.config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, ascii=False
+    )
 
 
 def require_new(out: Path) -> None:

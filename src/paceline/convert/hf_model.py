@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from paceline.atomic import replacing, write_json
 from paceline.convert.export import Dtype, known_word
-from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new, write_json
+from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new
 from paceline.errors import SettingError, UnknownArchitecture
 from paceline.target.weights.hf_folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
 from paceline.target.weights.model_config import ModelConfig, Rope
@@ -66,10 +67,9 @@ def write_model(
     else:
         _write_description(source, folder, shape, tensors, name)
     stored = {n: tensor.to("cpu", dtype).contiguous() for n, tensor in _named(shape, tensors)}
-    beside = folder / f"{SINGLE}.new"
-    save_file(stored, beside, {"format": "pt"})
-    beside.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
-    beside.replace(folder / SINGLE)
+    with replacing(folder / SINGLE) as fresh:
+        save_file(stored, fresh, {"format": "pt"})
+        fresh.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
 
 
 def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -89,7 +89,12 @@ def _copy_description(source: Path, folder: Path, dtype: str) -> None:
     if isinstance(text, dict):  # a vision tower stands beside it, which is not trained and not kept
         config = {**text, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     dropped = ("torch_dtype", "quantization_config")
-    write_json(folder / CONFIG, {k: v for k, v in config.items() if k not in dropped} | {"dtype": dtype})
+    write_json(
+        folder / CONFIG,
+        {k: v for k, v in config.items() if k not in dropped} | {"dtype": dtype},
+        indent=2,
+        ascii=False,
+    )
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -105,9 +110,9 @@ def _write_description(
     ends: dict[str, int | list[int]] = {"eos_token_id": sorted(tokenizer.eos_ids)}
     if tokenizer.bos_id is not None:
         ends["bos_token_id"] = tokenizer.bos_id
-    write_json(folder / CONFIG, config_of(shape, tensors, dtype, ends))
-    write_json(folder / "generation_config.json", ends)
-    write_json(folder / "tokenizer.json", _tokenizer(tokenizer))
+    write_json(folder / CONFIG, config_of(shape, tensors, dtype, ends), indent=2, ascii=False)
+    write_json(folder / "generation_config.json", ends, indent=2, ascii=False)
+    write_json(folder / "tokenizer.json", _tokenizer(tokenizer), indent=2, ascii=False)
     about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": tokenizer.adds_bos,
@@ -117,7 +122,7 @@ def _write_description(
     }
     if template := tokenizer.templates.get("default"):
         about["chat_template"] = template
-    write_json(folder / "tokenizer_config.json", about)
+    write_json(folder / "tokenizer_config.json", about, indent=2, ascii=False)
 
 
 def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:

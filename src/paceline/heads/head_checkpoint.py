@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
+from paceline.atomic import write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.base import DraftHead, Shape, TargetEmbeddings
 from paceline.heads.calibration import Calibration
@@ -105,13 +106,12 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
     stored = packed(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
-    write_whole(folder / WEIGHTS, encoded(stored))
+    write_bytes(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
 
 
 def save_card(folder: Path, card: Card) -> None:
-    table = {"format": FORMAT, **asdict(card)}
-    write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
+    write_json(folder / CARD, {"format": FORMAT, **asdict(card)}, indent=1)
 
 
 def load(folder: Path, pieces: TargetEmbeddings) -> Loaded:
@@ -224,10 +224,3 @@ def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
 
 def _damaged(name: str, what: str) -> CorruptModel:
     return CorruptModel(f"{name} is damaged: {what}; fetch or train it again")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """What was there before stays until the new is whole."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(content)
-    beside.replace(path)

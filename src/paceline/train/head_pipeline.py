@@ -11,12 +11,13 @@ from typing import Any, Final
 import torch
 
 from paceline import hub
+from paceline.atomic import write_json
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card, write_whole
+from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card
 from paceline.loading import fingerprint_of
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
@@ -165,7 +166,7 @@ def answers_in(
         "unanswered": made.unanswered,
     }
     made.answers.save(file)
-    write_whole(notes, json.dumps({**told, ASKED: asked}).encode())
+    write_json(notes, {**told, ASKED: asked})
     return made.answers, told
 
 

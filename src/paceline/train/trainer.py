@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from paceline.atomic import remove_unfinished, replacing
 from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
@@ -165,9 +166,8 @@ class _Run:
             "weights": {name: weight.detach() for name, weight in self._learner.weights.items()},
             "optimizers": self._learner.optimizers.state(),
         }
-        beside = self._path.with_name(self._path.name + ".new")
-        torch.save(state, beside)
-        beside.replace(self._path)
+        with replacing(self._path) as fresh:
+            torch.save(state, fresh)
 
     def _identity(self) -> dict[str, Any]:
         """How long it may take and how much it does at once can change while it is interrupted."""
@@ -175,7 +175,10 @@ class _Run:
         return {**asdict(same), **self._learner.identity}
 
     def _resume(self) -> None:
-        if self._path is None or not self._path.exists():
+        if self._path is None:
+            return
+        remove_unfinished(self._path)
+        if not self._path.exists():
             return
         state = _read(self._path, self._learner.device)
         if state["identity"] != self._identity():
