@@ -95,7 +95,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(path)
         heads = read_trained(found, path)
         self.target = load_target(path, config)
-        beside = drafters_beside(self.target, heads, path, config)
+        beside = drafters_beside(self.target, heads, config)
         self.drafters |= {drafter.name: drafter for drafter in beside}
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
