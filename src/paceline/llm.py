@@ -19,7 +19,7 @@ from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, short
-from paceline.heads.registry import KINDS
+from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import (
     Name,
     Trained,
@@ -252,7 +252,7 @@ class LLM:
         for name in spec.drafters:
             if name not in known:
                 hint = ": give a draft_model" if name == "model" else ""
-                hint = ": give a trained one" if name in KINDS else hint
+                hint = ": give a trained one" if name in HEAD_TYPES else hint
                 raise SettingError(
                     f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
                 )

@@ -12,8 +12,8 @@ from torch_cases import VOCAB
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
-from paceline.heads.base import Pieces
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, load, read_card, save
+from paceline.heads.base import DenseTargetEmbeddings
+from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, load, read_card, save
 from paceline.trace.online import RefreshJob, TrainingSample
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
@@ -133,7 +133,7 @@ def test_what_is_made_serves_only_once_the_server_says_so(root: Path) -> None:
 def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[Path] = []
 
-    def counted(folder: Path, pieces: Pieces) -> Loaded:
+    def counted(folder: Path, pieces: DenseTargetEmbeddings) -> LoadedHead:
         loads.append(folder)
         return load(folder, pieces)
 

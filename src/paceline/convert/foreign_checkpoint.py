@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.atomic import write_json
 from paceline.errors import CorruptModel, DrafterMismatch, SettingError, UnknownModel, short
-from paceline.heads.base import Pieces, Shape
+from paceline.heads.base import DenseTargetEmbeddings, HeadConfig
 from paceline.heads.calibration import Calibration
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
@@ -35,7 +35,7 @@ class TargetModel:
 
     name: str
     shape: ModelConfig
-    embeddings: Pieces  # float32
+    embeddings: DenseTargetEmbeddings  # float32
 
     @classmethod
     def open(cls, path: Path) -> "TargetModel":
@@ -88,7 +88,7 @@ class ImportedHead:
     """A checkpoint as a head of ours."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     draft_ids: Tensor  # ascending
     weights: Mapping[str, Tensor]  # of the net
     calibration: Calibration | None = None

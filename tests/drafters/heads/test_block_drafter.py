@@ -22,7 +22,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.runner import Place, TorchBlock
+from paceline.heads.runner import ChainStart, TorchBlock
 from paceline.sampling import Floats, History, distribution
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
@@ -313,7 +313,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     runner, looks = TorchBlock(net), list[int]()
     look = runner.look
 
-    def counted(places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def counted(places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         looks.append(len(places))
         return look(places)
 
