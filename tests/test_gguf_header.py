@@ -3,8 +3,8 @@ from pathlib import Path
 
 import gguf
 import pytest
-import tiny_gguf
-from tiny_gguf import VOCAB
+from support import tiny_gguf
+from support.tiny_gguf import VOCAB
 
 from paceline.errors import CorruptModel, UnknownModel
 from paceline.gguf_header import read_header

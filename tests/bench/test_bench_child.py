@@ -3,13 +3,13 @@
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support import SUPPORT
 
 from bench.peers.child import Child, PeerFailed
 
-FAKE = Path(__file__).parent / "fake_driver.py"
+FAKE = SUPPORT / "fake_driver.py"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import SUPPORT
 
 from bench.compare import Comparison, Outcome, Plan
 from bench.peers.pool import Pool
@@ -14,7 +15,7 @@ from bench.peers.wire import Answer
 from bench.rows import FIELDS, rows
 from bench.workload import Prompt
 
-FAKE = Path(__file__).parent / "fake_driver.py"
+FAKE = SUPPORT / "fake_driver.py"
 
 
 class FakeBuild(Build):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fails, run
+from support.commands import fails, run
 
 from paceline import hub
 

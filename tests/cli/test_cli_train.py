@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import fails, run
-from saved_heads import save_untrained
+from support.commands import fails, run
+from support.saved_heads import save_untrained
 
 from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free

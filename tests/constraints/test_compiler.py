@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cursors import after, allowed, row_of, said, tokenizer_with
+from support.cursors import after, allowed, row_of, said, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, check, compiler
 from paceline.constraints.compiler import _Kept

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cursors import after, random_token, row_of, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cursors import after, random_token, row_of, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Triggered, compiler
 from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, masks, words

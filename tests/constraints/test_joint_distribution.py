@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from small import small_tokenizer
+from support.small import small_tokenizer
 
 from paceline.constraints import Compiler, Regex
 from paceline.constraints.draft_masks import Masks, masks

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
-from legal_walks import CLOSING, all_parse, legal_texts, walked
 from pydantic import (
     UUID4,
     AwareDatetime,
@@ -26,6 +25,7 @@ from pydantic import (
     field_validator,
 )
 from pydantic.dataclasses import dataclass
+from support.legal_walks import CLOSING, all_parse, legal_texts, walked
 from typing_extensions import TypedDict  # that of typing serves Pydantic from Python 3.12 on
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Output, Regex, output

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from cursors import after, tokenizer_with
+from support.cursors import after, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, OutputSpec, Regex, Triggered
 from paceline.constraints.match import fits

@@ -1,7 +1,7 @@
 """What may come depends on the text alone, not on drafts that were tried before and taken back."""
 
 import numpy as np
-from small import small_tokenizer
+from support.small import small_tokenizer
 
 from paceline.constraints import Compiler, Lark
 from paceline.types import Cursor

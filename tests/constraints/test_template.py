@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from legal_walks import CLOSING, byte_cursor, legal_texts, walked
 from pydantic import BaseModel, Field
+from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Template, Triggered, output
 from paceline.constraints.compiler import check

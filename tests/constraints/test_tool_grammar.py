@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from legal_walks import legal_texts
+from support.legal_walks import legal_texts
 
 from paceline.constraints import Constraint, Triggered, tool_calls
 from paceline.constraints.json_schema import closed

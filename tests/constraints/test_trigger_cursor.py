@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, tool_calls
 from paceline.constraints.draft_masks import masks, words

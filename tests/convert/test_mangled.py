@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
 from hypothesis import given
 from hypothesis import strategies as st
-from published import Eagle3, Eagle3Config, medusa_heads
 from safetensors.torch import save_file
-from tiny_heads import random_net, said
+from support.exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
+from support.published import Eagle3, Eagle3Config, medusa_heads
+from support.tiny_heads import random_net, said
+from support.torch_cases import VOCAB
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, import_
 from paceline.convert.foreign_checkpoint import Target

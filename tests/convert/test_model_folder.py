@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 from torch import Tensor
-from torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.convert import export_model
 from paceline.convert.foreign_checkpoint import ARCHITECTURES

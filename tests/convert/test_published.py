@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from published import Eagle3, Eagle3Config, medusa_heads, shaken
 from safetensors.torch import save_file
+from support.published import Eagle3, Eagle3Config, medusa_heads, shaken
 from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig

@@ -6,7 +6,7 @@ A drafter that guessed nothing would pass every other test.
 from collections.abc import Callable, Iterator
 
 import pytest
-from agent_text import Turn, conversation, edited_code, encode, shuffled
+from support.agent_text import Turn, conversation, edited_code, encode, shuffled
 
 from paceline.advise.replay import ReplayStats, follow, replay
 from paceline.drafters.drafter_list import DrafterList

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar

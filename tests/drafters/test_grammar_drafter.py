@@ -1,6 +1,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import permits, random_rules, sentence
+from support.toy_grammar import permits, random_rules, sentence
 
 from paceline.drafters import model_free
 from paceline.drafters.grammar import SPELLED, Grammar

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.support.grammar_filter import legal, walk
 from paceline.testing import ToyCursor

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.toy_grammar import sentence
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_grammar import sentence
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.recycle import Recycle, RecycleSettings

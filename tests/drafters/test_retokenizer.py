@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.two_tokenizers import PASSAGE, pair
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
-from two_tokenizers import PASSAGE, pair
 
 from paceline.drafters.draft_model.exact_encoder import Spelling, without_cut_letter
 from paceline.drafters.draft_model.retokenizer import REACH, Transcript, common

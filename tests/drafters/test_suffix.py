@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import sentence
+from support.toy_grammar import sentence
 
 from paceline.advise.replay import replay
 from paceline.config import SpecConfig

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair, tokenizer
+from support.two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter, drafter_for

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from two_tokenizers import tokenizer
+from support.two_tokenizers import tokenizer
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter

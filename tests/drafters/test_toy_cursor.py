@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toy_grammar import sentence
+from support.toy_grammar import sentence
 
 from paceline.testing import ToyCursor
 from paceline.types import Cursor

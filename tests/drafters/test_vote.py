@@ -3,7 +3,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.suffix import vote
 from paceline.drafters.suffix.index import SEPARATOR, Match

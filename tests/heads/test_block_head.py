@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model
+from support.tiny_heads import own, random_net, said, tiny_model
+from support.torch_cases import VOCAB
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.heads.block import BlockHead
 from paceline.heads.block_loss import guesses

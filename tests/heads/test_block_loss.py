@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import own, random_net, said, tiny_model
+from support.tiny_heads import own, random_net, said, tiny_model
 
 from paceline.heads.block_loss import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
 from paceline.heads.teach import TrainBatch, wishes

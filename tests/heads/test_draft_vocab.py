@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
-from tiny_heads import random_net
+from support.head_cases import MODEL, eagle_net, medusa_net
+from support.tiny_heads import random_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words

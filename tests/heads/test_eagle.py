@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
+from support.head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
 from torch import Tensor
 
 from paceline.heads.eagle import EagleHead

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
+from support.head_cases import MODEL, eagle_net, medusa_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save

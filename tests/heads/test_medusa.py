@@ -1,7 +1,7 @@
 """Medusa heads: what they begin with, and that they can learn."""
 
 import torch
-from head_cases import MODEL, a_lesson, largest_kept, medusa_net
+from support.head_cases import MODEL, a_lesson, largest_kept, medusa_net
 
 from paceline.heads.medusa import medusa_loss
 

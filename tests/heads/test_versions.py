@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import random_net, tiny_model
+from support.tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, SettingError, UnknownModel
 from paceline.heads import versions

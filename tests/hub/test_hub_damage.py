@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import CATALOGUE, pull, resolve

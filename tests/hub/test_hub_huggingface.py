@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_wheels import sha
+from support.fake_wheels import sha
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import huggingface, installed, pull, resolve

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_wheels import CONTENT, shop, tiny_model
+from support.fake_wheels import CONTENT, shop, tiny_model
 
 from paceline.errors import PullError
 from paceline.hub import pull

@@ -8,9 +8,9 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import pytest
-from fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 
 from paceline.atomic import read_json
 from paceline.errors import PacelineError, PullError, UnknownModel

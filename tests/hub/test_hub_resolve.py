@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from fake_wheels import Shelf, shop, tiny_model
+from support.fake_wheels import Shelf, shop, tiny_model
 
 from paceline.atomic import sha256
 from paceline.errors import UnknownModel

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scarce
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import scarce
 
 from paceline import native_build
 from paceline.config import SamplingParams

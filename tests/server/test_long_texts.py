@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running
+from support.running import Running
 
 from paceline.text import Tokenizer
 

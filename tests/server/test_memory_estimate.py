@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_net, tiny_model
+from support.tiny_heads import random_net, tiny_model
 
 from paceline.config import LearnConfig
 from paceline.heads.head_checkpoint import WEIGHTS, Card, save

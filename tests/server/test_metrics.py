@@ -6,9 +6,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from metric_cases import run, samples, some_metrics, total, value
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+from support.metric_cases import run, samples, some_metrics, total, value
 
 from paceline.drafters import model_free
 from paceline.server.telemetry import metrics as module

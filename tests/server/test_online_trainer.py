@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pupils import state
-from running import Running, running, until
+from support.pupils import state
+from support.running import Running, running, until
 
 from paceline.cli import main
 from paceline.config import EngineConfig, LearnConfig

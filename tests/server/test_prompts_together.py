@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Completion
-from running import Running, running, until
+from support.running import Running, running, until
 
 from paceline import EngineConfig
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from running import until
-from tiny_heads import random_net, tiny_model
+from support.running import until
+from support.tiny_heads import random_net, tiny_model
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters import model_free

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from running import Running, running
+from support.running import Running, running
 
 from paceline.web import api_keys
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pupils import state
-from running import until
+from support import TESTS
+from support.pupils import state
+from support.running import until
 
 from paceline.config import EngineConfig
 from paceline.server.online.process import TrainerProcess
@@ -101,10 +102,10 @@ aside.main(int(sys.argv[1]))
 """
 SERVES = """
 import os, signal, sys
-sys.path.append({here!r})
-from paceline.server.online.process import Pupil
-from pupils import state
-pupil = Pupil({job!r}, (sys.executable, "-c", {stays!r}))
+sys.path.append({tests!r})
+from paceline.server.online.process import TrainerProcess
+from support.pupils import state
+pupil = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
 while not pupil.told(): pass
 if {paused}: pupil.pause()
 while {paused} and state(pupil.pid) != "T": pass
@@ -122,7 +123,7 @@ sys.stdin.read()
 
 def serves(paused: bool) -> str:
     job = RefreshJob("m", (), EngineConfig(), ()).encode()
-    return SERVES.format(here=str(Path(__file__).parent), job=job, stays=STAYS, paused=paused)
+    return SERVES.format(tests=str(TESTS), job=job, stays=STAYS, paused=paused)
 
 
 @pytest.mark.parametrize("paused", [True, False])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_net, tiny_model
+from support.tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel
 from paceline.heads import versions

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from torch_cases import CONFIG, random_weights
+from support.torch_cases import CONFIG, random_weights
 
 from paceline.config import EngineConfig
 from paceline.target import cost

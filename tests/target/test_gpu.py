@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch_cases import open_with, random_weights, rows_in_one_pass, rows_one_by_one, some_tokens
+from support.torch_cases import open_with, random_weights, rows_in_one_pass, rows_one_by_one, some_tokens
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free

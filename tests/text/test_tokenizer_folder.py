@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_cases import (
+from support.text_cases import (
     CORPUS,
     byte_level_facts,
     byte_level_vocabulary,

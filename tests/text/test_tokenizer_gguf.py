@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from text_cases import (
+from support.text_cases import (
     CORPUS,
     byte_level_facts,
     byte_level_vocabulary,

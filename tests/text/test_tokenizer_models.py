@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from text_cases import CORPUS, texts
+from support.text_cases import CORPUS, texts
 from tokenizers import AddedToken, pre_tokenizers
 from transformers import GemmaTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer

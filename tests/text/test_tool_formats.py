@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from text_cases import byte_level_facts, write_gguf
+from support.text_cases import byte_level_facts, write_gguf
 
 from paceline.text import (
     FORMATS,

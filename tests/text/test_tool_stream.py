@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
+from support.tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 from paceline.text import (
     FORMATS,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from trace_cases import a_request
+from support.trace_cases import a_request
 
 from paceline.errors import StoreError
 from paceline.trace import recorder as recorder_module

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair
+from support.two_tokenizers import PASSAGE, Reader, pair
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import drafter_for

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import tiny_weights
+from support.tiny_heads import tiny_weights
+from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights

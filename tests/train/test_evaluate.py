@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
+from support.tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockHead

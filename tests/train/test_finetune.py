@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_heads import PROMPT, batches, tiny_model, tiny_weights
+from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 from torch import Tensor
 
 from paceline.errors import CorruptModel, SettingError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
+from support.killed_once import (
     ASKED,
     HELD_OUT,
     TOWNS,
@@ -16,8 +16,8 @@ from killed_once import (
     killed_once,
     talks,
 )
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig

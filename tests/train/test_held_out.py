@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talk import called, record, result, said, user, write
+from support.talk import called, record, result, said, user, write
 
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from head_cases import a_lesson, medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import PROMPT, own, random_net, said, tiny_model
+from support.head_cases import a_lesson, medusa_net
+from support.tiny_heads import PROMPT, own, random_net, said, tiny_model
 
 from paceline.config import LearnConfig
 from paceline.heads.block_loss import pick_anchors

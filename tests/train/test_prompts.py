@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talk import WEATHER, called, record, result, said, user, write
+from support.talk import WEATHER, called, record, result, said, user, write
 
 from paceline.errors import DataError, SettingError, StoreError
 from paceline.text import Tokenizer

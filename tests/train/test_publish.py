@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
+from support.tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.calibration import Calibration

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_heads import PROMPT, said, tiny_config, tiny_model
-from torch_cases import VOCAB
+from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
+from support.torch_cases import VOCAB
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_cases import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
+from support.torch_cases import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.engine.control import Fixed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from talk import called, record, user, write
+from support.talk import called, record, user, write
 
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer

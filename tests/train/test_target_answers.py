@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from talk import called, record, result, said, user, write
+from support.talk import called, record, result, said, user, write
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load

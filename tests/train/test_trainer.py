@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.torch_cases import VOCAB
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, SettingError

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running, running
+from support.running import Running, running
 
 from paceline.trace.store import Store
 

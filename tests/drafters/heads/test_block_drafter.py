@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.torch_cases import CONFIG, VOCAB
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar

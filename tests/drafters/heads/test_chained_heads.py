@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
-from tiny_heads import said, tiny_weights
+from support.head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
+from support.tiny_heads import said, tiny_weights
+from support.torch_cases import CONFIG, VOCAB
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.constraints.draft_masks import Masks

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from support.torch_cases import CONFIG, random_weights
 from torch import Tensor
-from torch_cases import CONFIG, random_weights
 
 from paceline.target.eager.attention import KEY_TILE, Heads, attend
 from paceline.target.eager.decoder import Decoder

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.torch_cases import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.rope import RopeTable, frequencies, rotate

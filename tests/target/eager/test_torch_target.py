@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
-from torch_cases import (
+from support.torch_cases import (
     CONFIG,
     VOCAB,
     feed_draft,
@@ -14,6 +13,7 @@ from torch_cases import (
     rows_one_by_one,
     some_tokens,
 )
+from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.errors import CacheFull, PromptTooLong, SettingError

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
+from support.kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 from paceline.errors import CacheFull
 from paceline.target.kv.block_table import FreeRuns

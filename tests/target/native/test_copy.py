@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import SIZES, tiny_model, wanted_path
-from torch_cases import open_with, some_tokens
+from support.native_cases import SIZES, tiny_model, wanted_path
+from support.torch_cases import open_with, some_tokens
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from native_cases import SIZES, sized, tiny_model
-from packed_cases import built
-from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
+from support import tiny_gguf
+from support.native_cases import SIZES, sized, tiny_model
+from support.packed_cases import built
+from support.torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import SettingError

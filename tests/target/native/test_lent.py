@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_cases import a_text
-from native_cases import native_target, tiny_model
-from packed_cases import KINDS as ENCODINGS
+from support.block_cases import a_text
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import KINDS as ENCODINGS
 
 from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import (
+from support.block_cases import (
     SHAPES,
     a_net,
     a_target,
@@ -19,7 +19,7 @@ from block_cases import (
     rows_of,
     some_hidden,
 )
-from packed_cases import every_path, runnable
+from support.packed_cases import every_path, runnable
 from torch import Tensor
 
 from paceline.config import SamplingParams

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from block_cases import a_target, a_team, a_trained_net, beside, its_words
-from torch_cases import CONFIG
+from support.block_cases import a_target, a_team, a_trained_net, beside, its_words
+from support.torch_cases import CONFIG
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter

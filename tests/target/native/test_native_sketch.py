@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import sketch_checks as checks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import SIZES, native_target, tiny_model
-from torch_cases import open_with, some_layers, some_tokens
+from support import sketch_checks as checks
+from support.native_cases import SIZES, native_target, tiny_model
+from support.torch_cases import open_with, some_layers, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.native.layout import Layout

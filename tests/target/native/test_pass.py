@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from float_reference import FloatReference
-from native_cases import SIZES, native_target, sized, tiny_model
-from packed_cases import KINDS, Doubles, every_path
-from torch_cases import save_reference, some_tokens
+from support.float_reference import FloatReference
+from support.native_cases import SIZES, native_target, sized, tiny_model
+from support.packed_cases import KINDS, Doubles, every_path
+from support.torch_cases import save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.target import TorchTarget

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_cases import (
+from support.packed_cases import (
     HALVES,
     KINDS,
     Bytes,

@@ -4,10 +4,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 from numpy.typing import NDArray
-from tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
+from support import tiny_gguf
+from support.tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
 
 from paceline.errors import CorruptModel, ModelError, UnknownArchitecture
 from paceline.target.weights.dequant import ENCODINGS

@@ -4,11 +4,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny_gguf
 
 from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownModel
 from paceline.target.weights.gguf import open_gguf
