@@ -93,12 +93,12 @@ def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STAYS = """
 import sys, time
-from paceline.train import aside, refresh
+from paceline.train.online import process_main, refresh
 def run(*_):
     print("{}", flush=True)
     time.sleep(300)
 refresh.run = run
-aside.main(int(sys.argv[1]))
+process_main.main(int(sys.argv[1]))
 """
 SERVES = """
 import os, signal, sys
