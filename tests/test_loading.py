@@ -103,12 +103,12 @@ def test_one_can_take_the_place_of_another_between_passes(
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
     heads = read_trained(find_trained([folders[kind]]), smollm2_path)
-    (new,) = drafters_beside(llm.target, heads, smollm2_path, CONFIG)
+    (new,) = drafters_beside(llm.target, heads, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]
     asked = len(rounds)
-    llm.exchange(new)
+    llm.replace_drafter(new)
     while llm.engine.busy:
         rounds += llm.engine.step()
     assert tuple(running.output) == plain.token_ids

@@ -123,7 +123,7 @@ def test_the_mask_after_the_stop_token_is_never_made() -> None:
     for tokens in ([A, B, C], [A, END]):
         cursor = after(COMPILER, Regex("a(bc)?"), tokens)
         assert cursor.finished
-        assert cursor.forced() == cursor.spelled() == []
+        assert cursor.forced() == cursor.canonical() == []
         assert not cursor.advance(A)
         assert not cursor.advance(END)
         with pytest.raises(AssertionError, match="nothing can follow"):
@@ -271,7 +271,7 @@ def test_guesses_where_the_grammar_fails_are_none(monkeypatch: pytest.MonkeyPatc
     cursor = Compiler(TOKENIZER, VOCAB).cursor(HARD)
     first_error(cursor)
     assert cursor.forced() == []
-    assert cursor.spelled() == []
+    assert cursor.canonical() == []
 
 
 SCHEMA = {

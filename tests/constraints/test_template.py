@@ -207,12 +207,12 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
 def test_fixed_text_is_certain(compiler: Compiler, tokenizer: Tokenizer) -> None:
     """As soon as it has begun, or where the hole before it can only end."""
     cursor = compiler.cursor(ORDER)
-    certain = {"": tokenizer.decode(cursor.spelled())}
+    certain = {"": tokenizer.decode(cursor.canonical())}
     text = ""
     for token in tokenizer.encode(FILLED, special=False):
         assert cursor.advance(token)
         text += tokenizer.decode([token])
-        certain[text] = tokenizer.decode(cursor.spelled())
+        certain[text] = tokenizer.decode(cursor.canonical())
         assert certain[text].startswith(tokenizer.decode(cursor.forced()))
     assert cursor.finished
     assert certain[""] == "Dear "

@@ -47,7 +47,7 @@ def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
     cursor = after(COMPILER, THINKING, letters("hm, [ or <think> {? "))
     assert everything(cursor)
     assert not cursor.finished
-    assert cursor.forced() == cursor.spelled() == []
+    assert cursor.forced() == cursor.canonical() == []
     for token in letters("</think"):
         assert cursor.advance(token)
     assert shut(cursor) == {ID[">x"], ID["><"], ID["x</think>"], END}

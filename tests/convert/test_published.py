@@ -117,7 +117,7 @@ def test_eagle3(
     drafter = EagleDrafter(net)
     seq, seen = read.seen(net.shape.taps)
     drafter.begin(seq)
-    drafter.read([seen])
+    drafter.on_hidden([seen])
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
     ids = torch.arange(500) + theirs.d2t
     for step, wanted in enumerate(logits):
@@ -141,7 +141,7 @@ def test_medusa(layers: int, read: Read, tmp_path: Path) -> None:
     drafter = MedusaDrafter(net)
     seq, seen = read.seen(net.shape.taps)
     drafter.begin(seq)
-    drafter.read([seen])
+    drafter.on_hidden([seen])
     draft = drafter.draft([Ask(seq, 3)])[0]
     with torch.no_grad():
         wanted = torch.stack([head(read.final[-1]) for head in theirs])

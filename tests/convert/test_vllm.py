@@ -127,7 +127,9 @@ def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
         read, anchor = 0, len(prompt)
         while rest := text.tokens[anchor + 1 :]:
             seq.tokens[:] = text.tokens[: anchor + 1]
-            drafter.read([HiddenRows(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})])
+            drafter.on_hidden(
+                [HiddenRows(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})]
+            )
             said = list(drafter.draft([Ask(seq, GUESSES)])[0].tokens)
             drafts[-1].append(said)
             agree = [a == b for a, b in zip(said, rest, strict=False)]

@@ -198,7 +198,7 @@ def test_a_gauge_that_cannot_be_read_spoils_no_other() -> None:
 def test_names_from_outside_make_no_labels() -> None:
     metrics = some_metrics()
     for i in range(50):
-        draft = Draft((1,), None, (f"drafter{i}",), refused=(f"drafter{i}",) * 2)
+        draft = Draft((1,), None, (f"drafter{i}",), rejected_sources=(f"drafter{i}",) * 2)
         metrics.route_of(f"s{i}", f"route{i}")
         metrics.round(Round(f"s{i}", 0, (), draft, (0,), (1, 2), 1, 1, 2, 1, 1))
         metrics.refused(f"reason{i}")

@@ -54,8 +54,8 @@ def in_service(drafter: BlockDrafter) -> float:
 class OneLate(BlockDrafter):
     """Wrong: takes every row for that of the position after it."""
 
-    def read(self, seen: list[HiddenRows]) -> None:  # type: ignore[override]
-        super().read([replace(s, start=s.start + 1) for s in seen])
+    def on_hidden(self, hidden_rows: list[HiddenRows]) -> None:  # type: ignore[override]
+        super().on_hidden([replace(s, start=s.start + 1) for s in hidden_rows])
 
     def _ready(self, ask: object) -> bool:
         return True

@@ -176,7 +176,7 @@ def a_text(drafter: Drafter, seq: Seq) -> None:
     drafter.begin(seq)
     for first, stop in ((0, 7), (7, len(seq.tokens) - 1)):
         part = {tap: rows[0, first:stop] for tap, rows in hidden.items()}
-        drafter.read([HiddenRows(seq, first, part)])
+        drafter.on_hidden([HiddenRows(seq, first, part)])
 
 
 def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, length: int = 20) -> Seq:

@@ -19,12 +19,12 @@ sys.path[:0] = [{str(TESTS)!r}]
 from pathlib import Path
 from support.block_cases import SHAPES, a_net, a_text, beside
 from support.native_cases import native_target, tiny_model
-from paceline.target.native import native_block
+from paceline.target.native import block_head
 from paceline.target.native.int8_weights import DenseWeights
 from paceline.types import Feed, Seq
 
-shape, room = SHAPES["odd"], native_block.room_for
-native_block.room_for = lambda weights: room(weights) + ({MB} << 20)
+shape, room = SHAPES["odd"], block_head.room_for
+block_head.room_for = lambda weights: room(weights) + ({MB} << 20)
 DenseWeights.used = property(lambda self: len(self._data))
 target = native_target(tiny_model(Path(sys.argv[1])), threads=2)
 runner = beside(a_net(shape), target.team)
