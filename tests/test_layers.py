@@ -111,7 +111,7 @@ def test_a_bare_gpu_machine_can_make_answers_and_train_on_them() -> None:
         "data.rollout",
         "data.text_kind",
         "train_decoder",
-        "loop",
+        "trainer",
         "evaluate",
         "publish",
     )

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
-from support.saved_heads import save_untrained
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
-from paceline.heads.kinds import KINDS
 from paceline.heads.local_heads import drafter_path, kept_here
+from paceline.heads.registry import KINDS
 from paceline.loading import drafters_beside, find_trained, read_trained
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
+from support import SUPPORT
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 

@@ -19,7 +19,7 @@ from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, short
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.loading import (
     Name,
     Trained,

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support import SUPPORT
 
 from bench.peers.child import Child, PeerFailed
+from support import SUPPORT
 
 FAKE = SUPPORT / "fake_driver.py"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SUPPORT
 
 from bench.compare import Comparison, Outcome, Plan
 from bench.peers.pool import Pool
@@ -14,6 +13,7 @@ from bench.peers.systems import Build, Entry
 from bench.peers.wire import Answer
 from bench.rows import FIELDS, rows
 from bench.workload import Prompt
+from support import SUPPORT
 
 FAKE = SUPPORT / "fake_driver.py"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from support.commands import fails, run
 
 ASK = ["generate", "--model", "smollm2-135m", "--max-tokens", "40", "--seed", "1", "--prompt", "Oslo is"]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SUPPORT
-from support.hostile import CASES
 
 from paceline.constraints.grammars import MAX_BYTES
+from support import SUPPORT
+from support.hostile import CASES
 
 pytestmark = pytest.mark.model
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cursors import after, random_token, row_of, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Triggered, compiler
 from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, masks, words
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Bits, Cursor, Draft
+from support.cursors import after, random_token, row_of, tokenizer_with
 
 TOKENIZER = tokenizer_with(["ab", "bc", "abc", "ca", "aa", '["', '"]', '", "'])
 VOCAB = TOKENIZER.vocab_size

@@ -25,7 +25,6 @@ from pydantic import (
     field_validator,
 )
 from pydantic.dataclasses import dataclass
-from support.legal_walks import CLOSING, all_parse, legal_texts, walked
 from typing_extensions import TypedDict  # that of typing serves Pydantic from Python 3.12 on
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Output, Regex, output
@@ -34,6 +33,7 @@ from paceline.constraints.match import fits
 from paceline.constraints.pydantic_schema import FORMATS
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.legal_walks import CLOSING, all_parse, legal_texts, walked
 
 
 class Cat(BaseModel):

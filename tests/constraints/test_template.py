@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
-from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Template, Triggered, output
 from paceline.constraints.compiler import check
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked
 
 ORDER = Template(
     "Dear {name},\nyour order {id} of {n} items is {state}.",

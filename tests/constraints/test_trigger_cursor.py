@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, tool_calls
 from paceline.constraints.draft_masks import masks, words
@@ -15,6 +14,7 @@ from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
 from paceline.text.tool_calls.formats import FORMATS
 from paceline.types import ROOT, Cursor, Draft
+from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 EXTRA = ["</", "think", "</think", ">[", ">x", ">\n[", "x</think>", "k>", "k>[1", ">[1, ", "><"]
 TOKENIZER = tokenizer_with(EXTRA, ["<mark>"])

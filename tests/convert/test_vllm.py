@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from support import SUPPORT
-from support.torch_cases import FAMILIES, save_reference, some_tokens
 from torch import Tensor
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
-from paceline.convert.model_config import config_of
+from paceline.convert.hf_model import config_of
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import TrainBatch
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.evaluate import Recorded
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support import SUPPORT
+from support.torch_cases import FAMILIES, save_reference, some_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 

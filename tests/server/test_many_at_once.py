@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.running import IDLE_S, Running, until
 
 pytestmark = pytest.mark.model

@@ -19,9 +19,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
-from support.running import Running, running
 
 from paceline.server.openai.openapi import document
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 

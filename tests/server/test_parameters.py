@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
+
 from support.running import Running
 
 pytestmark = pytest.mark.model

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
+
 from support import turns
 from support.running import Running
 from support.turns import CITY

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from support.process import COMMAND, MODEL, Process, served
 from support.running import until
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+
 from support.running import Running, running
 from support.saved_heads import save_untrained
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import TESTS
-from support.pupils import state
-from support.running import until
 
 from paceline.config import EngineConfig
 from paceline.server.online.process import TrainerProcess
 from paceline.trace.online import RefreshJob
+from support import TESTS
+from support.pupils import state
+from support.running import until
 
 SPEAKS = """
 import sys, time

@@ -14,9 +14,9 @@ from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
-from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import train
 from support.native_cases import wanted_path
 from support.packed_cases import built
 from support.torch_cases import VOCAB, random_weights

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from paceline.convert.foreign_checkpoint import Target
+from paceline.convert.foreign_checkpoint import TargetModel
 from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
@@ -16,7 +16,7 @@ from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 PIECES = pieces_of(MODEL)
-TARGET = Target("tiny", MODEL.shape, PIECES)
+TARGET = TargetModel("tiny", MODEL.shape, PIECES)
 
 
 def shaken(net: DraftHead, seed: int) -> DraftHead:

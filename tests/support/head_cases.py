@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.heads.base import DraftHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.teach import TrainBatch
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import pieces_of
 from support.tiny_heads import own, said, tiny_model
 from support.torch_cases import VOCAB

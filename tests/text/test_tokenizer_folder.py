@@ -5,6 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
+from transformers.tokenization_utils_base import generate_merges
+
+from paceline.errors import CorruptModel, TextError, UnknownModel
+from paceline.text import Tokenizer
 from support.text_cases import (
     CORPUS,
     byte_level_facts,
@@ -13,13 +20,6 @@ from support.text_cases import (
     sentencepiece_vocabulary,
     write_gguf,
 )
-from tokenizers import AddedToken, processors
-from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
-from transformers.tokenization_utils_base import generate_merges
-
-from paceline.errors import CorruptModel, TextError, UnknownModel
-from paceline.text import Tokenizer
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
 

@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support import TESTS
-from support.trace_cases import a_request, rounds_of
 
 from paceline.errors import StoreError
 from paceline.trace.store import Store, default_url
+from support import TESTS
+from support.trace_cases import a_request, rounds_of
 
 HERE = Path(__file__).parent
 

@@ -5,6 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from paceline import LLM, SpecConfig
+from paceline.config import EngineConfig
+from paceline.convert.hf_model import write_model
+from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.heads.local_heads import DRAFT_CARD
+from paceline.target.weights.reader import load
+from paceline.text import Tokenizer
+from paceline.train.draft_model import finetune as the_trainer
+from paceline.train.draft_model.card import DraftCard, read_draft_card
+from paceline.train.draft_model.finetune import TuneConfig
+from paceline.train.draft_model.pipeline import DraftJob, run
 from support.killed_once import (
     ASKED,
     HELD_OUT,
@@ -19,18 +31,6 @@ from support.killed_once import (
 from support.killed_once import Done as AnyDone
 from support.talk import WEATHER, user
 from support.torch_cases import some_layers
-
-from paceline import LLM, SpecConfig
-from paceline.config import EngineConfig
-from paceline.convert.hf_model import write_model
-from paceline.errors import CorruptModel, SettingError, UnknownModel
-from paceline.heads.local_heads import DRAFT_CARD
-from paceline.target.weights.reader import load
-from paceline.text import Tokenizer
-from paceline.train.draft_model import finetune as the_trainer
-from paceline.train.draft_model.card import DraftCard, read_draft_card
-from paceline.train.draft_model.finetune import TuneConfig
-from paceline.train.draft_model.pipeline import DraftJob, run
 
 pytestmark = pytest.mark.model
 

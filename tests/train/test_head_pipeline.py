@@ -5,6 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from paceline import LLM, SpecConfig
+from paceline.config import EngineConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.errors import SettingError
+from paceline.heads.head_checkpoint import Card, load, read_card
+from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import load as load_weights
+from paceline.text import Tokenizer
+from paceline.train import trainer as the_trainer
+from paceline.train.data.dataset import Answers
+from paceline.train.evaluate import acceptance, recorded, replay
+from paceline.train.head_pipeline import ANSWERS, TrainJob, run
+from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import CHECKPOINT
 from support.killed_once import (
     ASKED,
     HELD_OUT,
@@ -18,22 +34,6 @@ from support.killed_once import (
 )
 from support.killed_once import Done as AnyDone
 from support.talk import WEATHER, user
-
-from paceline import LLM, SpecConfig
-from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError
-from paceline.heads.head_checkpoint import Card, load, read_card
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import load as load_weights
-from paceline.text import Tokenizer
-from paceline.train import loop as the_trainer
-from paceline.train.data.dataset import Answers
-from paceline.train.evaluate import acceptance, recorded, replay
-from paceline.train.head_pipeline import ANSWERS, TrainJob, run
-from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import CHECKPOINT
 
 pytestmark = pytest.mark.model
 

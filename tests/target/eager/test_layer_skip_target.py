@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import sketch_checks as checks
-from support.torch_cases import CONFIG, random_weights, some_layers
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights, layer_share
+from support import sketch_checks as checks
+from support.torch_cases import CONFIG, random_weights, some_layers
 
 LAYERS = 3
 

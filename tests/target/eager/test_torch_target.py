@@ -5,6 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig
+from paceline.errors import CacheFull, PromptTooLong, SettingError
+from paceline.target.base import ModelTarget
+from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.cache import BLOCK
+from paceline.target.weights.pieces import load_pieces
+from paceline.types import NO_DRAFT, Draft, Feed, Seq
 from support.torch_cases import (
     CONFIG,
     VOCAB,
@@ -17,15 +26,6 @@ from support.torch_cases import (
     save_reference,
     some_tokens,
 )
-from torch import Tensor
-
-from paceline.config import EngineConfig
-from paceline.errors import CacheFull, PromptTooLong, SettingError
-from paceline.target.base import ModelTarget
-from paceline.target.eager.target import TorchTarget, placement
-from paceline.target.kv.cache import BLOCK
-from paceline.target.weights.pieces import load_pieces
-from paceline.types import NO_DRAFT, Draft, Feed, Seq
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import tiny_gguf
-from support.native_cases import SIZES, native_target, sized, tiny_model, wanted_path
-from support.row_checks import same, story
 from torch import Tensor
 
 from paceline.paths import home
 from paceline.target import memory
 from paceline.target.native import packing
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.native_cases import SIZES, native_target, sized, tiny_model, wanted_path
+from support.row_checks import same, story
 
 
 @pytest.fixture

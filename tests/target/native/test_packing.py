@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from paceline.target.native import library
+from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.weights.dequant import ENCODINGS
 from support.packed_cases import (
     KINDS,
     Doubles,
@@ -16,10 +20,6 @@ from support.packed_cases import (
     random_blocks,
     up,
 )
-
-from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
-from paceline.target.weights.dequant import ENCODINGS
 
 
 def test_every_encoding_is_covered() -> None:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from paceline.target.weights.dequant import ENCODINGS
 from support.packed_cases import (
     HALVES,
     KINDS,
@@ -21,8 +23,6 @@ from support.packed_cases import (
     runnable,
     without_base,
 )
-
-from paceline.target.weights.dequant import ENCODINGS
 
 BOUND = 2e-6  # some thirty roundings to 24 bits, of sums that run over at most 16 groups
 FIRST = runnable()[0]

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import SUPPORT
 
 from paceline import native_build
 from paceline.errors import NotCompiled
 from paceline.target import hardware
 from paceline.target.native import library
+from support import SUPPORT
 
 LIGHT = ("-O1", "-g1")
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *LIGHT)

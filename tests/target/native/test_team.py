@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support import TESTS
 from support.block_cases import a_team
 from support.native_cases import wanted_path

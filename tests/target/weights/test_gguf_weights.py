@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from support import tiny_gguf
-from support.tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
 
 from paceline.errors import CorruptModel, ModelError, UnknownArchitecture
 from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import load
+from support import tiny_gguf
+from support.tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 

@@ -8,12 +8,12 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import tiny_gguf
 
 from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownModel
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import half_rotation, load
+from support import tiny_gguf
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.kinds import sizes
+from paceline.heads.registry import sizes
 from paceline.heads.runner import (
     Before,
     BlockRunner,
