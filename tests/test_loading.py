@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from saved_heads import save_untrained
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
@@ -17,6 +16,8 @@ from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import drafters_beside, find_trained, read_trained
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
+from support import SUPPORT
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -131,7 +132,7 @@ def test_none_holds_the_targets_embedding_again(
         pytest.skip("the native engine does not run here")
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("this system does not say what a process held at most")
-    script = Path(__file__).with_name("target") / "held_by_drafters.py"
+    script = SUPPORT / "held_by_drafters.py"
     shipped = drafter_path("smollm2-135m-block")
     command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import fails, run
-from saved_heads import save_untrained
 
 from paceline.cli import main
 from paceline.cli.about import DRAFTERS
@@ -19,6 +17,8 @@ from paceline.loading import find_trained
 from paceline.paths import home
 from paceline.server.launch import ServerSettings
 from paceline.train.data.held_out import is_held_out
+from support.commands import fails, run
+from support.saved_heads import save_untrained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.convert import export_model
 from paceline.convert.foreign_checkpoint import ARCHITECTURES
@@ -19,6 +18,7 @@ from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
+from support.torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 hf = pytest.importorskip("transformers")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from published import Eagle3, Eagle3Config, medusa_heads, shaken
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support.published import Eagle3, Eagle3Config, medusa_heads, shaken
 
 pytestmark = pytest.mark.model
 

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import PIECES, TARGET, a_card, an_eagle
-from head_cases import medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_heads import random_net
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, export, import_
 from paceline.convert import export as the_export
@@ -43,6 +39,10 @@ from paceline.target.weights.reader import load as load_weights
 from paceline.train.evaluate import Recorded, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
+from support.exchanged import PIECES, TARGET, a_card, an_eagle
+from support.head_cases import medusa_net
+from support.tiny_heads import random_net
+from support.torch_cases import VOCAB
 
 
 def found(output: OutputCheckpoint) -> SourceCheckpoint:

@@ -5,19 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
-    ASKED,
-    HELD_OUT,
-    TOWNS,
-    ask,
-    check_held_out_is_never_taught,
-    check_it_went_on,
-    copied,
-    killed_once,
-    talks,
-)
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
@@ -34,6 +21,19 @@ from paceline.train.head_pipeline import ANSWERS, TrainJob, run
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import CHECKPOINT
+from support.killed_once import (
+    ASKED,
+    HELD_OUT,
+    TOWNS,
+    ask,
+    check_held_out_is_never_taught,
+    check_it_went_on,
+    copied,
+    killed_once,
+    talks,
+)
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
 
 pytestmark = pytest.mark.model
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
@@ -30,6 +28,8 @@ from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import guesses
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import (
+
+from paceline.config import EngineConfig
+from paceline.errors import CacheFull, PromptTooLong, SettingError
+from paceline.target.base import ModelTarget
+from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.cache import BLOCK
+from paceline.target.weights.pieces import load_pieces
+from paceline.types import NO_DRAFT, Draft, Feed, Seq
+from support.torch_cases import (
     CONFIG,
     VOCAB,
     feed_draft,
@@ -18,14 +26,6 @@ from torch_cases import (
     save_reference,
     some_tokens,
 )
-
-from paceline.config import EngineConfig
-from paceline.errors import CacheFull, PromptTooLong, SettingError
-from paceline.target.base import ModelTarget
-from paceline.target.eager.target import TorchTarget, placement
-from paceline.target.kv.cache import BLOCK
-from paceline.target.weights.pieces import load_pieces
-from paceline.types import NO_DRAFT, Draft, Feed, Seq
 
 
 @pytest.fixture

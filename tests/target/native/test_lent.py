@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_cases import a_text
-from native_cases import native_target, tiny_model
-from packed_cases import KINDS as ENCODINGS
 
 from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
@@ -15,6 +12,9 @@ from paceline.heads.head_checkpoint import Card, StoredHead, read, save
 from paceline.heads.medusa import MedusaConfig, MedusaHead
 from paceline.heads.runner import BlockRunner, ChainStart, TorchBlock
 from paceline.target.weights.pieces import load_pieces
+from support.block_cases import a_text
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import KINDS as ENCODINGS
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
 BLOCK = BlockConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)

@@ -6,20 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import (
-    SHAPES,
-    a_net,
-    a_target,
-    a_team,
-    a_text,
-    all_of,
-    as_float32,
-    beside,
-    native,
-    rows_of,
-    some_hidden,
-)
-from packed_cases import every_path, runnable
 from torch import Tensor
 
 from paceline.config import SamplingParams
@@ -35,6 +21,20 @@ from paceline.heads.runner import (
 )
 from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.native.block_head import NativeBlock, reason_against
+from support.block_cases import (
+    SHAPES,
+    a_net,
+    a_target,
+    a_team,
+    a_text,
+    all_of,
+    as_float32,
+    beside,
+    native,
+    rows_of,
+    some_hidden,
+)
+from support.packed_cases import every_path, runnable
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))

@@ -3,10 +3,7 @@
 from functools import cache
 
 import torch
-from native_cases import wanted_path
-from packed_cases import built
 from torch import Tensor
-from torch_cases import VOCAB, random_weights
 
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
@@ -20,6 +17,9 @@ from paceline.train.data.dataset import Answers
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import train
+from support.native_cases import wanted_path
+from support.packed_cases import built
+from support.torch_cases import VOCAB, random_weights
 
 # Widths that are no multiple of a tile where that is allowed; one KV head, and several.
 SHAPES = {
