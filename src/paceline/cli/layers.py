@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.config import EngineConfig
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
@@ -56,7 +56,7 @@ def _recorded(path: Path, tokenizer: "Tokenizer") -> list[list[int]]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path.name} cannot be read as text: {error}") from None
+        raise UsageError(f"{path.name} cannot be read as text: {error}") from None
     try:
         requests = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError:

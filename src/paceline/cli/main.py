@@ -24,7 +24,7 @@ from paceline.cli.serve import serve
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import PacelineError, SettingError
+from paceline.errors import PacelineError, UsageError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(schema_app, name="schema")
@@ -134,7 +134,7 @@ def generate(
     heads = _heads(trained, drafters, model, config)
     spec = replace(spec, drafters=_names(drafters, draft_model, heads, prediction))
     if prompt == "-" and "-" in (schema, tools):
-        raise SettingError("standard input can be read once: give the prompt or the file another way")
+        raise UsageError("standard input can be read once: give the prompt or the file another way")
     text = sys.stdin.read() if prompt == "-" else prompt
     wanted = answer_options(tools, tool_choice, schema, regex, lark, choice or (), whitespace)  # type: ignore[arg-type]  # checked there
     from paceline.llm import LLM

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex, Whitespace
-from paceline.errors import ConstraintError, SettingError
+from paceline.errors import ConstraintError, UsageError
 
 
 def read_json(path: str) -> Any:
@@ -32,7 +32,7 @@ def read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8 text"
-        raise SettingError(f"cannot read {path}: {reason}") from None
+        raise UsageError(f"cannot read {path}: {reason}") from None
 
 
 def answer_options(
@@ -54,7 +54,7 @@ def answer_options(
     if choice:
         outputs.append(Choice(tuple(choice)))
     if len(outputs) > 1:
-        raise SettingError("--schema, --regex, --lark and --choice exclude one another: give one of them")
+        raise UsageError("--schema, --regex, --lark and --choice exclude one another: give one of them")
     return {
         "tools": _tools(tools),
         "tool_choice": tool_choice,

@@ -9,7 +9,7 @@ import torch
 from paceline.convert import dspark, eagle3
 from paceline.convert.files import require_new, write_folder
 from paceline.convert.foreign_checkpoint import Target, Written
-from paceline.errors import SettingError, UnknownArchitecture
+from paceline.errors import UnknownArchitecture, UsageError
 from paceline.heads.head_checkpoint import Card, load
 
 Format = Literal["speculators"]
@@ -23,7 +23,7 @@ WRITERS: Final[dict[str, Callable[[Any, Card, Target, str], Written]]] = {
 
 def known_word(given: str, known: Any) -> None:
     if given not in get_args(known):
-        raise SettingError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
+        raise UsageError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
 
 
 def export(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.convert.foreign_checkpoint import Found, Written
-from paceline.errors import CorruptModel, SettingError, UnknownModel, short
+from paceline.errors import CorruptModel, UnknownModel, UsageError
+from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.safetensors import INDEX, SINGLE, read_json
 
@@ -38,7 +39,7 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
 def require_new(out: Path) -> None:
     """A folder that holds something else is never written into."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SettingError(f"{out} is there already: name a new folder, or remove it first")
+        raise UsageError(f"{out} is there already: name a new folder, or remove it first")
 
 
 def read_folder(folder: Path) -> Found:

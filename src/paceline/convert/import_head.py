@@ -28,7 +28,7 @@ def import_(
     called; without one, what its file or folder is.
     """
     if weights not in get_args(Storage):
-        raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
+        raise SettingError("weights", weights, " or ".join(get_args(Storage)))
     require_new(out)
     found, model = read_folder(checkpoint), Target.open(target)
     taken = _with_ours(_reader(found)(found, model), found)
