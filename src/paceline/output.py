@@ -140,7 +140,7 @@ class Stream(Iterator[Piece]):
             sources=tuple(tally.sources),
             finish=self._finish,
             prompt_tokens=self._seq.prompt_len,
-            shared_tokens=self._seq.shared,
+            shared_tokens=self._seq.cached,
             passes=tally.passes,
             drafted=dict(tally.drafted),
             accepted=dict(tally.accepted),

@@ -98,7 +98,7 @@ class Choice:
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     firsts = [choice.made.seq for choice in choices if choice.made.seq.params.choice == 0]  # one per prompt
     prompt = sum(seq.prompt_len for seq in firsts)
-    cached = sum(seq.shared for seq in firsts)
+    cached = sum(seq.cached for seq in firsts)
     output = sum(len(choice.tally.tokens) for choice in choices)
     drafted = sum(choice.tally.drafted["prediction"] for choice in choices)
     accepted = sum(choice.tally.accepted["prediction"] for choice in choices)

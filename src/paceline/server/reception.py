@@ -216,7 +216,7 @@ class Reception:
             route=visit.route.name,
             endpoint=visit.endpoint,
             prompt_tokens=seq.prompt_len,
-            cached_tokens=seq.shared,
+            cached_tokens=seq.cached,
             output_tokens=len(choice.tally.tokens),
             queue_s=waited + choice.queued,
             first_token_s=waited + first if first else None,
