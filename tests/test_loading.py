@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import DrafterMismatch, SettingError, UnknownModel
+from paceline.errors import DrafterMismatch, UnknownModel, UsageError
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import drafters_beside, find_trained, read_trained
@@ -69,7 +69,7 @@ def test_a_name_is_one_of_those_trained_here(
 def test_one_of_each_kind(folders: dict[str, Path], smollm2_path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(folders["block"])
-    with pytest.raises(SettingError, match="my-block and other are both block drafters"):
+    with pytest.raises(UsageError, match="my-block and other are both block drafters"):
         LLM(str(smollm2_path), trained=[folders["block"], other])
 
 
@@ -80,12 +80,12 @@ def test_a_name_that_is_taken(folders: dict[str, Path], smollm2_path: Path) -> N
         def draft(self, asks: Sequence[Ask]) -> list[Draft]:
             return []
 
-    with pytest.raises(SettingError, match="my-block would be called 'block'"):
+    with pytest.raises(UsageError, match="my-block would be called 'block'"):
         LLM(str(smollm2_path), drafters=[Mine()], trained=[folders["block"]])
 
 
 def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
-    with pytest.raises(SettingError, match="'eagle': give a trained one"):
+    with pytest.raises(UsageError, match="'eagle': give a trained one"):
         LLM(str(smollm2_path), spec=SpecConfig(("eagle",)))
 
 

@@ -10,7 +10,7 @@ import torch
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
 from paceline.drafters.none import NoDrafter
-from paceline.errors import ModelError, SettingError
+from paceline.errors import ModelError, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
 from paceline.heads.local_heads import SHIPPED, available_heads, drafter_path, output_path, shipped
@@ -100,7 +100,7 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
     assert on_the_shelf(copy) == on_the_shelf(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
     (copy.root / CARD).unlink()  # as while it is being trained
-    with pytest.raises(SettingError, match=r"has no drafter yet.*finish its training"):
+    with pytest.raises(UsageError, match=r"has no drafter yet.*finish its training"):
         on_the_shelf(found)
 
 
@@ -109,7 +109,7 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -> None:
     for root in (SHIPPED / NAME, SHIPPED / ".." / "shipped" / NAME):
-        with pytest.raises(SettingError, match="part of the package"):
+        with pytest.raises(UsageError, match="part of the package"):
             change(root)
     assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}
 

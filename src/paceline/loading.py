@@ -14,7 +14,7 @@ from paceline import hub
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
+from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
@@ -54,7 +54,7 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
         version = current(folder)
         kind = read_card(version.folder).kind
         if kind in found:
-            raise SettingError(
+            raise UsageError(
                 f"{found[kind].name} and {folder.name} are both {kind} drafters: "
                 "give one of each kind, since requests name them by it"
             )
@@ -99,7 +99,7 @@ def on_the_shelf(one: Trained) -> Trained:
         return one
     root = shelf() / one.name
     if root.exists() and not (root / CARD).exists():
-        raise SettingError(
+        raise UsageError(
             f"{root} has no drafter yet, and what learns from {one.name} would go there: finish its training "
             "with `paceline train`, or remove the folder"
         )

@@ -25,9 +25,9 @@ from paceline.errors import (
     CorruptModel,
     DrafterMismatch,
     PacelineError,
-    SettingError,
     UnknownArchitecture,
     UnknownModel,
+    UsageError,
 )
 from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
@@ -249,9 +249,9 @@ def test_what_a_block_cannot_be_is_named(
 
 
 def test_nothing_is_written_over(theirs: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         export(tmp_path / "ours", tmp_path / "tiny", theirs)
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         import_(theirs, tmp_path / "tiny", tmp_path / "ours")
 
 
@@ -260,9 +260,9 @@ def test_what_cannot_be_written_is_named(theirs: Path, tmp_path: Path) -> None:
     save(tmp_path / "medusa", Card("medusa", net.shape, "tiny", PIECES.fingerprint), net)
     with pytest.raises(UnknownArchitecture, match="a medusa drafter"):
         export(tmp_path / "medusa", tmp_path / "tiny", tmp_path / "out")
-    with pytest.raises(SettingError, match="'onnx' is not known: expected one of speculators"):
+    with pytest.raises(UsageError, match="'onnx' is not known: expected one of speculators"):
         the_export(tmp_path / "ours", tmp_path / "tiny", tmp_path / "out", "onnx")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="weights='int4'"):
+    with pytest.raises(UsageError, match="weights='int4'"):
         import_(theirs, tmp_path / "tiny", tmp_path / "out", "int4")  # type: ignore[arg-type]
     with pytest.raises(UnknownModel, match="there is no folder"):
         import_(tmp_path / "nowhere", tmp_path / "tiny", tmp_path / "out")

@@ -13,7 +13,7 @@ from rich.table import Table
 from paceline import hub
 from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
-from paceline.errors import PacelineError, SettingError, UnknownModel
+from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
@@ -265,7 +265,7 @@ def _recorded(path: Path, tokenizer: "Tokenizer") -> list[list[int]]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path.name} cannot be read as text: {error}") from None
+        raise UsageError(f"{path.name} cannot be read as text: {error}") from None
     try:
         requests = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError:

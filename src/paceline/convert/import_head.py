@@ -34,7 +34,7 @@ def import_(
     called; without one, what its file or folder is.
     """
     if weights not in get_args(Storage):
-        raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
+        raise SettingError("weights", weights, " or ".join(get_args(Storage)))
     require_new(out)
     source, model = read_folder(checkpoint), TargetModel.open(target)
     head = _with_metadata(_reader(source)(source, model), source)

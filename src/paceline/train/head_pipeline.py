@@ -13,7 +13,7 @@ import torch
 from paceline import hub
 from paceline.atomic import write_json
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import DataError, DrafterMismatch, SettingError
+from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_draft_vocab
@@ -82,7 +82,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     weights = load(path, dtype)
     model = TrainDecoder(weights, device, dtype)
     if answers.target != model.fingerprint:
-        raise SettingError(
+        raise UsageError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
     before = drafter_folder.load(job.start, pieces_of(model)) if job.start is not None else None
@@ -110,14 +110,13 @@ def _check(job: TrainJob, path: Path) -> None:
     """Before answers are written, which takes a while."""
     vocabulary = open_checkpoint(path).shape.vocab_size
     if job.train.draft_vocab > vocabulary:
-        raise SettingError(
-            f"draft_vocab={job.train.draft_vocab} is not usable: {job.target} has {vocabulary} tokens"
-        )
+        expected = f"at most the {vocabulary} tokens of {job.target}"
+        raise SettingError("draft_vocab", job.train.draft_vocab, expected)
     if job.start is None:
         return
     card = read_card(job.start)
     if card.kind != job.train.kind:
-        raise SettingError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
+        raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
     if card.fingerprint != fingerprint_of(path):
         raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
@@ -155,7 +154,7 @@ def answers_in(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"{folder} cannot be a folder: {error}; give another --out") from None
+        raise UsageError(f"{folder} cannot be a folder: {error}; give another --out") from None
     made = make_answers(target, sources, config, lambda what, done, of: report(Told(what, done, of)))
     told = {
         "sources": [Path(str(source)).name for source in sources],
@@ -187,7 +186,7 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
         ) from None
     if before != asked:
         other = ", ".join(name for name in asked if before.get(name) != asked[name])
-        raise SettingError(
+        raise UsageError(
             f"{notes.parent.name} holds answers that were asked for otherwise ({other}): give the same "
             f"again, or another --out, or delete its {ANSWERS} and training.pt"
         )
