@@ -21,7 +21,7 @@ def main(server: int) -> None:
 
 
 def _end_with(server: int) -> None:
-    """Exits with its parent, whoever adopts orphans here. On Linux the kernel ends it even while it is stopped."""
+    """Exits with its parent. On Linux the kernel ends it even while it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     _leave_without(server)  # it may have ended before the call above

@@ -1,7 +1,8 @@
 """Online training of drafters on served traffic, in a process of its own that the server may pause.
 
-It reads a RefreshJob from standard input and reports events as lines of JSON. A new version is made only if it
-beats the old one on held-out conversations. The server puts it to use: it is never paused while it holds a lock.
+It reads a RefreshJob from standard input and reports events as lines of JSON. A new version is made only if
+it beats the old one on held-out conversations. The server puts it to use, for that takes a lock, and a process
+that holds one must not be paused.
 """
 
 import json
