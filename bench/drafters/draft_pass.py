@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows.append(row)
     if options.write:
         name = machine.called(llm.name)
-        about = {"model": name, "where": llm.target.where, **machine.facts()}
+        about = {"model": name, "where": llm.target.describe(), **machine.facts()}
         result = {"machine": about, "command": machine.command("draft-pass", given), "rows": rows}
         results_folder.write(result, f"draft_pass-{name}")
         pages.write()

@@ -11,7 +11,8 @@ from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.support.guard import drafts_of, forgiven
 from paceline.engine.scheduled import Scheduled, by_drafters
-from paceline.errors import SettingError, short
+from paceline.errors import UsageError
+from paceline.strings import short
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
@@ -34,7 +35,7 @@ class Drafting:
             if unknown:
                 known = ", ".join(sorted(self._drafters))
                 hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
+                raise UsageError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
             self._lists[names] = DrafterList([self._drafters[n] for n in names])
         return self._lists[names]
 
