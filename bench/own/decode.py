@@ -61,8 +61,8 @@ def measure(llm: LLM, repeats: int) -> dict[str, Any]:
         **{f"{name}_ms": Spread.of(times).text() for name, times in values.items()},
         "float32_ratio": ratio(values["transformers"], values["paceline_float32"]).text(2),
         "precision": {
-            "paceline": f"{llm.target.where}: {precision('paceline', {})}",
-            "paceline_float32": f"{dense.target.where}: {precision('transformers', {})}",
+            "paceline": f"{llm.target.describe()}: {precision('paceline', {})}",
+            "paceline_float32": f"{dense.target.describe()}: {precision('transformers', {})}",
             "transformers": precision("transformers", {}),
         },
         "runs": values,
