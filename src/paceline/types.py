@@ -265,12 +265,35 @@ class Drafter(Protocol):
         return
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Blocks of the KV cache as they are now, and token counts since the start."""
+
+    blocks: int  # free + cached + live
+    free: int
+    cached: int  # hold the prefix of a closed sequence and no live one; evicted when room is needed
+    live: int
+    evicted: int  # blocks
+    queried_tokens: int  # prompt tokens looked up in the prefix cache
+    hit_tokens: int  # of them, already computed
+
+
 class Target(Protocol):
-    """The model whose text we owe. It owns its cache."""
+    """The model whose text we owe. It owns its KV cache.
+
+    `heads.runner.HeadTarget` adds what trained draft heads need, `LayerSkipTarget` layer skipping.
+    """
 
     vocab_size: int
-    max_context: int  # most tokens one sequence may hold
+    max_context: int  # tokens one sequence may hold
+    capacity: int  # positions the cache holds: all sequences together, closed ones included
     invariant_rows: int  # rows of one sequence in a pass up to which no row's bits depend on their number
+    fingerprint: str  # of the weights and the model's configuration
+    bytes_held: int  # weights in memory
+
+    @property
+    def cache_stats(self) -> CacheStats: ...
+    def describe(self) -> str: ...  # backend, device, threads, type: one line; decides what a pass costs
 
     def open(self, seq: Seq) -> int: ...  # tokens found in a shared prefix; always leaves one to compute
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores: ...
@@ -282,19 +305,20 @@ class Target(Protocol):
         """
 
     def close(self, seq_id: str) -> None: ...
+    def forget(self, tenant: str) -> None: ...  # drops the tenant's cached rows that no open sequence holds
 
 
 class LayerSkipTarget(Target, Protocol):
-    """A target that can also run a subset of its layers, for layer-skip drafts."""
+    """A target that can run a subset of its layers as a draft model (LayerSkip, arXiv 2404.16710)."""
 
     layers: int
-    layer_share: float  # of the work for one row of a pass, the part of one layer
+    layer_share: float  # one layer's share of the work for one row of a pass
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         """Runs the tokens of each feed, from position starts[i] on, through these layers in ascending order.
 
-        Their cache rows are scratch: no full pass reads them, and the next one overwrites them. Rows between
-        the committed ones and starts[i] come from earlier calls since the last full pass.
+        Their rows are temporary: no full pass reads them and the next one overwrites them. Rows between the
+        kept ones and starts[i] come from earlier calls since the last full pass.
         """
 
 

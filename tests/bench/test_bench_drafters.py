@@ -18,7 +18,7 @@ from paceline import SpecConfig
 from paceline.constraints import Compiler
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.verify import verify
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.heads.versions import Version
 from paceline.loading import Trained
 from paceline.testing import ToyTarget
@@ -134,7 +134,7 @@ def test_what_cannot_be_made_is_left_out_with_its_reason() -> None:
     stock, used = Stock(), list[str]()
 
     def refuse() -> ModelDrafter:
-        raise SettingError("no such thing here")
+        raise UsageError("no such thing here")
 
     target = ToyTarget()
     stock.add("quantized", refuse, lambda drafters, name: used.append(name), gpu=False)

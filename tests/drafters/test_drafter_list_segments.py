@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
@@ -15,6 +14,7 @@ from paceline.drafters.prediction import Prediction
 from paceline.drafters.support.grammar_filter import FORCED
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Seq
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 FREE = {1, 2, 3, 4}
 

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_heads import PROMPT, said, tiny_config, tiny_model
-from torch_cases import VOCAB
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
-from paceline.heads.base import Pieces
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, load, read_card, save
+from paceline.heads.base import DenseTargetEmbeddings
+from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, load, read_card, save
 from paceline.trace.online import RefreshJob, TrainingSample
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
@@ -22,6 +20,8 @@ from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
+from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)
@@ -133,7 +133,7 @@ def test_what_is_made_serves_only_once_the_server_says_so(root: Path) -> None:
 def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[Path] = []
 
-    def counted(folder: Path, pieces: Pieces) -> Loaded:
+    def counted(folder: Path, pieces: DenseTargetEmbeddings) -> LoadedHead:
         loads.append(folder)
         return load(folder, pieces)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.drafter_list import DrafterList
 from paceline.engine.scheduled import Scheduled, by_drafters
-from paceline.errors import SettingError, short
+from paceline.errors import UsageError
+from paceline.strings import short
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
@@ -33,7 +34,7 @@ class Drafting:
             if unknown:
                 known = ", ".join(sorted(self._drafters))
                 hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
+                raise UsageError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
             members = [self._drafters[n] for n in names]
             self._lists[names] = DrafterList(members, self._controller.estimates(names))
         return self._lists[names]

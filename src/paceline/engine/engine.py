@@ -18,15 +18,7 @@ from paceline.engine.drafting import Drafting
 from paceline.engine.scheduled import Pass, Scheduled
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verify import logprobs, verify
-from paceline.errors import (
-    CacheFull,
-    ConstraintError,
-    PacelineError,
-    PromptTooLong,
-    SettingError,
-    TimedOut,
-    short,
-)
+from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
@@ -88,7 +80,7 @@ class Engine:
     def _check_tokens(self, setting: str, tokens: Sequence[int]) -> None:
         size = self.target.vocab_size
         if strange := [token for token in tokens if not 0 <= token < size]:
-            raise SettingError(f"{setting}={short(strange[0])} is not usable: expected tokens below {size}")
+            raise SettingError(setting, strange[0], f"tokens below {size}")
 
     def submit(self, seq: Seq) -> None:
         limit = self.target.max_context

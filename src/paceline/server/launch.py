@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from paceline import hub
 from paceline.config import EngineConfig, LearnConfig, SpecConfig
-from paceline.errors import SettingError
+from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import on_the_shelf
 from paceline.server.app import MAX_BODY, App
@@ -57,15 +57,13 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+            raise SettingError("port", self.port, "0 to 65535")
         if self.refresh is not None:
             check_platform()
             if not self.trained:
-                raise SettingError(
-                    "--learn needs a drafter that can learn: give a trained one with --trained"
-                )
+                raise UsageError("--learn needs a drafter that can learn: give a trained one with --trained")
             if not self.learn:
-                raise SettingError("refresh needs learn=True: without it nothing is kept to learn from")
+                raise UsageError("refresh needs learn=True: without it nothing is kept to learn from")
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
 
@@ -176,9 +174,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         for one in sockets:
             one.close()
         why = problem.strerror or problem
-        raise SettingError(
-            f"cannot listen on {host}:{port} ({why}): choose another --host or --port"
-        ) from None
+        raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
     return sockets
 
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
@@ -21,15 +19,17 @@ from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockHead
-from paceline.heads.block_loss import guesses
 from paceline.heads.calibration import Calibration
-from paceline.heads.runner import Place, TorchBlock
-from paceline.heads.teach import TrainBatch
+from paceline.heads.runner import ChainStart, TorchBlock
 from paceline.sampling import Floats, History, distribution
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
+from paceline.train.losses.base import TrainBatch
+from paceline.train.losses.block import guesses
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
@@ -313,7 +313,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     runner, looks = TorchBlock(net), list[int]()
     look = runner.look
 
-    def counted(places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def counted(places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         looks.append(len(places))
         return look(places)
 

@@ -222,7 +222,7 @@ class OnlineTrainer:
 
     def _serve(self, one: Trained) -> None:
         heads = read_trained([one], self._model)
-        (drafter,) = drafters_beside(self._llm.target, heads, self._model, self._engine)
+        (drafter,) = drafters_beside(self._llm.target, heads, self._engine)
 
         def exchange() -> None:
             self._llm.replace_drafter(drafter)

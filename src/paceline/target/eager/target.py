@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
+from paceline.heads.base import TargetEmbeddings
 from paceline.target import hardware
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.eager.attention import KEY_TILE, Span
@@ -30,13 +31,13 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N") from None
+        raise SettingError("device", name, "auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N")
+        raise SettingError("device", name, "auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device={name!r} is not usable: torch sees no GPU here; use cpu")
+        raise SettingError("device", name, "cpu", "torch sees no GPU here")
     if config.dtype == "int8" and device.type != "cpu":
-        raise SettingError("dtype='int8' is not usable on a GPU: expected auto, float32, bfloat16 or float16")
+        raise SettingError("dtype", "int8", "auto, float32, bfloat16 or float16 on a GPU")
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
     if device.type == "cpu":
@@ -68,10 +69,6 @@ class TorchTarget(PagedTarget[_Fed]):
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
-        on = f"{torch.get_num_threads()} threads"
-        if device.type == "cuda":
-            on = torch.cuda.get_device_name(device)
-        self.where = f"torch on {device}, {on}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod
@@ -79,6 +76,15 @@ class TorchTarget(PagedTarget[_Fed]):
         """From a GGUF file or a folder."""
         _, dtype = placement(config)
         return cls(load(path, dtype), config)
+
+    def describe(self) -> str:
+        device, dtype = self._decoder.device, str(self._decoder.dtype).removeprefix("torch.")
+        gpu = device.type == "cuda"
+        on = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
+        return f"torch on {device}, {on}, {dtype}"
+
+    def embeddings(self) -> TargetEmbeddings:
+        return self._decoder.embeddings(self.fingerprint)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -105,7 +111,7 @@ class TorchTarget(PagedTarget[_Fed]):
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
-        self._make_room(feeds, starts)
+        self._reserve_skip_rows(feeds, starts)
         tokens: list[int] = []
         spans: list[Span] = []
         scored: list[int] = []
@@ -148,7 +154,7 @@ class TorchTarget(PagedTarget[_Fed]):
         slots = self._cache.slots(seq_id, 0, stop)
         return slots + slots[:1] * (length - stop)
 
-    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         """A tree's paths are written over one another, and the last one stays."""
         if not _branches(fed.draft):
             return
@@ -179,5 +185,5 @@ def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[Pa
             shape.layers, shape.kv_heads, shape.head_dim, blocks * BLOCK, dtype, device=decoder.device
         )
     except RuntimeError:  # torch's word for memory it cannot have
-        raise SettingError(f"cache_mb={cache_mb!r} does not fit into memory: give less") from None
+        raise SettingError("cache_mb", cache_mb, "less: it does not fit into memory") from None
     return PagedCache(rows, blocks), rows

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from tiny_heads import own, said, tiny_model
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.heads.base import DraftHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.teach import TrainBatch
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import pieces_of
+from support.tiny_heads import own, said, tiny_model
+from support.torch_cases import VOCAB
 
 N = TypeVar("N", bound=DraftHead)
 MODEL = tiny_model()
@@ -57,5 +57,5 @@ def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed
 
 
 def _reset(net: N, seed: int = 0) -> N:
-    net.reset(pieces_of(MODEL), torch.Generator().manual_seed(seed))
+    net.init_weights(pieces_of(MODEL), torch.Generator().manual_seed(seed))
     return net

@@ -3,23 +3,23 @@
 from functools import cache
 
 import torch
-from native_cases import wanted_path
-from packed_cases import built
 from torch import Tensor
-from torch_cases import VOCAB, random_weights
 
-from paceline.heads.base import Pieces
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
-from paceline.heads.runner import Before, BlockRunner, Filled, Read, Rows
+from paceline.heads.runner import AnchorContext, BlockOutput, BlockRunner, CacheRows, TapInput
 from paceline.target.native.block_head import NativeBlock
-from paceline.target.native.embeddings import Lent, PackedTable
+from paceline.target.native.embeddings import PackedEmbeddings, PackedTable
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
-from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import train
+from support.native_cases import wanted_path
+from support.packed_cases import built
+from support.torch_cases import VOCAB, random_weights
 
 # Widths that are no multiple of a tile where that is allowed; one KV head, and several.
 SHAPES = {
@@ -33,10 +33,10 @@ def a_net(shape: BlockConfig, seed: int = 0) -> BlockHead:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(seed)
     embed, head = (torch.randn(VOCAB, shape.width, generator=generator) for _ in range(2))
-    pieces = Pieces(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
+    pieces = DenseTargetEmbeddings(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
     ids = torch.randperm(VOCAB, generator=generator)[: shape.draft_vocab].sort().values
     net = BlockHead(shape, pieces, ids)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
@@ -62,7 +62,7 @@ def beside(net: BlockHead, team: NativeTeam) -> NativeBlock:
     whole = torch.zeros(size)
     whole[net.draft_ids] = net.head
     embed, head = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
-    lent = Lent(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
+    lent = PackedEmbeddings(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
     return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
 
 
@@ -74,21 +74,21 @@ def some_hidden(shape: BlockConfig, count: int, seed: int = 0) -> dict[int, Tens
 def rows_of(runner: BlockRunner, shape: BlockConfig, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
     count = len(next(iter(hidden.values())))
     rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
-    runner.read([Read(start, hidden, all_of(rows))])
+    runner.read([TapInput(start, hidden, all_of(rows))])
     return rows
 
 
-def all_of(rows: Tensor) -> Rows:
-    return Rows(rows, 0, len(rows))
+def all_of(rows: Tensor) -> CacheRows:
+    return CacheRows(rows, 0, len(rows))
 
 
-def a_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int = 0) -> Before:
+def a_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int = 0) -> AnchorContext:
     rows = rows_of(runner, shape, some_hidden(shape, count, seed))
-    return Before(7 + seed, count, range(count), all_of(rows))
+    return AnchorContext(7 + seed, count, range(count), all_of(rows))
 
 
-def as_float32(block: Filled) -> Filled:
-    return Filled(block.slots, block.base[: block.slots].clone(), block.hidden[: block.slots].clone())
+def as_float32(block: BlockOutput) -> BlockOutput:
+    return BlockOutput(block.slots, block.base[: block.slots].clone(), block.hidden[: block.slots].clone())
 
 
 @cache

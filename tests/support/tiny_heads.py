@@ -5,15 +5,15 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch_cases import VOCAB, random_weights
 
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers, Batch
 from paceline.train.evaluate import Recorded
-from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import train
+from support.torch_cases import VOCAB, random_weights
 
 PROMPT = 3  # tokens
 
@@ -104,7 +104,7 @@ def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: 
     pieces = pieces_of(tiny_model())
     net = BlockHead(shape, pieces, ids)
     generator = torch.Generator().manual_seed(seed)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
