@@ -18,7 +18,7 @@ from bench.workload import ROOT, Prompt
 from paceline import SpecConfig
 from paceline.constraints import Compiler
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.engine.verify import judge
+from paceline.engine.verify import verify
 from paceline.errors import UsageError
 from paceline.heads.versions import Version
 from paceline.loading import Trained
@@ -174,10 +174,10 @@ def test_texts_are_those_of_plain_decoding() -> None:
 
 def test_a_text_that_is_not_plain_decodings_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def gullible(seq, draft, rows, masks):  # type: ignore[no-untyped-def]
-        verdict = judge(seq, draft, rows, masks)
+        verdict = verify(seq, draft, rows, masks)
         return Verdict((0, *verdict.path[1:]), verdict.token) if len(draft) == 1 else verdict
 
-    monkeypatch.setattr("paceline.engine.engine.judge", gullible)
+    monkeypatch.setattr("paceline.engine.engine.verify", gullible)
     outcome = run(settings=Settings((0.0,), length=1, max_tokens=12, repeats=1))
     found = drafter_rows.rows(outcome, LINES, Stock(), [0.0])
     wrong = [row for row in found if row["drafters"] == "model"]
