@@ -14,7 +14,7 @@ from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.tree_growth import grow
-from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
@@ -114,7 +114,7 @@ def test_constrained_text_equals_plain_decoding(
     assert not any(r.draft.rejected_sources for r in rounds)
     for r in rounds:
         for node, source in enumerate(r.draft.sources):
-            assert source != "block" or r.draft.scores[node] < CERTAIN
+            assert source != "block" or r.draft.scores[node] < FORCED
 
 
 def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
@@ -339,7 +339,7 @@ def test_confidence_is_calibrated_and_never_certain() -> None:
     assert draft.scores[0] == raw.scores[0]
     odds = raw.scores[1] / (1 - raw.scores[1])
     assert draft.scores[1] == pytest.approx(odds**2 / (1 + odds**2))
-    assert 0.99 < draft.scores[2] < CERTAIN
+    assert 0.99 < draft.scores[2] < FORCED
 
 
 def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.drafters.heads.head_cache import MOST, Kept
 from paceline.drafters.heads.tree_growth import Spot, grow
 from paceline.drafters.support.draft_sampling import needs_q
-from paceline.drafters.support.grammar_filter import unsure, walk
+from paceline.drafters.support.grammar_filter import unforced, valid_prefix
 from paceline.errors import ConstraintError
 from paceline.heads.calibration import Calibration, identity_calibration
 from paceline.heads.runner import (
@@ -167,7 +167,7 @@ class BlockDrafter(Drafter):
         """Where the grammar does not take the chain, the best that it does, and a new chain from there."""
         tokens, scores, rest = list[int](), list[float](), ask
         while rest.cursor is not None and not rest.cursor.finished:
-            taken, at = walk(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
+            taken, at = valid_prefix(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
             tokens += chain.tokens[:taken]
             scores += chain.scores[:taken]
             if taken == len(chain) or at.finished or (taken and ask.forced_budget > 0 and at.forced()):
@@ -180,7 +180,7 @@ class BlockDrafter(Drafter):
             if not one.tokens or not left:
                 break
             rest = replace(
-                here, after=(*here.after, *one.tokens), cursor=walk(at, one.tokens)[1], budget=left
+                here, after=(*here.after, *one.tokens), cursor=valid_prefix(at, one.tokens)[1], budget=left
             )
             if rest.cursor is None or (ask.forced_budget > 0 and rest.cursor.forced()):
                 break
@@ -202,7 +202,7 @@ class BlockDrafter(Drafter):
         best = int(row.argmax())
         if row[best] == -np.inf:
             return NO_DRAFT
-        score = unsure(self.calibration.chance(len(ask.after), logit))
+        score = unforced(self.calibration.chance(len(ask.after), logit))
         return Draft((int(self._ids[best]),), None, (self.name,), (score,))
 
     def _ready(self, ask: Ask) -> bool:
@@ -255,7 +255,7 @@ class BlockDrafter(Drafter):
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
-        scores = map(unsure, self.calibration.chances(first, logits[:size]))
+        scores = map(unforced, self.calibration.chances(first, logits[:size]))
         return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
 
     def _grown(self, asks: Sequence[Ask]) -> list[Draft]:
