@@ -1,7 +1,7 @@
 """Online training of drafters on served traffic, in a process of its own that the server may pause.
 
 It reads a RefreshJob from standard input and reports events as lines of JSON. A new version is made only if
-it beats the old one on held-out conversations. The server puts it to use, for that takes a lock, and a process
+it beats the old one on held-out conversations. The server puts it to use, since that takes a lock: a process
 that holds one must not be paused.
 """
 
