@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cursors import after, allowed, random_token, row_of, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import small_tokenizer
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Lark, Regex, compiler
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
+from support.cursors import after, allowed, random_token, row_of, said
+from support.small import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 VOCAB = TOKENIZER.vocab_size

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
 from paceline.text.tool_calls.formats import FORMATS
 from paceline.types import ROOT, Cursor, Draft
+from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 EXTRA = ["</", "think", "</think", ">[", ">x", ">\n[", "x</think>", "k>", "k>[1", ">[1, ", "><"]
 TOKENIZER = tokenizer_with(EXTRA, ["<mark>"])

@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from metric_cases import run, samples, some_metrics, total, value
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +13,7 @@ from paceline.drafters import model_free
 from paceline.server.telemetry import metrics as module
 from paceline.server.telemetry.metrics import Metrics, RequestStats
 from paceline.types import Draft, Finish, Round, Seq
+from support.metric_cases import run, samples, some_metrics, total, value
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors has its weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -9,16 +9,18 @@ from typing import Any, Final, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
+from paceline.atomic import write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
-from paceline.heads.base import DraftHead, Shape, TargetEmbeddings
+from paceline.heads.base import DraftHead, HeadConfig, TargetEmbeddings
 from paceline.heads.calibration import Calibration
-from paceline.heads.int8 import Unpacked, packed
-from paceline.heads.kinds import KINDS, sizes
+from paceline.heads.registry import HEAD_TYPES, parameter_shapes
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
 WEIGHTS: Final = "drafter.safetensors"
 _DRAFT_IDS: Final = "draft_ids"
+SCALE: Final = ".scale"  # suffix of the tensor that holds a matrix's scales
+_GROUP: Final = 64  # columns that share a scale
 Storage = Literal["int8", "float32"]
 
 
@@ -27,7 +29,7 @@ class Card:
     """What drafter.json says."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     target: str  # its name
     fingerprint: str  # the target's
     weights: Storage = "int8"
@@ -37,22 +39,61 @@ class Card:
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
 
 
+def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 [rows, columns] with float32 scales [rows, groups] beside them; the rest as it is."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2 or not weight.is_floating_point():
+            tensors[name] = weight
+            continue
+        columns = weight.shape[1]
+        groups = weight.float().reshape(len(weight), -1, columns if columns % _GROUP else _GROUP)
+        largest = groups.abs().amax(2).clamp(min=1e-30)
+        tensors[name + SCALE] = scale = largest / 127
+        tensors[name] = (groups / scale[:, :, None]).round().clamp(-127, 127).to(torch.int8).flatten(1)
+    return tensors
+
+
+class Int8Weights(Mapping[str, Tensor]):
+    """The floats that they stand for, made one matrix at a time as they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, scale = self._tensors[name], self._tensors.get(name + SCALE)
+        return tensor if scale is None else _dequantize(tensor, scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not name.endswith(SCALE))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._tensors[name].shape) for name in self}
+
+
+def _dequantize(weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight.float().view(len(weight), scale.shape[1], -1) * scale[:, :, None]).flatten(1)
+
+
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredHead:
     """As it lies on disk."""
 
     card: Card
     draft_ids: Tensor  # [draft_vocab]: see Net
-    weights: Unpacked  # all that its network wants
+    weights: Int8Weights  # all that its network wants
 
     def net(self, pieces: TargetEmbeddings) -> DraftHead:
-        net = KINDS[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
+        net = HEAD_TYPES[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
         net.load_state_dict(dict(self.weights))
         return net
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedHead:
     card: Card
     net: DraftHead
 
@@ -63,24 +104,23 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    stored = packed(weights) if card.weights == "int8" else weights
+    stored = quantize_int8(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
-    write_whole(folder / WEIGHTS, encoded(stored))
+    write_bytes(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
 
 
 def save_card(folder: Path, card: Card) -> None:
-    table = {"format": FORMAT, **asdict(card)}
-    write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
+    write_json(folder / CARD, {"format": FORMAT, **asdict(card)}, indent=1)
 
 
-def load(folder: Path, pieces: TargetEmbeddings) -> Loaded:
+def load(folder: Path, pieces: TargetEmbeddings) -> LoadedHead:
     """The head with its weights as they are served, beside the pieces of the target it was trained for."""
     stored = read(folder, pieces.fingerprint, len(pieces.embed))
-    return Loaded(stored.card, stored.net(pieces))
+    return LoadedHead(stored.card, stored.net(pieces))
 
 
-def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
+def read(folder: Path, fingerprint: str, vocab: int) -> StoredHead:
     """fingerprint: of the target it is to serve. vocab: how many tokens that has."""
     card = read_card(folder)
     if card.fingerprint != fingerprint:
@@ -93,9 +133,9 @@ def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
     inside = (ids >= 0) & (ids < vocab)
     if len(ids) != card.shape.draft_vocab or not inside.all():
         raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
-    weights = Unpacked(tensors)
-    _require_sizes(sizes(card.kind, card.shape), weights.sizes())
-    return Stored(card, ids, weights)
+    weights = Int8Weights(tensors)
+    _require_shapes(parameter_shapes(card.kind, card.shape), weights.shapes())
+    return StoredHead(card, ids, weights)
 
 
 def read_card(folder: Path) -> Card:
@@ -116,12 +156,12 @@ def read_card(folder: Path) -> Card:
 
 def _card(table: dict[str, Any]) -> Card:
     kind = table.get("kind")
-    if kind not in KINDS:
+    if kind not in HEAD_TYPES:
         raise UnknownArchitecture(
-            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(KINDS))}"
+            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(HEAD_TYPES))}"
         )
     try:
-        shape = _shape(KINDS[kind].shape, table.pop("shape"))
+        shape = _shape(HEAD_TYPES[kind].shape, table.pop("shape"))
         calibration = table.pop("calibration", None)
         if calibration is not None:
             calibration = Calibration(_floats(calibration["scale"]), _floats(calibration["shift"]))
@@ -137,7 +177,7 @@ def _card(table: dict[str, Any]) -> Card:
     return card
 
 
-def _shape(cls: type[Shape], table: Mapping[str, Any]) -> Shape:
+def _shape(cls: type[HeadConfig], table: Mapping[str, Any]) -> HeadConfig:
     """Numbers above 0, whole where the shape has whole ones, words, yes or no, and the list of layers."""
     given: dict[str, Any] = dict(table)
     for f in fields(cls):  # type: ignore[arg-type]
@@ -175,7 +215,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _damaged(path.name, str(error)[:120]) from None
 
 
-def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def _require_shapes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     if wanted != found:
         name = next(iter({*wanted.items()} ^ {*found.items()}))[0]
         expected, there = wanted.get(name, "nothing"), found.get(name, "nothing")
@@ -184,10 +224,3 @@ def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
 
 def _damaged(name: str, what: str) -> CorruptModel:
     return CorruptModel(f"{name} is damaged: {what}; fetch or train it again")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """What was there before stays until the new is whole."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(content)
-    beside.replace(path)

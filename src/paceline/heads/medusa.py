@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
-from paceline.heads.teach import TrainBatch, ahead, begins, figures, light
+from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class MedusaConfig:
 
 
 class MedusaHead(DraftHead):
-    by_token = ("heads.",)
+    vocab_parameters = ("heads.",)
     head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 
@@ -39,16 +38,16 @@ class MedusaHead(DraftHead):
         if shape.own_heads:
             sizes = (width, shape.draft_vocab)
             self.heads = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(shape.block))
-            self.borrow(pieces, draft_ids, norm=pieces.norm)
+            self.attach_target(pieces, draft_ids, norm=pieces.norm)
         else:
             head = pieces.head[draft_ids.to(pieces.head.device)]
-            self.borrow(pieces, draft_ids, head=head, norm=pieces.norm)
+            self.attach_target(pieces, draft_ids, head=head, norm=pieces.norm)
 
     @property
     def shape(self) -> MedusaConfig:
         return self._shape
 
-    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         with torch.no_grad():
             for weight in self.blocks.parameters():
                 weight.zero_()
@@ -79,27 +78,3 @@ class MedusaHead(DraftHead):
         for block in self.blocks[i * shape.layers : (i + 1) * shape.layers]:
             x = x + F.silu(block(x))
         return x
-
-
-def medusa_loss(net: MedusaHead, lesson: TrainBatch, decay: float = 0.8) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy with what was said; a head weighs `decay` times the one before it."""
-    hidden = lesson.hidden[net.shape.taps[-1]]
-    total, places = torch.zeros((), device=hidden.device), []
-    real = begins(lesson)  # and whether all up to the guessed token are the target's own words
-    for i in range(net.shape.block):
-        real = real & ahead(lesson.mask, 2 + i)
-        wanted = net.number[ahead(lesson.tokens, 2 + i)]
-        counts = real & (wanted < net.shape.draft_vocab)
-        right = torch.zeros_like(real)
-        if counts.any():
-            loss, right[counts] = light(_taught, net, hidden[counts], i, wanted[counts])
-            total = total + decay**i * loss
-        places.append((right, real))
-    right, real = (torch.stack(part, -1) for part in zip(*places, strict=True))
-    return total, figures(right, real)
-
-
-def _taught(net: MedusaHead, hidden: Tensor, i: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of head i, and which of its guesses [r] are right."""
-    said = net.logits(hidden, i)
-    return F.cross_entropy(said, wanted), said.argmax(-1) == wanted

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as Path
 
-from paceline.errors import ConstraintError, ShuttingDown, short
+from paceline.errors import ConstraintError, ShuttingDown
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.choice import Choice, usage
-from paceline.server.openai.error_param import misread, placed
+from paceline.server.openai.error_param import placed
 from paceline.server.openai.params import GenerateParams, check_variables, from_chat, from_completion, prompts
 from paceline.server.openai.protocol import (
     ChatRequest,
@@ -33,6 +33,7 @@ from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.server.openai.tokenize import text_of, tokens_of
 from paceline.server.reception import Reception, Visit
 from paceline.server.watched import watched
+from paceline.strings import short
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError, failure
 from paceline.web.plumbing import (
@@ -184,7 +185,7 @@ class App:
         try:
             yield
         except ConstraintError as error:
-            problem = misread(error, visit.body)
+            problem = placed(error, visit.body)
             self.reception.done(visit, choices, response, failed=word_for(problem))
             raise problem from error
         except BaseException as problem:

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from paceline.atomic import read_json, write_json
 from paceline.errors import PacelineError
 from paceline.paths import home
 from paceline.target import hardware
@@ -53,8 +54,6 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
 
 def cost_table(target: ModelTarget) -> CostTable:
     """From paceline's notes if it was measured before, else measured now, in under two seconds."""
-    from paceline.atomic import read_json, write_json
-
     key = _key(target)
     path = home() / "cost.json"
     known = read_json(path)

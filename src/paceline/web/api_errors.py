@@ -19,6 +19,7 @@ from paceline.errors import (
     TextError,
     TimedOut,
     UnknownModel,
+    UsageError,
 )
 from paceline.web.validation import place, unknown_key
 
@@ -28,7 +29,7 @@ MOST: Final = 2000  # characters of a message
 _KINDS: Final = (
     (PromptTooLong, 400, "invalid_request_error", "context_length_exceeded"),
     (ConstraintError, 400, "invalid_request_error", "invalid_constraint"),
-    (SettingError, 400, "invalid_request_error", None),
+    (UsageError, 400, "invalid_request_error", None),
     (BodyTooLarge, 413, "invalid_request_error", None),
     (BadBody, 400, "invalid_request_error", None),
     (TextError, 400, "invalid_request_error", None),
@@ -39,7 +40,6 @@ _KINDS: Final = (
     (CacheFull, 503, "server_error", "cache_full"),
     (TimedOut, 408, "timeout_error", "timeout"),
 )
-_SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
 _PARAMS: Final = {  # settings whose parameters are called otherwise
     "stop_tokens": "stop_token_ids",
     "max_draft": "num_speculative_tokens",
@@ -85,13 +85,11 @@ def failure(error: Exception, param: str | None = None, within: str = "") -> Api
 
 
 def _named(error: Exception) -> tuple[str | None, str]:
-    """The parameter that an error is about, where it says so, and the message in the client's words."""
-    message = str(error)
-    found = _SETTING.match(message)
-    if found is None:
-        return None, message
-    name = _PARAMS.get(found[1], found[1])
-    return name, f"{name}={message[found.end() :]}"
+    """The parameter that an error is about, where it knows, and the message with the client's name for it."""
+    if isinstance(error, SettingError):
+        error = error.renamed(_PARAMS.get(error.setting, error.setting))
+        return error.setting, str(error)
+    return error.param if isinstance(error, ConstraintError) else None, str(error)
 
 
 def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") -> ApiError:

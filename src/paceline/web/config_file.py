@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from paceline.errors import ConfigFileError, short
+from paceline.errors import ConfigFileError
+from paceline.strings import short
 from paceline.web.validation import place, unknown_key
 
 log = logging.getLogger("paceline.server")

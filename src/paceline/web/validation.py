@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from paceline.errors import short
+from paceline.strings import short, unknown_name
 
 Place = Sequence[int | str]
 
@@ -26,10 +25,7 @@ def _dotted(key: str) -> str:
 def unknown_key(model: type[BaseModel], at: Place) -> str:
     """What to say of a key that its object does not have; `at` ends with the key."""
     known = known_keys(model, at[:-1])
-    key = str(at[-1])
-    near = get_close_matches(key[:100], known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown key {short(key)}{hint} Known: {', '.join(known)}"
+    return unknown_name("key", str(at[-1]), known)
 
 
 def known_keys(model: type[BaseModel], at: Place) -> list[str]:

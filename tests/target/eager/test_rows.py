@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_checks import check_chain, check_tree, check_two_sequences
 from torch import Tensor
-from torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.layer import Layer, Store
@@ -16,6 +14,8 @@ from paceline.target.eager.linear import MOST_ROWS, PlainLinear, Product, RowTil
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
+from support.row_checks import check_chain, check_tree, check_two_sequences
+from support.torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from paceline.errors import short
 from paceline.server.choice import Choice, Piece, usage
 from paceline.server.openai.protocol import ChatRequest, Message
 from paceline.server.openai.responses_events import Event, Items, copied
@@ -22,6 +21,7 @@ from paceline.server.openai.responses_protocol import (
     read_text,
     read_tools,
 )
+from paceline.strings import short
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError
 

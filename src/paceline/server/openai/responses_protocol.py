@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from paceline.errors import short
 from paceline.server.openai.protocol import Metadata, Never, SpeculativeConfig, Wire, exactly, never
+from paceline.strings import short
 from paceline.web.api_errors import ApiError, invalid
 
 S = TypeVar("S", bound=BaseModel)

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.weights.model_config import ModelConfig
 
@@ -28,7 +28,7 @@ class NativeRows:
         try:
             self._memory = [_memory(2 * prod(size)) for size in sizes]
         except (MemoryError, OSError):
-            raise SettingError("the KV cache does not fit into memory: give a smaller cache_mb") from None
+            raise UsageError("the KV cache does not fit into memory: give a smaller cache_mb") from None
         self.keys, self.values = (
             np.frombuffer(memory, np.float16).reshape(size)
             for memory, size in zip(self._memory, sizes, strict=True)

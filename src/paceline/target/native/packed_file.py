@@ -10,7 +10,6 @@ import json
 import logging
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from paceline.atomic import replacing
 from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native.packing import Bytes, Layout, PackedWeights, pack_into, plan
@@ -129,25 +129,21 @@ def _pack(
     """Into a new file that gets its name when it is whole, or into memory where no file can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".packing-", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                _reserve(file.fileno(), _HEADER + layout.nbytes)
-                mapped = mmap.mmap(file.fileno(), 0)
-                data = np.frombuffer(mapped, np.uint8)[_HEADER:]
-                pack_into(data, layout, checkpoint, tensors, lib, packed=lambda: _unmap_pages(mapped))
-                mapped[:_HEADER] = _header(key, content_digest(data, lib))
-                mapped.flush()
-                _unmap_pages(mapped)  # before `_read` makes a copy
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with replacing(path, mode=0o600) as fresh, fresh.open("r+b") as file:
+            _reserve(file.fileno(), _HEADER + layout.nbytes)
+            mapped = mmap.mmap(file.fileno(), 0)
+            data = np.frombuffer(mapped, np.uint8)[_HEADER:]
+            pack_into(data, layout, checkpoint, tensors, lib, packed=lambda: _unmap_pages(mapped))
+            mapped[:_HEADER] = _header(key, content_digest(data, lib))
+            mapped.flush()
+            _unmap_pages(mapped)  # before `_read` makes a copy
         written = _read(path, key, layout.nbytes, lib)
         if written is not None:
             return written
     except OSError as error:
         log.warning("packed weights are not kept (%s): the next start will pack them again", error.strerror)
-    data = _huge_pages(layout.nbytes)
+    data = np.empty(layout.nbytes + 4096, np.uint8)
+    data = data[-data.ctypes.data % 4096 :][: layout.nbytes]
     pack_into(data, layout, checkpoint, tensors, lib)
     return data
 

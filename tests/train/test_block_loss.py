@@ -1,0 +1,121 @@
+"""Where a block network is taught, and what it is taught there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.train.losses.base import TrainBatch, wishes
+from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
+from support.tiny_heads import own, random_net, said, tiny_model
+
+MODEL = tiny_model()
+
+
+def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
+    tokens = said()[:count]
+    hidden, final = MODEL.features(tokens, taps)
+    return TrainBatch(tokens, own(tokens), hidden, final)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=20), st.integers(1, 30), st.integers(1, 6))
+def test_anchors_stand_in_the_targets_words(mask: list[bool], most: int, block: int) -> None:
+    found = pick_anchors(torch.tensor([mask]), most, block, torch.Generator().manual_seed(0))
+    fit = [i for i in range(len(mask) - 1) if mask[i] and mask[i + 1]]
+    used = [int(a) for a, real in zip(found.at[0], found.real[0], strict=True) if real[0]]
+    assert len(set(used)) == len(used) == min(most, len(fit))
+    assert set(used) <= set(fit)
+    for anchor, real in zip(found.at[0].tolist(), found.real[0].tolist(), strict=True):
+        if real[0]:
+            run = mask[anchor + 1 : anchor + 1 + block]
+            want = [all(run[: k + 1]) and k < len(run) for k in range(block)]
+            assert real == want
+
+
+def test_places_weigh_what_they_open_the_way_to() -> None:
+    chance = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.0]])
+    real = torch.tensor([[True, True, True], [True, True, False]])
+    got = choice_weights(chance[real], real, 0.5)
+    want = []
+    for row, exists in zip(chance.tolist(), real.tolist(), strict=True):
+        smooth = [0.5 * c + 0.5 for c, e in zip(row, exists, strict=True) if e]
+        reached = [torch.tensor(smooth[: m + 1]).prod().item() for m in range(len(smooth))]
+        want += [sum(reached[j:]) for j in range(len(smooth))]
+    assert got.tolist() == pytest.approx(want)
+
+
+def test_wishes_are_the_targets() -> None:
+    lesson, ids = a_lesson(()), torch.tensor([3, 7, 11])
+    found = wishes(lesson, MODEL.head, ids)
+    logits = MODEL.logits(lesson.final)
+    asked = found.which >= 0
+    assert torch.equal(found.which[asked], torch.arange(len(found.best)))
+    assert torch.equal(asked[:, :-1], lesson.mask[:, 1:])
+    assert torch.equal(found.best, logits.argmax(-1)[asked])
+    assert torch.allclose(found.law, logits.softmax(-1)[asked][:, ids])
+    following = torch.cat((lesson.tokens[:, 1:], lesson.tokens[:, :1]), 1)
+    assert torch.equal(found.best, following[asked])  # which is how the text was made
+
+
+def test_under_a_grammar_what_was_said_is_wanted() -> None:
+    lesson, ids = a_lesson(()), torch.arange(40)
+    other = (lesson.tokens + 1) % 97  # nothing the target would have said
+    bound = replace(lesson, tokens=other, constrained=torch.tensor([False, True, False, True]))
+    found, free = wishes(bound, MODEL.head, ids), wishes(lesson, MODEL.head, ids)
+    for text in range(4):
+        mine = found.which[text][found.which[text] >= 0]
+        if text in (0, 2):
+            assert torch.equal(found.law[mine], free.law[mine])
+            continue
+        said = other[text, 1:][found.which[text, :-1] >= 0]
+        assert torch.equal(found.best[mine], said)
+        assert torch.equal(found.law[mine].argmax(-1)[said < 40], said[said < 40])
+        assert torch.equal(found.law[mine].sum(-1), (said < 40).float())
+
+
+def test_the_targets_own_law_is_the_best_answer() -> None:
+    net = random_net()
+    lesson, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head)
+    at = torch.tensor([[5, 20]] * 4)
+    anchors = Anchors(at, torch.ones(4, 2, net.shape.block, dtype=torch.bool))
+    rows = torch.stack([lesson.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
+    exact = net.base_logits(rows).flatten(0, 1)
+    right, tie = torch.full(exact.shape[:-1], 20.0), torch.zeros_like(exact)
+    best, figures = loss.measured(lesson, anchors, (exact, tie), right, gentle=False)
+    assert float(figures["tokens_per_pass"]) == 1 + net.shape.block
+    for gentle in (False, True):
+        blurred, _ = loss.measured(lesson, anchors, (exact, exact * -0.2), right, gentle)
+        doubting, _ = loss.measured(lesson, anchors, (exact, tie), right - 18, gentle)
+        assert best < blurred
+        assert best < doubting
+
+
+def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
+    net = random_net(draft_vocab=40)
+    lesson = a_lesson(net.shape.taps)
+    only_confidence = BlockLossWeights(choice=0, overlap=0, gentle=0)
+    loss = BlockLoss(net, MODEL.head, only_confidence)
+    anchors = pick_anchors(lesson.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
+    count = int(anchors.real.sum())
+    logits, sure = torch.zeros(count, 40), torch.full((count,), 6.0)
+    high, _ = loss.measured(lesson, anchors, (logits, logits), sure, gentle=False)
+    low, _ = loss.measured(lesson, anchors, (logits, logits), -sure, gentle=False)
+    assert low < high / 4  # a head that could say nothing useful must not be sure
+    whole = BlockLoss(net, MODEL.head)(lesson, 0.5, torch.Generator().manual_seed(0))[0]
+    assert torch.isfinite(whole)
+
+
+def test_a_step_follows_from_its_generator() -> None:
+    net = random_net()
+    lesson, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head, BlockLossWeights(anchors=6))
+    drawn = [float(loss(lesson, 0.5, torch.Generator().manual_seed(seed))[0].detach()) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_every_weight_is_taught() -> None:
+    net = random_net()
+    loss = BlockLoss(net, MODEL.head)(a_lesson(net.shape.taps), 0.5, torch.Generator().manual_seed(0))[0]
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+    assert not [name for (name, _), g in zip(net.named_parameters(), grads, strict=True) if not g.any()]
