@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.errors import RouteError
-
 if TYPE_CHECKING:
     from paceline.server.routes import Route
 
@@ -29,7 +27,7 @@ def check_routes(
 ) -> None:
     """List the routes as understood, or what is wrong with them. Exit code 0: usable; 2: not."""
     from paceline.cli.about import DRAFTERS
-    from paceline.server.routes import load
+    from paceline.server.routes import RouteError, load
 
     try:
         found = load(file, {*DRAFTERS, *(drafter or ())}).routes

@@ -7,7 +7,7 @@ from typing import Any, Final
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex, check
 from paceline.constraints.tool_grammar import read_tools
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, TextError
-from paceline.web.api_errors import ApiError, failure
+from paceline.web.api_errors import ApiError, api_error
 
 _PROMPTS: Final = ("messages", "prompt", "input")
 _SHAPING: Final = ("tools", "response_format", "text", "structured_outputs")
@@ -22,12 +22,12 @@ _STRUCTURED: Final[Mapping[str, Callable[[Any], Constraint]]] = {
 }
 
 
-def placed(error: PacelineError, body: Body) -> ApiError:
+def request_error(error: PacelineError, body: Body) -> ApiError:
     """May take as long as compiling the request's grammars."""
     if isinstance(error, ConstraintError):
         return misread(error, body, compiling=True)
     about_prompt = isinstance(error, TextError | PromptTooLong)
-    return failure(error, prompt_param(body) if about_prompt else None)
+    return api_error(error, prompt_param(body) if about_prompt else None)
 
 
 def prompt_param(body: Body) -> str | None:
@@ -44,14 +44,14 @@ def misread(error: ConstraintError, body: Body, compiling: bool = False) -> ApiE
                 check(constraint)
         except ConstraintError as problem:
             return _at(param, problem)
-    known: str | None = failure(error).body["error"]["param"]
+    known: str | None = api_error(error).param
     given = [name for name in _SHAPING if body.get(name) is not None]
     return _at(known or (given[0] if len(given) == 1 else None), error)
 
 
 def _at(param: str | None, error: ConstraintError) -> ApiError:
     named = error if param is None else ConstraintError(f"{param}: {error}")
-    return failure(named, param)
+    return api_error(named, param)
 
 
 def _parts(body: Body) -> Iterator[tuple[str, Part]]:
