@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from bench import run
 
         name = machine.called(llm.name)
-        about = {"model": name, "where": llm.target.where, **machine.facts()}
+        about = {"model": name, "where": llm.target.describe(), **machine.facts()}
         result = {"machine": about, "command": machine.command("draft-pass", given), "rows": rows}
         report.write(result, f"draft_pass-{name.replace('/', '_')}")
         run.write_pages()

@@ -141,7 +141,7 @@ def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
 
 
 def _trained(llm: LLM, one: Trained, path: Path, config: EngineConfig) -> Drafter:
-    (drafter,) = drafters_beside(llm.target, read_trained([one], path), path, config)
+    (drafter,) = drafters_beside(llm.target, read_trained([one], path), config)
     return drafter
 
 

@@ -49,7 +49,7 @@ class Figures:
         self.tokens += len(r.tokens)
         self.passes += bool(r.tokens)
         self.rows += r.rows
-        self.asked += r.budget > 0 or r.guessed > 0
+        self.asked += r.budget > 0 or r.drafted > 0
         self.draft_us += r.draft_us
         self.target_us += r.target_us
 

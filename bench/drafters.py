@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
             "model": machine.called(llm.name),
             "fingerprint": llm.target.fingerprint,
             "device": "cuda" if gpu else "cpu",
-            "where": llm.target.where,
+            "where": llm.target.describe(),
             **machine.facts(),
         },
         "command": machine.command("drafters", given),

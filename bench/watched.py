@@ -47,8 +47,8 @@ class WatchedCursor:
     def forced(self) -> list[int]:
         return self._clock.timed(self._inner.forced)
 
-    def spelled(self) -> list[int]:
-        return self._clock.timed(self._inner.spelled)
+    def canonical(self) -> list[int]:
+        return self._clock.timed(self._inner.canonical)
 
     def fork(self) -> "WatchedCursor":
         return WatchedCursor(self._inner.fork(), self._clock)

@@ -15,7 +15,7 @@ from paceline.errors import UnknownModel
 from paceline.hub import resolve
 
 if TYPE_CHECKING:
-    from running import Running
+    from support.running import Running
 
 settings.register_profile("paceline", deadline=None, derandomize=True)  # a busy machine is no fault
 settings.load_profile("paceline")
@@ -46,7 +46,7 @@ def gemma_path() -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2_path: Path) -> "Iterator[Running]":
     """The real server on a port of its own."""
-    from running import running
+    from support.running import running
 
     with running("smollm2-135m") as found:
         yield found

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from saved_heads import save_untrained
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import DrafterMismatch, SettingError, UnknownModel
-from paceline.heads.kinds import KINDS
 from paceline.heads.local_heads import drafter_path, kept_here
+from paceline.heads.registry import KINDS
 from paceline.loading import drafters_beside, find_trained, read_trained
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
+from support import SUPPORT
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -102,12 +103,12 @@ def test_one_can_take_the_place_of_another_between_passes(
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
     heads = read_trained(find_trained([folders[kind]]), smollm2_path)
-    (new,) = drafters_beside(llm.target, heads, smollm2_path, CONFIG)
+    (new,) = drafters_beside(llm.target, heads, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]
     asked = len(rounds)
-    llm.exchange(new)
+    llm.replace_drafter(new)
     while llm.engine.busy:
         rounds += llm.engine.step()
     assert tuple(running.output) == plain.token_ids
@@ -131,7 +132,7 @@ def test_none_holds_the_targets_embedding_again(
         pytest.skip("the native engine does not run here")
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("this system does not say what a process held at most")
-    script = Path(__file__).with_name("target") / "held_by_drafters.py"
+    script = SUPPORT / "held_by_drafters.py"
     shipped = drafter_path("smollm2-135m-block")
     command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

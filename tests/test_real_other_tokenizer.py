@@ -42,8 +42,8 @@ def ways(qwen: LLM, smollm2_path: Path) -> dict[str, Drafter]:
 
 
 def with_drafter(llm: LLM, drafter: Drafter) -> LLM:
-    llm.drafters["model"] = llm.engine._guessing._drafters["model"] = drafter
-    llm.engine._guessing._lists.clear()
+    llm.drafters["model"] = llm.engine._drafting._drafters["model"] = drafter
+    llm.engine._drafting._lists.clear()
     return llm
 
 

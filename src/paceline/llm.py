@@ -19,7 +19,7 @@ from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, short
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.loading import (
     Name,
     Trained,
@@ -86,7 +86,7 @@ class LLM:
         self.tokenizer = Tokenizer.load(path)
         heads = read_trained(found, path)
         self.target = load_target(path, config)
-        beside = drafters_beside(self.target, heads, path, config)
+        beside = drafters_beside(self.target, heads, config)
         self.drafters |= {drafter.name: drafter for drafter in beside}
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
@@ -100,9 +100,9 @@ class LLM:
         controller = Rate(self.cost or None)
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
 
-    def exchange(self, drafter: Drafter) -> None:
+    def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: from now on this one guesses in place of the one with its name."""
-        self.engine.exchange(drafter)
+        self.engine.replace_drafter(drafter)
         self.drafters[drafter.name] = drafter
 
     def _draft_model(self, name: str, vocab: DraftVocab, config: EngineConfig) -> Drafter:

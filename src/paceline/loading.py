@@ -14,21 +14,17 @@ from paceline import hub
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.drafters.heads.head_cache import MOST
 from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, Stored, read, read_card
 from paceline.heads.local_heads import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
+from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
-from paceline.target.base import PagedTarget
-from paceline.target.drafting import native_block
 from paceline.target.eager.target import placement
-from paceline.target.native.target import NativeTarget
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.target.weights.tensors import fingerprint
-from paceline.types import Drafter, Target
+from paceline.types import Drafter
 
 log = logging.getLogger("paceline")
 
@@ -129,23 +125,19 @@ def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
     return [read(one.version.folder, *marked) for one in found]
 
 
-def drafters_beside(
-    target: Target, heads: Sequence[Stored], model: Path, config: EngineConfig
-) -> list[Drafter]:
-    """Each where it runs best. What they borrow is the target's own, where that can lend it."""
+def drafters_beside(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
+    """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []
-    device, dtype = placement(config)
-    if device.type == "cpu" and config.threads:
+    if placement(config)[0].type == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
-    lent = target.lent if isinstance(target, NativeTarget) else load_pieces(model, dtype, device)
-    return [_drafter(head, target, lent) for head in heads]
+    embeddings = target.embeddings()
+    return [_drafter(head, target, embeddings) for head in heads]
 
 
-def _drafter(head: Stored, target: Target, lent: TargetEmbeddings) -> Drafter:
-    """It remembers as much as the target does: what that does not compute again, nobody sees again."""
-    remembered = target.capacity if isinstance(target, PagedTarget) else MOST
-    runner, calibration = native_block(head, target), head.card.calibration
+def _drafter(head: Stored, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
+    """Its cache is as large as the target's: positions found there are never computed again."""
+    runner, calibration = target.block_runner(head), head.card.calibration
     if runner:
-        return BlockDrafter(runner, calibration, remembered)
-    return drafter_of(head.net(lent), calibration, remembered)
+        return BlockDrafter(runner, calibration, target.capacity)
+    return drafter_of(head.net(embeddings), calibration, target.capacity)

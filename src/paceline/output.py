@@ -197,7 +197,7 @@ class RequestOutput:
         return RequestStats(
             **labels,
             prompt_tokens=self.seq.prompt_len,
-            cached_tokens=self.seq.shared,
+            cached_tokens=self.seq.cached,
             output_tokens=len(self.token_ids),
             passes=self.passes,
             drafted_by_source=dict(self.drafted),

@@ -7,8 +7,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from paceline.heads.base import TargetEmbeddings
+from paceline.heads.head_checkpoint import Stored
+from paceline.heads.runner import BlockRunner
 from paceline.sampling import Doubles, gumbel, noise_key
-from paceline.types import Bits, Draft, Feed, Scores, Seq
+from paceline.types import Bits, CacheStats, Draft, Feed, Scores, Seq
 
 T = TypeVar("T")
 
@@ -27,7 +30,10 @@ class ToyTarget:
     def __init__(self, vocab_size: int = 24, memory: int = 2, seed: int = 0, blur: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.max_context = 4096
+        self.capacity = 64 * 4096
         self.invariant_rows = 1024
+        self.bytes_held = 0
+        self.fingerprint = f"toy {vocab_size} {memory} {seed} {blur}"
         self.passes = 0
         self._memory = memory
         self._seed = seed
@@ -85,6 +91,25 @@ class ToyTarget:
         assert tuple(path) == (draft.path(path[-1]) if path else ()), f"{seq_id}: {path} is not a path"
         self._rows[seq_id] = rows[:length] + [draft.tokens[i] for i in path]
 
+    def forget(self, tenant: str) -> None:
+        return  # no prefix is cached
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        live = sum(-(-len(rows) // 64) for rows in self._rows.values())
+        return CacheStats(4096, 4096 - live, 0, live, 0, 0, 0)
+
+    def describe(self) -> str:
+        return "a toy"
+
+    def embeddings(self) -> TargetEmbeddings:
+        """The hidden state of a row is its logits, so all matrices are the identity."""
+        same = torch.eye(self.vocab_size)
+        return TargetEmbeddings(same, same, torch.ones(self.vocab_size), self.fingerprint)
+
+    def block_runner(self, head: Stored) -> BlockRunner | None:
+        return None
+
     def close(self, seq_id: str) -> None:
         del self._seqs[seq_id], self._rows[seq_id]
         self._loose.pop(seq_id, None)
@@ -131,13 +156,13 @@ class ToyCursor:
         self,
         allowed: Callable[[tuple[int, ...]], set[int] | None],
         eos: int | None = None,
-        spelled: Callable[[tuple[int, ...]], Sequence[int]] = lambda _: (),
+        canonical: Callable[[tuple[int, ...]], Sequence[int]] = lambda _: (),
     ) -> None:
         self.tokens: tuple[int, ...] = ()
         self.filled: list[tuple[int, ...]] = []
         self._allowed = allowed
         self._eos = eos
-        self._spelled = spelled
+        self._canonical = canonical
 
     @property
     def finished(self) -> bool:
@@ -168,8 +193,8 @@ class ToyCursor:
             ahead.tokens = (*ahead.tokens, *allowed)
         return list(ahead.tokens[len(self.tokens) :])
 
-    def spelled(self) -> list[int]:
-        return list(self._spelled(self.tokens))
+    def canonical(self) -> list[int]:
+        return list(self._canonical(self.tokens))
 
     def fork(self) -> "ToyCursor":
         return copy(self)

@@ -1,4 +1,4 @@
-"""The words every other module speaks, and the protocols between them.
+"""The records every other module passes around, and the protocols between them.
 
 Read this first, then engine/engine.py, then engine/accept.py.
 """
@@ -19,29 +19,31 @@ if TYPE_CHECKING:  # a command that needs no model starts without torch
 Bits = NDArray[np.uint32]  # [words] token t is allowed if bit t % 32 of word t // 32 is set
 
 ROOT: Final = -1  # the last committed token: parent of a draft's first nodes
-TARGET: Final = "target"  # the source of a token nobody guessed
+TARGET: Final = "target"  # the source of a token that no drafter proposed
 
 Finish = Literal["stop", "length", "cancelled", "error"]
 
 
 class Cursor(Protocol):
-    """Where one output stands in its grammar. A fork is cheap, and walking it moves nothing else."""
+    """The grammar state after one output. Forks are cheap, and advancing one moves nothing else."""
 
     @property
-    def finished(self) -> bool: ...  # nothing can follow any more
+    def finished(self) -> bool: ...  # no token can follow
 
     def fill(self, row: Bits) -> bool:
-        """Sets the bits of the tokens that may come next. False: any may, and the row was not written."""
+        """Sets the bits of the tokens that may come next. False: any token may, and the row is untouched."""
 
-    def advance(self, token: int) -> bool: ...  # False: the grammar cannot take it, and nothing moved
-    def forced(self) -> list[int]: ...  # the tokens to come as far as each has no alternative
-    def spelled(self) -> list[int]: ...  # one way to write the text to come, where other tokens may write it
+    def advance(self, token: int) -> bool: ...  # False: not grammar-valid, and nothing moved
+    def forced(self) -> list[int]: ...  # the next tokens, as far as each has no alternative
+    def canonical(
+        self,
+    ) -> list[int]: ...  # canonical tokens of forced text that other tokens could also write
     def fork(self) -> "Cursor": ...
 
 
 @dataclass(slots=True)
 class Seq:
-    """One output being written. Drafters and controllers may read it; only the engine writes."""
+    """One output being generated. Drafters and controllers may read it; only the engine writes it."""
 
     id: str
     tokens: list[int]  # prompt and committed output; only ever appended to
@@ -49,19 +51,19 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
-    prediction: tuple[int, ...] = ()  # what the caller expects the output to be
-    stopped_by: Callable[[int], bool] | None = None  # told each new token; True ends the output there
+    prediction: tuple[int, ...] = ()  # the output the caller expects
+    stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds
     priority: int = 0  # higher comes first
     learn: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
     places: int = 1  # that its request needs, all its outputs together; 0: it came in with an earlier one
-    shared: int = 0  # how many of them were found in the cache when the sequence was opened
+    cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
 
     @property
     def pending(self) -> list[int]:
-        """Tokens the target has not seen: one when decoding, many when prefilling."""
+        """Tokens the target has not computed: one when decoding, many when prefilling."""
         return self.tokens[self.computed :]
 
     @property
@@ -71,18 +73,18 @@ class Seq:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess at the tokens to come.
+    """Proposed continuations: a chain or a tree of tokens.
 
-    Node i guesses tokens[i] right after node parents[i]; parents precede their children.
+    Node i proposes tokens[i] right after node parents[i]; parents precede their children.
     A wrong token costs time. A wrong q costs correctness.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] | None = None  # None: a chain, node i follows node i - 1
-    sources: tuple[str, ...] = ()  # who guessed each node
-    scores: tuple[float, ...] = ()  # how sure of each node, given its parent; 1: it is certain; () if unknown
-    q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was drawn from; None for bare guesses
-    refused: tuple[str, ...] = ()  # who made each guess that the grammar of the output cannot take
+    sources: tuple[str, ...] = ()  # the drafter of each node
+    scores: tuple[float, ...] = ()  # P(node | its parent) as claimed; 1: forced by the grammar; () if unknown
+    q: "Tensor | None" = None  # [len, vocab]: row i is what tokens[i] was sampled from; None: not sampled
+    rejected_sources: tuple[str, ...] = ()  # the drafter of each token the grammar rejected
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -102,11 +104,11 @@ class Draft:
         return None
 
     def depth(self, node: int) -> int:
-        """How many guesses stand between the committed text and what follows `node`."""
+        """The number of nodes from the committed text down to `node`, both ends included."""
         return node + 1 if self.parents is None else len(self.path(node))
 
     def path(self, node: int) -> tuple[int, ...]:
-        """The nodes from the first guess down to `node`."""
+        """The nodes from the root's child down to `node`."""
         if self.parents is None:
             return tuple(range(node + 1))
         nodes = []
@@ -116,7 +118,7 @@ class Draft:
         return tuple(reversed(nodes))
 
     def paths(self) -> list[tuple[int, ...]]:
-        """Every way from the first guess to a leaf; a chain has one."""
+        """Every path from the root to a leaf; a chain has one."""
         if self.parents is None:
             return [tuple(range(len(self.tokens)))] if self.tokens else []
         inner = set(self.parents)
@@ -128,7 +130,7 @@ class Draft:
             return self
         parents = None if self.parents is None else self.parents[:n]
         q = None if self.q is None else self.q[:n]
-        return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q, self.refused)
+        return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q, self.rejected_sources)
 
 
 NO_DRAFT: Final = Draft()
@@ -136,22 +138,22 @@ NO_DRAFT: Final = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for guesses after `seq.tokens` and `after`, which other drafters guessed already."""
+    """A request for a draft after `seq.tokens` and `after`, which other drafters have proposed already."""
 
     seq: Seq
-    budget: int  # most nodes wanted, those apart that are certain
+    budget: int  # largest number of nodes, besides those the grammar forces
     after: tuple[int, ...] = ()
-    cursor: Cursor | None = None  # standing after `after`; to be forked, not moved
-    certain: int = 0  # most nodes wanted that are certain
+    cursor: Cursor | None = None  # the state after `after`; to be forked, not moved
+    forced_budget: int = 0  # largest number of nodes that the grammar forces
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target made of a draft: the nodes it agreed with, then one token of its own."""
+    """The outcome of verification: the accepted nodes, then one token of the target's own."""
 
     path: tuple[int, ...]
     token: int
-    draft: Draft = NO_DRAFT  # what was judged, for drafters that learn from what was refused too
+    draft: Draft = NO_DRAFT  # the draft that was verified, for drafters that learn from rejected nodes too
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,69 +162,69 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # likeliest first
+    top: tuple[tuple[int, float], ...]  # most likely first
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One draft and its verdict: all that statistics, traces, the gate and training ever see."""
+    """One draft and its verdict: all that statistics, traces, the gate and training ever see of a pass."""
 
     request: str
     start: int  # len(tokens) before
-    drafters: tuple[str, ...]  # who was to be asked
+    drafters: tuple[str, ...]  # the names in the request's SpecConfig
     draft: Draft
-    path: tuple[int, ...]  # the draft's nodes that were kept
+    path: tuple[int, ...]  # the draft's accepted nodes
     tokens: tuple[int, ...]  # committed; one more than the path unless a stop cut it; () while prefilling
     budget: int  # what the controller allowed
     batch: int  # sequences in the pass
     rows: int  # rows in the pass, all sequences together
     draft_us: int  # of the pass, all sequences together
-    target_us: int  # likewise
+    target_us: int  # the same
     finish: Finish | None = None
-    error: PacelineError | None = None  # why the sequence could not go on, where finish is "error"
-    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if asked for
-    guessed: int = 0  # nodes that drafters made, before any was cut
-    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # of draft_us, what each drafter took
+    error: PacelineError | None = None  # why the sequence could not continue, where finish is "error"
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
+    drafted: int = 0  # nodes the drafters proposed, before any was cut
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # the part of draft_us of each drafter
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Who guessed each committed token."""
-        guessed = tuple(self.draft.sources[i] for i in self.path)
-        return (*guessed, TARGET)[: len(self.tokens)]
+        """The drafter of each committed token, or TARGET."""
+        accepted = tuple(self.draft.sources[i] for i in self.path)
+        return (*accepted, TARGET)[: len(self.tokens)]
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one sequence puts into a pass: tokens that follow its cached rows, then its draft."""
+    """The part of one sequence in a pass: tokens that follow its cached rows, then its draft."""
 
     seq_id: str
     tokens: Sequence[int]  # at least one
     draft: Draft = NO_DRAFT
-    scored: bool = True  # False: an inner piece of a prompt, nothing is chosen after it
+    scored: bool = True  # False: an inner chunk of a prompt, no token is chosen after it
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Row starts[i] is what follows feed i's last token, then one row per node of its draft.
+    """Logits of a pass. Row starts[i] follows feed i's last token; one row per node of its draft comes next.
 
-    A feed that is not scored has no such rows. Hidden states there are for every row of the pass: from row
-    rows[i] on for the tokens of feed i, scored or not, then for the nodes of its draft.
+    A feed that is not scored has no such rows. Hidden states exist for every row of the pass: those of feed i
+    begin at row rows[i], scored or not, first for its tokens, then for the nodes of its draft.
     """
 
     logits: "Tensor"  # [scored rows, vocab] float32
     starts: tuple[int, ...]
     rows: tuple[int, ...] = ()
-    hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # layer asked for -> [rows, width] float32
+    hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # tapped layer -> [rows, width] float32
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """Rows of a pass that stay in the target's cache, as some of its layers left them."""
+    """Hidden states, at the tapped layers, of the rows of a pass that stay in the target's cache."""
 
     seq: Seq
     start: int  # position of the first row
-    states: Mapping[int, "Tensor"]  # layer -> [n, width] float32: its output, after its residual additions
-    rows: slice | list[int] | None = None  # which of the n are meant; None: all
+    states: Mapping[int, "Tensor"]  # layer -> [n, width] float32: its output, residual included
+    rows: slice | list[int] | None = None  # the selection among the n; None: all
 
     @property
     def hidden(self) -> dict[int, "Tensor"]:
@@ -233,42 +235,65 @@ class HiddenRows:
 
 
 class Drafter(Protocol):
-    """Guesses. Subclass it to inherit the no-ops; `draft` is the one method to write."""
+    """Proposes tokens. Subclass it to inherit the no-ops; `draft` is the one method to write."""
 
     name: str
-    taps: tuple[int, ...] = ()  # target layers whose hidden states it wants to read
-    interleaves: bool = False  # in a list, others go on after its guesses, and it goes on after theirs
+    taps: tuple[int, ...] = ()  # target layers whose hidden states `on_hidden` receives
+    interleaves: bool = False  # in a list, others continue its drafts and it continues theirs
 
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # asks stay as they are
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]: ...  # must not modify the asks
 
     def begin(self, seq: Seq) -> None:
-        """A sequence arrived; its prompt is known."""
+        """A sequence was admitted; its prompt is known."""
         return
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
-        """Verdicts were committed: seqs[i].tokens already ends with what verdicts[i] says."""
+        """Verdicts were committed: seqs[i].tokens already ends with the tokens of verdicts[i]."""
         return
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A pass was committed; not called without taps.
 
-        Each position is seen once, in order, pieces of prompts included, guesses that were refused not. Those
-        that the target found in its cache are never computed, so they are never seen. The tensors are lent:
-        they hold on to the whole pass, so copy what is to stay.
+        Each position comes once, in order, chunks of prompts included, rejected nodes excluded. Positions
+        that the target found in its prefix cache are never computed, so they never come. Tensors are views
+        into the whole pass: copy what must outlive the call.
         """
         return
 
     def end(self, seq: Seq) -> None:
-        """A sequence left, finished or cancelled."""
+        """A sequence ended, finished or cancelled."""
         return
 
 
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Blocks of the KV cache as they are now, and token counts since the start."""
+
+    blocks: int  # free + cached + live
+    free: int
+    cached: int  # hold the prefix of a closed sequence and no live one; evicted when room is needed
+    live: int
+    evicted: int  # blocks
+    queried_tokens: int  # prompt tokens looked up in the prefix cache
+    hit_tokens: int  # of them, already computed
+
+
 class Target(Protocol):
-    """The model whose text we owe. It owns its cache."""
+    """The model whose text we owe. It owns its KV cache.
+
+    `heads.runner.HeadTarget` adds what trained draft heads need, `LayerSkipTarget` layer skipping.
+    """
 
     vocab_size: int
-    max_context: int  # most tokens one sequence may hold
+    max_context: int  # tokens one sequence may hold
+    capacity: int  # positions the cache holds: all sequences together, closed ones included
     invariant_rows: int  # rows of one sequence in a pass up to which no row's bits depend on their number
+    fingerprint: str  # of the weights and the model's configuration
+    bytes_held: int  # weights in memory
+
+    @property
+    def cache_stats(self) -> CacheStats: ...
+    def describe(self) -> str: ...  # backend, device, threads, type: one line; decides what a pass costs
 
     def open(self, seq: Seq) -> int: ...  # tokens found in a shared prefix; always leaves one to compute
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores: ...
@@ -280,38 +305,39 @@ class Target(Protocol):
         """
 
     def close(self, seq_id: str) -> None: ...
+    def forget(self, tenant: str) -> None: ...  # drops the tenant's cached rows that no open sequence holds
 
 
 class LayerSkipTarget(Target, Protocol):
-    """A target that can also run some of its layers only, to guess with."""
+    """A target that can run a subset of its layers as a draft model (LayerSkip, arXiv 2404.16710)."""
 
     layers: int
-    layer_share: float  # of the work for one row of a pass, what a layer does
+    layer_share: float  # one layer's share of the work for one row of a pass
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
-        """Bare tokens of each feed, from position starts[i] on, through these layers in ascending order.
+        """Runs the tokens of each feed, from position starts[i] on, through these layers in ascending order.
 
-        Their rows are never kept: no pass reads them and the next one writes over them. Rows between the kept
-        ones and starts[i] are of sketches since the last pass.
+        Their rows are temporary: no full pass reads them and the next one overwrites them. Rows between the
+        kept ones and starts[i] come from earlier calls since the last full pass.
         """
 
 
 class Controller(Protocol):
-    """Decides how far to guess. rows: those of the pass besides the guesses."""
+    """Decides how many tokens to draft. rows: those of the pass besides the drafts."""
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]: ...  # a budget each
     def trim(self, seqs: Sequence[Seq], drafts: Sequence[Draft], rows: int) -> list[int]:
-        """How many nodes of each draft are worth checking, now that it is known how sure they are."""
+        """How many nodes of each draft to verify, now that their scores are known."""
         return [len(draft) for draft in drafts]
 
     def learn(self, rounds: Sequence[Round]) -> None: ...
     def forget(self, drafter: str) -> None:
-        """Another one has this name from now on: what was learned of the old one says nothing."""
+        """The drafter of this name was replaced: drop what was learned about the old one."""
         return
 
 
 class Sink(Protocol):
-    """Hears of every round. Must not raise, must not block."""
+    """Receives every round. Must not raise, must not block."""
 
     def round(self, r: Round) -> None: ...
     def finish(self, seq: Seq, reason: Finish) -> None: ...

@@ -13,8 +13,9 @@ from bench.peers.systems import Build, Entry
 from bench.peers.wire import Answer
 from bench.rows import FIELDS, rows
 from bench.workload import Prompt
+from support import SUPPORT
 
-FAKE = Path(__file__).parent / "fake_driver.py"
+FAKE = SUPPORT / "fake_driver.py"
 
 
 class FakeBuild(Build):

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fails, run
+from rich.console import Console
 
 from paceline import hub
+from paceline.cli.about import DRAFTERS
+from paceline.cli.drafters import DrafterRow, drafters_table
+from paceline.cli.render import COLOURS, OWN
+from support.commands import fails, run
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
@@ -111,6 +115,72 @@ def test_truncated_model_file(capsys: pytest.CaptureFixture[str], tmp_path: Path
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"GGUF\x03\x00\x00\x00 and then nothing")
     assert "bad.gguf" in fails(capsys, "generate", "--model", str(bad), "--prompt", "x")
+
+
+class PanicException(BaseException):
+    """As libraries written in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (PermissionError(13, "Permission denied", "weights.gguf"), "weights.gguf: Permission denied"),
+        (PanicException("index out of bounds"), "index out of bounds"),
+    ],
+)
+def test_a_model_file_that_cannot_be_read_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, problem: BaseException, said: str
+) -> None:
+    def fail(_: str) -> Path:
+        raise problem
+
+    monkeypatch.setattr(hub, "resolve", fail)
+    assert said in fails(capsys, "generate", "--prompt", "x")
+
+
+@pytest.mark.model
+def test_a_request_is_compared_with_plain_and_drawn(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.svg"
+    shown = ["--show", "--compare", "--svg", str(picture)]
+    code, _, err = run(capsys, *GENERATE, "--prompt", REPEATING, *shown)
+    assert code == 0
+    assert "identical to plain: yes" in err
+    assert "identical&#160;to&#160;plain:&#160;yes" in picture.read_text()
+
+
+def test_every_drafter_has_a_colour_of_its_own() -> None:
+    colours = [COLOURS[name] for name in DRAFTERS if name != "none"]
+    assert len({*colours, OWN, ""}) == len(colours) + 2
+
+
+def test_names_of_drafters_are_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [DrafterRow("quantized", "guesses " * 9, "needs " * 9, True, ["a-model-with-a-long-name-1.5b"])]
+    Console().print(drafters_table(rows, "smollm2-135m"))
+    out = capsys.readouterr().out
+    assert "quantized" in out
+    assert "with a-model-with-a-long-name-1.5b" in out
+
+
+@pytest.mark.large
+def test_no_larger_model_is_offered_as_a_draft_model(
+    capsys: pytest.CaptureFixture[str], smollm2_path: Path, qwen_path: Path
+) -> None:
+    def offered(model: str) -> list[str]:
+        rows = as_json(capsys, "drafters", "--model", model)["drafters"]
+        return next(list(row["given"]) for row in rows if row["name"] == "model")
+
+    assert "smollm2-135m" in offered("qwen2.5-coder-1.5b")
+    assert "qwen2.5-coder-1.5b" not in offered("smollm2-135m")
+
+
+def test_num_speculative_tokens_is_max_draft(capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "generate", "--prompt", "x", "--num-speculative-tokens", "99")
+    assert "max_draft=99" in said
 
 
 @pytest.mark.model

@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import fails, run
-from saved_heads import save_untrained
 
+from paceline.cli import main
 from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.loading import find_trained
 from paceline.paths import home
+from paceline.server.launch import ServerSettings
 from paceline.train.data.held_out import is_held_out
+from support.commands import fails, run
+from support.saved_heads import save_untrained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 
@@ -136,8 +138,32 @@ def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, 
     assert "no trained drafter 'nobody'" in fails(capsys, "drafters", "rollback", "nobody")
 
 
-def test_learning_needs_a_trained_drafter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--learn needs a drafter that can learn" in fails(capsys, "serve", "smollm2-135m", "--learn")
+@pytest.mark.parametrize("option", ["--online-training", "--learn"])
+def test_online_training_needs_a_trained_drafter(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert "needs a drafter that can learn" in fails(capsys, "serve", "smollm2-135m", option)
+
+
+@pytest.mark.parametrize(
+    ("option", "now", "trains", "remembers"),
+    [("--learn", "--online-training", True, True), ("--no-learn", "--no-memory", False, False)],
+)
+def test_old_names_of_options_work_and_say_what_is_new(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    now: str,
+    trains: bool,
+    remembers: bool,
+) -> None:
+    seen: list[ServerSettings] = []
+    monkeypatch.setattr("paceline.server.launch.run", seen.append)
+    for given in (option, now):
+        with pytest.raises(SystemExit):
+            main(["serve", "smollm2-135m", "--trained", "mine", given])
+    assert [(s.refresh is not None, s.learn) for s in seen] == [(trains, remembers)] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{option} is now called {now}; the old name will be removed"
+    ]
 
 
 @pytest.mark.gemma

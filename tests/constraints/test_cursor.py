@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cursors import after, allowed, random_token, row_of, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import small_tokenizer
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Lark, Regex, compiler
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
+from support.cursors import after, allowed, random_token, row_of, said
+from support.small import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 VOCAB = TOKENIZER.vocab_size
@@ -123,7 +123,7 @@ def test_the_mask_after_the_stop_token_is_never_made() -> None:
     for tokens in ([A, B, C], [A, END]):
         cursor = after(COMPILER, Regex("a(bc)?"), tokens)
         assert cursor.finished
-        assert cursor.forced() == cursor.spelled() == []
+        assert cursor.forced() == cursor.canonical() == []
         assert not cursor.advance(A)
         assert not cursor.advance(END)
         with pytest.raises(AssertionError, match="nothing can follow"):
@@ -271,7 +271,7 @@ def test_guesses_where_the_grammar_fails_are_none(monkeypatch: pytest.MonkeyPatc
     cursor = Compiler(TOKENIZER, VOCAB).cursor(HARD)
     first_error(cursor)
     assert cursor.forced() == []
-    assert cursor.spelled() == []
+    assert cursor.canonical() == []
 
 
 SCHEMA = {

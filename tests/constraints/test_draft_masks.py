@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cursors import after, random_token, row_of, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, mas
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Bits, Cursor, Draft
+from support.cursors import after, random_token, row_of, tokenizer_with
 
 TOKENIZER = tokenizer_with(["ab", "bc", "abc", "ca", "aa", '["', '"]', '", "'])
 VOCAB = TOKENIZER.vocab_size

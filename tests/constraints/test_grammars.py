@@ -8,12 +8,12 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from legal_walks import legal_texts
 
 from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, response_format
 from paceline.constraints.grammars import MAX_BYTES, after
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
+from support.legal_walks import legal_texts
 
 ODD = [
     "\x00",

@@ -10,7 +10,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from small import small_tokenizer
 
 from paceline.constraints import Compiler, Regex
 from paceline.constraints.draft_masks import Masks, masks
@@ -21,6 +20,7 @@ from paceline.engine.accept import Coins, LawAt, block, match, residual
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import Ask, Cursor, Draft, Seq, Verdict
+from support.small import small_tokenizer
 
 TOKENIZER = small_tokenizer("abcd")
 VOCAB = TOKENIZER.vocab_size

@@ -94,7 +94,7 @@ class Wild(Drafter):
 
     def _one(self, ask: Ask) -> Draft:
         n = int(self._rng.integers(0, ask.budget + 1))
-        spelled = [] if ask.cursor is None else [*ask.cursor.forced(), *ask.cursor.spelled()]
+        spelled = [] if ask.cursor is None else [*ask.cursor.forced(), *ask.cursor.canonical()]
         known = [*ask.seq.tokens, *spelled]
         tokens = tuple(
             int(self._rng.choice(known)) if self._rng.random() < 0.8 else int(self._rng.integers(self._vocab))

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from cursors import after, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, OutputSpec, Regex, Triggered
 from paceline.constraints.match import fits
 from paceline.constraints.request import Either
 from paceline.errors import ConstraintError
 from paceline.text.tool_calls.formats import FORMATS
+from support.cursors import after, tokenizer_with
 
 HERMES = FORMATS["hermes"]
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}

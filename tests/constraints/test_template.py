@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from legal_walks import CLOSING, byte_cursor, legal_texts, walked
 from pydantic import BaseModel, Field
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Template, Triggered, output
@@ -15,6 +14,7 @@ from paceline.constraints.compiler import check
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked
 
 ORDER = Template(
     "Dear {name},\nyour order {id} of {n} items is {state}.",
@@ -207,12 +207,12 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
 def test_fixed_text_is_certain(compiler: Compiler, tokenizer: Tokenizer) -> None:
     """As soon as it has begun, or where the hole before it can only end."""
     cursor = compiler.cursor(ORDER)
-    certain = {"": tokenizer.decode(cursor.spelled())}
+    certain = {"": tokenizer.decode(cursor.canonical())}
     text = ""
     for token in tokenizer.encode(FILLED, special=False):
         assert cursor.advance(token)
         text += tokenizer.decode([token])
-        certain[text] = tokenizer.decode(cursor.spelled())
+        certain[text] = tokenizer.decode(cursor.canonical())
         assert certain[text].startswith(tokenizer.decode(cursor.forced()))
     assert cursor.finished
     assert certain[""] == "Dear "

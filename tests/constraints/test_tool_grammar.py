@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from legal_walks import legal_texts
 
 from paceline.constraints import Constraint, Triggered, tool_calls
 from paceline.constraints.json_schema import closed
@@ -14,6 +13,7 @@ from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import ToolCall, parse_tool_calls, render_calls
 from paceline.text.tool_calls.formats import FORMATS, ToolFormat
+from support.legal_walks import legal_texts
 
 WEATHER = {
     "type": "function",

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
 from paceline.text.tool_calls.formats import FORMATS
 from paceline.types import ROOT, Cursor, Draft
+from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 EXTRA = ["</", "think", "</think", ">[", ">x", ">\n[", "x</think>", "k>", "k>[1", ">[1, ", "><"]
 TOKENIZER = tokenizer_with(EXTRA, ["<mark>"])
@@ -47,7 +47,7 @@ def test_reasoning_is_free_and_what_follows_it_is_not() -> None:
     cursor = after(COMPILER, THINKING, letters("hm, [ or <think> {? "))
     assert everything(cursor)
     assert not cursor.finished
-    assert cursor.forced() == cursor.spelled() == []
+    assert cursor.forced() == cursor.canonical() == []
     for token in letters("</think"):
         assert cursor.advance(token)
     assert shut(cursor) == {ID[">x"], ID["><"], ID["x</think>"], END}

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
 from hypothesis import given
 from hypothesis import strategies as st
-from published import Eagle3, Eagle3Config, medusa_heads
 from safetensors.torch import save_file
-from tiny_heads import random_net, said
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, import_
-from paceline.convert.foreign_checkpoint import Target
+from paceline.convert.foreign_checkpoint import TargetModel
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import Recorded, replay
+from support.exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
+from support.published import Eagle3, Eagle3Config, medusa_heads
+from support.tiny_heads import random_net, said
+from support.torch_cases import VOCAB
 
 Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 Keys = tuple[str, ...]
@@ -37,8 +37,8 @@ def published_eagle() -> Checkpoint:
 
 def speculator(kind: str) -> Checkpoint:
     net = an_eagle(own_embed=True) if kind == "eagle" else random_net(draft_vocab=60)
-    written = (eagle3 if kind == "eagle" else dspark).written(net, a_card(kind, net), TARGET, "tiny")
-    return json.loads(json.dumps(written.config)), dict(written.tensors)
+    output = (eagle3 if kind == "eagle" else dspark).to_checkpoint(net, a_card(kind, net), TARGET, "tiny")
+    return json.loads(json.dumps(output.config)), dict(output.tensors)
 
 
 def published_medusa() -> Checkpoint:
@@ -95,7 +95,7 @@ VALUES: tuple[object, ...] = (
 def tiny_target() -> Iterator[None]:
     """Stands in for a model on disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "open", lambda path: TARGET)
+        patch.setattr(TargetModel, "open", lambda path: TARGET)
         yield
 
 

@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.convert import export_model
 from paceline.convert.foreign_checkpoint import ARCHITECTURES
-from paceline.convert.hf_model import write_model
-from paceline.convert.model_config import config_of
+from paceline.convert.hf_model import config_of, write_model
 from paceline.errors import SettingError, UnknownArchitecture
 from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
+from support.torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 hf = pytest.importorskip("transformers")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from published import Eagle3, Eagle3Config, medusa_heads, shaken
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support.published import Eagle3, Eagle3Config, medusa_heads, shaken
 
 pytestmark = pytest.mark.model
 
@@ -37,7 +37,7 @@ class Read:
     """What the real model makes of a text; of the last token, nothing yet."""
 
     path: Path
-    pieces: Pieces
+    embeddings: Pieces
     model: TrainDecoder
     tokens: list[int]
     hidden: dict[int, Tensor]  # [n, width]
@@ -77,7 +77,7 @@ def eagle3(read: Read, **settings: Any) -> Eagle3:
     ids = torch.randperm(of.vocab_size, generator=torch.Generator().manual_seed(2))[:500]
     made.d2t.copy_(ids - torch.arange(500))
     with torch.no_grad():
-        made.embed_tokens.weight.copy_(read.pieces.embed)
+        made.embed_tokens.weight.copy_(read.embeddings.embed)
     return made
 
 
@@ -108,7 +108,7 @@ def test_eagle3(
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(inputs)}
     pickled = "" if settings else "pytorch_model.bin"
     import_(saved(tmp_path / "theirs", config, tensors, pickled), read.path, tmp_path / "ours")
-    net = load(tmp_path / "ours", read.pieces).net
+    net = load(tmp_path / "ours", read.embeddings).net
     assert isinstance(net, EagleHead)
     assert net.shape.own_embed == own_embed
 
@@ -117,7 +117,7 @@ def test_eagle3(
     drafter = EagleDrafter(net)
     seq, seen = read.seen(net.shape.taps)
     drafter.begin(seq)
-    drafter.read([seen])
+    drafter.on_hidden([seen])
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
     ids = torch.arange(500) + theirs.d2t
     for step, wanted in enumerate(logits):
@@ -136,12 +136,12 @@ def test_medusa(layers: int, read: Read, tmp_path: Path) -> None:
     tensors = {prefix + name: tensor.detach() for name, tensor in theirs.state_dict().items()}
     config = {"medusa_num_heads": 3, "medusa_num_layers": layers, "base_model_name_or_path": "smollm2"}
     import_(saved(tmp_path / "theirs", config, tensors, file), read.path, tmp_path / "ours")
-    net = load(tmp_path / "ours", read.pieces).net
+    net = load(tmp_path / "ours", read.embeddings).net
     assert isinstance(net, MedusaHead)
     drafter = MedusaDrafter(net)
     seq, seen = read.seen(net.shape.taps)
     drafter.begin(seq)
-    drafter.read([seen])
+    drafter.on_hidden([seen])
     draft = drafter.draft([Ask(seq, 3)])[0]
     with torch.no_grad():
         wanted = torch.stack([head(read.final[-1]) for head in theirs])

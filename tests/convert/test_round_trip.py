@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import PIECES, TARGET, a_card, an_eagle
-from head_cases import medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_heads import random_net
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, export, import_
 from paceline.convert import export as the_export
-from paceline.convert.files import read_folder, write_folder
-from paceline.convert.foreign_checkpoint import Found, Target, Written
+from paceline.convert.foreign_checkpoint import (
+    OutputCheckpoint,
+    SourceCheckpoint,
+    TargetModel,
+    read_folder,
+    write_folder,
+)
 from paceline.errors import (
     CorruptModel,
     DrafterMismatch,
@@ -38,11 +39,15 @@ from paceline.target.weights.reader import load as load_weights
 from paceline.train.evaluate import Recorded, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
+from support.exchanged import PIECES, TARGET, a_card, an_eagle
+from support.head_cases import medusa_net
+from support.tiny_heads import random_net
+from support.torch_cases import VOCAB
 
 
-def found(written: Written) -> Found:
-    config = json.loads(json.dumps(written.config))
-    return Found("theirs", Fields("config.json", config), written.tensors)
+def found(output: OutputCheckpoint) -> SourceCheckpoint:
+    config = json.loads(json.dumps(output.config))
+    return SourceCheckpoint("theirs", Fields("config.json", config), output.tensors)
 
 
 def same(net: DraftHead, back: Any) -> None:
@@ -68,24 +73,34 @@ def same(net: DraftHead, back: Any) -> None:
 )
 def test_any_eagle_comes_back(draft_vocab: int, seed: int, settings: dict[str, Any]) -> None:
     net = an_eagle(draft_vocab, seed, **settings)
-    same(net, eagle3.taken(found(eagle3.written(net, a_card("eagle", net), TARGET, "tiny")), TARGET))
+    same(
+        net,
+        eagle3.from_checkpoint(
+            found(eagle3.to_checkpoint(net, a_card("eagle", net), TARGET, "tiny")), TARGET
+        ),
+    )
 
 
 @given(st.sampled_from([20, 60, VOCAB]), st.integers(0, 50))
 def test_any_block_comes_back(draft_vocab: int, seed: int) -> None:
     net = random_net(seed, draft_vocab)
-    same(net, dspark.taken(found(dspark.written(net, a_card("block", net), TARGET, "tiny")), TARGET))
+    same(
+        net,
+        dspark.from_checkpoint(
+            found(dspark.to_checkpoint(net, a_card("block", net), TARGET, "tiny")), TARGET
+        ),
+    )
 
 
 def test_a_scaled_embedding_is_written_as_the_layers_read_it() -> None:
-    scaled = replace(TARGET, pieces=replace(PIECES, embed_scale=3.0))
+    scaled = replace(TARGET, embeddings=replace(PIECES, embed_scale=3.0))
     block, eagle = random_net(), an_eagle()
-    for written in (
-        dspark.written(block, a_card("block", block), scaled, "tiny"),
-        eagle3.written(eagle, a_card("eagle", eagle), scaled, "tiny"),
+    for output in (
+        dspark.to_checkpoint(block, a_card("block", block), scaled, "tiny"),
+        eagle3.to_checkpoint(eagle, a_card("eagle", eagle), scaled, "tiny"),
     ):
-        assert torch.equal(written.tensors["embed_tokens.weight"][:VOCAB], PIECES.embed * 3)
-    back = eagle3.taken(found(written), scaled)
+        assert torch.equal(output.tensors["embed_tokens.weight"][:VOCAB], PIECES.embed * 3)
+    back = eagle3.from_checkpoint(found(output), scaled)
     assert back.shape == eagle.shape
 
 
@@ -96,25 +111,25 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
     from paceline.drafters.heads.choose import drafter_of
     from paceline.heads.block import BlockConfig, BlockHead
 
-    pieces = load_pieces(smollm2_path)
+    embeddings = load_pieces(smollm2_path)
     model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
     of, ids = model.shape, torch.arange(0, 900, 3)
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))
     taps = default_taps(of.layers, 3)
     net: DraftHead
     if kind == "block":
-        net = BlockHead(BlockConfig(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), pieces, ids)
+        net = BlockHead(BlockConfig(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), embeddings, ids)
     else:
-        net = EagleHead(EagleConfig(*sizes, taps, 4, norm_eps=of.norm_eps), pieces, ids)
-    net.reset(pieces, torch.Generator().manual_seed(0))
-    card = Card(kind, net.shape, "smollm2", pieces.fingerprint)
+        net = EagleHead(EagleConfig(*sizes, taps, 4, norm_eps=of.norm_eps), embeddings, ids)
+    net.reset(embeddings, torch.Generator().manual_seed(0))
+    card = Card(kind, net.shape, "smollm2", embeddings.fingerprint)
     save(tmp_path / "ours", card, net)
     export(tmp_path / "ours", smollm2_path, tmp_path / "theirs")
     back = import_(tmp_path / "theirs", smollm2_path, tmp_path / "back")
     assert (back.kind, back.shape, back.weights) == (kind, net.shape, "float32")
     tokens = torch.randint(0, 900, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     texts = [Recorded(tokens, [False] * 4 + [True] * 36)]
-    nets = [load(tmp_path / name, pieces).net for name in ("ours", "back")]
+    nets = [load(tmp_path / name, embeddings).net for name in ("ours", "back")]
     first, second = ([replay(drafter_of(n), model, texts, 4)] for n in nets)
     assert first == second
     assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
@@ -123,7 +138,7 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An exported eagle head; the tiny target stands in for a model on disk."""
-    monkeypatch.setattr(Target, "open", lambda path: TARGET)
+    monkeypatch.setattr(TargetModel, "open", lambda path: TARGET)
     net = an_eagle()
     save(tmp_path / "ours", a_card("eagle", net), net)
     return export(tmp_path / "ours", tmp_path / "tiny", tmp_path / "theirs")
@@ -225,12 +240,12 @@ def test_what_a_block_cannot_be_is_named(
     tmp_path: Path, harm: Callable[[Path], object], error: type[PacelineError], says: str
 ) -> None:
     net = random_net(draft_vocab=60)
-    written = dspark.written(net, a_card("block", net), TARGET, "tiny")
-    write_folder(tmp_path / "theirs", written, torch.float32)
-    dspark.taken(read_folder(tmp_path / "theirs"), TARGET)
+    output = dspark.to_checkpoint(net, a_card("block", net), TARGET, "tiny")
+    write_folder(tmp_path / "theirs", output, torch.float32)
+    dspark.from_checkpoint(read_folder(tmp_path / "theirs"), TARGET)
     harm(tmp_path / "theirs")
     with pytest.raises(error, match=says):
-        dspark.taken(read_folder(tmp_path / "theirs"), TARGET)
+        dspark.from_checkpoint(read_folder(tmp_path / "theirs"), TARGET)
 
 
 def test_nothing_is_written_over(theirs: Path, tmp_path: Path) -> None:

@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import FAMILIES, save_reference, some_tokens
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
-from paceline.convert.model_config import config_of
+from paceline.convert.hf_model import config_of
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import TrainBatch
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
 from paceline.text import Tokenizer
 from paceline.train.evaluate import Recorded
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support import SUPPORT
+from support.torch_cases import FAMILIES, save_reference, some_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
@@ -42,7 +43,7 @@ PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec(
 def ran(script: str, *arguments: str) -> str:
     if not PYTHON:
         pytest.skip("vLLM is not here: set PACELINE_VLLM_PYTHON to a Python that has it and speculators")
-    command = [PYTHON, str(Path(__file__).with_name(script)), *arguments]
+    command = [PYTHON, str(SUPPORT / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix(
@@ -126,7 +127,9 @@ def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
         read, anchor = 0, len(prompt)
         while rest := text.tokens[anchor + 1 :]:
             seq.tokens[:] = text.tokens[: anchor + 1]
-            drafter.read([HiddenRows(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})])
+            drafter.on_hidden(
+                [HiddenRows(seq, read, {tap: rows[0, read:anchor] for tap, rows in hidden.items()})]
+            )
             said = list(drafter.draft([Ask(seq, GUESSES)])[0].tokens)
             drafts[-1].append(said)
             agree = [a == b for a, b in zip(said, rest, strict=False)]

@@ -25,7 +25,7 @@ class Knows(Drafter):
     def begin(self, seq: Seq) -> None:
         self.heard.append("begin")
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         assert self.taps, "shown to one who has no taps"
         self.heard.append("read")
 
@@ -63,7 +63,7 @@ def test_all_of_them_hear_everything() -> None:
 
 def test_those_who_have_taps_read() -> None:
     members = [Knows("one", taps=(1,)), Knows("two"), Knows("three", taps=(2,))]
-    DrafterList([members[0], DrafterList(members[1:])]).read([HiddenRows(Seq("a", [1], 1), 0, {})])
+    DrafterList([members[0], DrafterList(members[1:])]).on_hidden([HiddenRows(Seq("a", [1], 1), 0, {})])
     assert [member.heard for member in members] == [["read"], [], ["read"]]
 
 
@@ -133,7 +133,7 @@ class Fails(Knows):
     def begin(self, seq: Seq) -> None:
         raise ValueError("begin")
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         raise ValueError("read")
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
@@ -148,7 +148,7 @@ def test_one_that_fails_takes_nothing_from_the_others() -> None:
     drafter, seq = DrafterList([Fails("fails", taps=(1,)), other]), Seq("a", [1], 1)
     drafter.begin(seq)
     assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
-    drafter.read([HiddenRows(seq, 0, {})])
+    drafter.on_hidden([HiddenRows(seq, 0, {})])
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
     assert other.heard == ["begin", "read", "observe", "end"]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
@@ -15,6 +14,7 @@ from paceline.drafters.prediction import Prediction
 from paceline.drafters.support.grammar_filter import CERTAIN
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Seq
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 FREE = {1, 2, 3, 4}
 
@@ -82,7 +82,7 @@ def test_each_leg_is_told_where_it_stands() -> None:
     def answer(a: Ask) -> Draft:
         assert isinstance(a.cursor, ToyCursor)
         assert a.cursor.tokens == a.after
-        seen.append((a.after, a.budget, a.certain, a.cursor.forced()))
+        seen.append((a.after, a.budget, a.forced_budget, a.cursor.forced()))
         return Draft((1, 2), None, (), (0.5, 0.5))
 
     first = ask(form(), budget=5, certain=9)
@@ -248,5 +248,5 @@ def test_what_the_grammar_refuses_is_counted() -> None:
     cursor = ToyCursor(lambda tokens: {1, 2} if len(tokens) < 6 else set())
     draft = guess([always(1, 2, 9, 1)], cursor)
     assert draft.tokens == (1, 2)
-    assert draft.refused == (always().name,) * 2
-    assert draft.first(1).refused == draft.refused
+    assert draft.rejected_sources == (always().name,) * 2
+    assert draft.first(1).rejected_sources == draft.rejected_sources

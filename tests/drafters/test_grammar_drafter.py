@@ -1,12 +1,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import permits, random_rules, sentence
 
 from paceline.drafters import model_free
 from paceline.drafters.grammar import SPELLED, Grammar
 from paceline.drafters.support.grammar_filter import CERTAIN, unsure
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Seq
+from support.toy_grammar import permits, random_rules, sentence
 
 
 def guess(cursor: Cursor | None, budget: int = 8, certain: int = 8) -> Draft:
@@ -37,7 +37,7 @@ def spelling(tokens: tuple[int, ...]) -> list[int]:
 
 def spelled(last: set[int]) -> ToyCursor:
     places = [{1}, {3, 5}, {4, 5}, {6}, last]
-    return ToyCursor(lambda t: places[len(t)] if len(t) < 5 else set(), spelled=spelling)
+    return ToyCursor(lambda t: places[len(t)] if len(t) < 5 else set(), canonical=spelling)
 
 
 def test_spelled_tokens_are_likely_and_lead_to_the_next_forced_ones() -> None:
@@ -55,7 +55,7 @@ def test_each_kind_has_its_own_cap() -> None:
 
 
 def test_a_spelling_the_grammar_refuses_ends_there() -> None:
-    cursor = ToyCursor(lambda t: {1, 2} if len(t) < 3 else set(), spelled=lambda t: [1, 9, 2])
+    cursor = ToyCursor(lambda t: {1, 2} if len(t) < 3 else set(), canonical=lambda t: [1, 9, 2])
     assert guess(cursor).tokens == (1,)
 
 
@@ -73,7 +73,7 @@ def test_the_cursor_stays_where_it_is() -> None:
 @given(st.integers(0, 500), st.integers(0, 4), st.integers(0, 4))
 def test_certain_nodes_are_the_only_legal_ones(seed: int, budget: int, certain: int) -> None:
     rules = random_rules(seed)
-    cursor = ToyCursor(rules, spelled=lambda t: sorted(rules(t))[:1])
+    cursor = ToyCursor(rules, canonical=lambda t: sorted(rules(t))[:1])
     draft = guess(cursor, budget, certain)
     assert permits(rules, draft.tokens)
     assert len(draft) == len(draft.scores) == len(draft.sources)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.support.grammar_filter import legal, walk
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 steady = settings(derandomize=True, deadline=None)
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)

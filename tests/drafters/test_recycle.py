@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_grammar import sentence
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.recycle import Recycle, RecycleSettings
@@ -19,6 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import SettingError
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Cursor, Draft, Drafter, Round, Scores, Seq, Verdict
+from support.toy_grammar import sentence
 
 VOCAB = 24
 BOLD = RecycleSettings(min_chance=0.0)

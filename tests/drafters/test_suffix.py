@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import sentence
 
 from paceline.advise.replay import replay
 from paceline.config import SpecConfig
@@ -12,6 +11,7 @@ from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import DrafterMismatch, SettingError
 from paceline.types import Ask, Draft, Seq
+from support.toy_grammar import sentence
 
 PHRASE = list(range(100, 120))
 

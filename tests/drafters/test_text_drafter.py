@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter, drafter_for
@@ -22,6 +21,7 @@ from paceline.errors import DrafterMismatch
 from paceline.sampling import Doubles, History, distribution
 from paceline.testing import ToyCursor
 from paceline.types import Ask, Draft, Drafter, Feed, Scores, Seq
+from support.two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 TWO = pair()
 VOCAB = TWO.target.vocab_size

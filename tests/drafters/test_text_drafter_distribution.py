@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from two_tokenizers import tokenizer
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter
@@ -19,6 +18,7 @@ from paceline.engine.accept import Coins, LawAt, block, residual
 from paceline.sampling import Distribution, Doubles, Floats
 from paceline.testing import BranchCoins, ToyTarget, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
+from support.two_tokenizers import tokenizer
 
 # Shared are a, b and the end; only the target has ab, only the draft model aa and ba, and their ids differ.
 TWO = Dictionary(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
@@ -18,6 +17,7 @@ from paceline.drafters.support.grammar_filter import CERTAIN
 from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 ANY = set(range(VOCAB))
 

@@ -3,12 +3,12 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.suffix import vote
 from paceline.drafters.suffix.index import SEPARATOR, Match
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 steady = settings(derandomize=True, deadline=None)
 

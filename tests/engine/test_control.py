@@ -148,12 +148,12 @@ def test_cheap_drafts_are_made_long_once_drafters_say_how_sure_they_are() -> Non
     assert rate.plan([seq()], 1) == [8]
 
 
-def timed_round(guessed: int, draft_us: int, budget: int = 8, rows: int | None = None) -> Round:
+def timed_round(drafted: int, draft_us: int, budget: int = 8, rows: int | None = None) -> Round:
     """All guesses were right; each row of a pass is free."""
-    draft = sure(*[0.9] * guessed)
-    tokens, path = tuple(range(guessed + 1)), tuple(range(guessed))
-    rows = 1 + guessed if rows is None else rows
-    return Round("s", 1, ("d",), draft, path, tokens, budget, 1, rows, draft_us, 1000, guessed=guessed)
+    draft = sure(*[0.9] * drafted)
+    tokens, path = tuple(range(drafted + 1)), tuple(range(drafted))
+    rows = 1 + drafted if rows is None else rows
+    return Round("s", 1, ("d",), draft, path, tokens, budget, 1, rows, draft_us, 1000, drafted=drafted)
 
 
 def test_a_guess_costs_what_those_made_cost_not_those_asked_for() -> None:
@@ -230,7 +230,7 @@ def test_drafts_of_which_nothing_is_checked_cost_all_the_same() -> None:
     rate = priced(0.02)
     block_rounds(rate, (4,), 500, 4, rounds=10)
     assert rate.plan([seq()], 1)[0] > 0
-    idle = replace(timed_round(0, 500, rows=1), guessed=4)
+    idle = replace(timed_round(0, 500, rows=1), drafted=4)
     for _ in range(40):
         rate.learn([idle])
     assert rate.plan([seq()], 1) == [0]
@@ -261,7 +261,7 @@ def test_a_new_drafter_does_not_pay_for_the_one_whose_name_it_has() -> None:
         boaster.learn([scored_round((0.9, 0.9), 0)])
     assert useless.plan([seq()], 1) == boaster.trim([seq()], [sure(0.9, 0.9)], 1) == [0]
     for rate in (useless, boaster):
-        Engine(ToyTarget(), {"d": Modest()}, rate).exchange(Modest())
+        Engine(ToyTarget(), {"d": Modest()}, rate).replace_drafter(Modest())
     assert useless.plan([seq()], 1)[0] > 2  # no probe
     assert boaster.trim([seq()], [sure(0.9, 0.9)], 1) == [2]
 

@@ -42,7 +42,7 @@ class Reader(Drafter):
         self._pure = ToyTarget(VOCAB)
 
     def begin(self, seq: Seq) -> None:
-        self.read_to[seq.id] = seq.shared
+        self.read_to[seq.id] = seq.cached
         self._kept.begin(seq)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -55,8 +55,8 @@ class Reader(Drafter):
             return Draft(tokens)
         return Draft(tokens, tuple(int(self._rng.integers(ROOT, i)) if i else ROOT for i in range(n)))
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
-        for part in seen:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        for part in hidden_rows:
             seq = part.seq
             assert set(part.hidden) == set(self.taps)
             assert part.start == self.read_to[seq.id]
@@ -158,11 +158,11 @@ def test_a_row_too_early_is_caught(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         Engine(ToyTarget(VOCAB), {"reader": Reader()}, Fixed()),
         [a_seq("s", 5, SpecConfig(("reader",)), 1)],
     )
-    assert "AssertionError in read" in caplog.text
+    assert "AssertionError in on_hidden" in caplog.text
     caplog.clear()
 
 
-@pytest.mark.parametrize("what", ["begin", "draft", "read", "observe", "end"])
+@pytest.mark.parametrize("what", ["begin", "draft", "on_hidden", "observe", "end"])
 def test_a_drafter_that_fails_fails_no_request(
     what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

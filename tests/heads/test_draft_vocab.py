@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
-from tiny_heads import random_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words
 from paceline.train.recipe import pieces_of
+from support.head_cases import MODEL, eagle_net, medusa_net
+from support.tiny_heads import random_net
 
 PIECES = pieces_of(MODEL)
 NETS: dict[str, DraftHead] = {

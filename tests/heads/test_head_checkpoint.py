@@ -10,14 +10,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, DrafterMismatch, PacelineError, UnknownArchitecture, UnknownModel
 from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, Storage, load, read_card, save, save_card
-from paceline.heads.int8 import SCALE, Unpacked, packed
+from paceline.heads.head_checkpoint import (
+    CARD,
+    SCALE,
+    WEIGHTS,
+    Card,
+    Storage,
+    Unpacked,
+    load,
+    packed,
+    read_card,
+    save,
+    save_card,
+)
 from paceline.train.recipe import pieces_of
+from support.tiny_heads import random_net, tiny_model
 
 PIECES = pieces_of(tiny_model())
 
@@ -136,7 +147,7 @@ def test_damage_is_named(
 
 
 def test_settings_that_are_words_or_yes_or_no_are_checked(tmp_path: Path) -> None:
-    from head_cases import eagle_net
+    from support.head_cases import eagle_net
 
     net = eagle_net()
     card = Card("eagle", replace(net.shape, tap_norm="all"), "tiny", PIECES.fingerprint)

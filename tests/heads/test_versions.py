@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, SettingError, UnknownModel
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
+from support.tiny_heads import random_net, tiny_model
 
 NET = random_net(draft_vocab=60)
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import CATALOGUE, pull, resolve
 from paceline.hub.local_models import model_folder
+from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]

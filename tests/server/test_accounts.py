@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from metric_cases import samples
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from running import IDLE_S, Running, running, until
 
 from paceline.config import EngineConfig
 from paceline.server.telemetry.otel import OtelSpans
 from paceline.trace.store import Store
 from paceline.types import Seq
 from paceline.web import api_keys
+from support.metric_cases import samples
+from support.running import IDLE_S, Running, running, until
 
 pytestmark = pytest.mark.model
 

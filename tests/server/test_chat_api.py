@@ -5,12 +5,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-import turns
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
-from running import Running
-from turns import CITY
+
+from support import turns
+from support.running import Running
+from support.turns import CITY
 
 pytestmark = pytest.mark.model
 

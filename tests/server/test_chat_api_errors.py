@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 

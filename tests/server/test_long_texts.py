@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running
 
 from paceline.text import Tokenizer
+from support.running import Running
 
 pytestmark = pytest.mark.model
 

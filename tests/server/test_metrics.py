@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from metric_cases import run, samples, some_metrics, total, value
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +13,7 @@ from paceline.drafters import model_free
 from paceline.server.telemetry import metrics as module
 from paceline.server.telemetry.metrics import Metrics, RequestStats
 from paceline.types import Draft, Finish, Round, Seq
+from support.metric_cases import run, samples, some_metrics, total, value
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +198,7 @@ def test_a_gauge_that_cannot_be_read_spoils_no_other() -> None:
 def test_names_from_outside_make_no_labels() -> None:
     metrics = some_metrics()
     for i in range(50):
-        draft = Draft((1,), None, (f"drafter{i}",), refused=(f"drafter{i}",) * 2)
+        draft = Draft((1,), None, (f"drafter{i}",), rejected_sources=(f"drafter{i}",) * 2)
         metrics.route_of(f"s{i}", f"route{i}")
         metrics.round(Round(f"s{i}", 0, (), draft, (0,), (1, 2), 1, 1, 2, 1, 1))
         metrics.refused(f"reason{i}")

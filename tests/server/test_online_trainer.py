@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pupils import state
-from running import Running, running, until
 
 from paceline.cli import main
 from paceline.config import EngineConfig, LearnConfig
@@ -30,6 +28,8 @@ from paceline.trace.online import TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
+from support.pupils import state
+from support.running import Running, running, until
 
 pytestmark = pytest.mark.model
 

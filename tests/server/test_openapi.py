@@ -9,7 +9,6 @@ import pytest
 import schemathesis
 import yaml
 from hypothesis import HealthCheck, settings
-from running import Running, running
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -22,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from paceline.server.openai.openapi import document
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 

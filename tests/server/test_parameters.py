@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 

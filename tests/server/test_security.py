@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from running import Running, running
 
 from paceline.server.launch import ServerSettings
 from paceline.web import api_keys
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from running import until
-from tiny_heads import random_net, tiny_model
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters import model_free
@@ -24,6 +22,8 @@ from paceline.server.telemetry.metrics import Metrics
 from paceline.server.worker import EngineThread
 from paceline.testing import ToyTarget
 from paceline.trace.online import TrainingSample
+from support.running import until
+from support.tiny_heads import random_net, tiny_model
 
 WAIT_S = 60
 Against = Callable[[Path, Sequence[Path], LearnConfig], str]

@@ -6,8 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running, running
-from saved_heads import save_untrained
+
+from support.running import Running, running
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 

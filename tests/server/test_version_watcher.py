@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import Trained, find_trained
 from paceline.server.online.version_watcher import VersionWatcher
+from support.tiny_heads import random_net, tiny_model
 
 
 class Server:

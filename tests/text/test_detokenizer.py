@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
 from paceline.text import Detokenizer, StopStrings, TextStream, Tokenizer
+from support.text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
 
 class Cut:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from text_cases import (
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import generate_merges
+
+from paceline.errors import CorruptModel, TextError
+from paceline.text import Tokenizer
+from support.text_cases import (
     CORPUS,
     byte_level_facts,
     byte_level_vocabulary,
@@ -15,11 +20,6 @@ from text_cases import (
     texts,
     write_gguf,
 )
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import generate_merges
-
-from paceline.errors import CorruptModel, TextError
-from paceline.text import Tokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 GPT2 = {**BYTE_LEVEL, "use_regex": True}

@@ -6,7 +6,6 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 from paceline.text import (
     FORMATS,
@@ -19,6 +18,7 @@ from paceline.text import (
     parse_tool_calls,
     render_calls,
 )
+from support.tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 HERMES = FORMATS["hermes"]
 EMPTY_LIST = re.compile(r"\[\s*\]")  # of calls: it is read, and tells nothing

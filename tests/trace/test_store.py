@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-import postgres_server
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
-from trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_of
 
 from paceline.errors import StoreError
 from paceline.trace.record import RequestRecord, RoundRecord
 from paceline.trace.store import Store, connect, migrations
+from support import postgres_server
+from support.trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_of
 
 Places = Callable[[], str]  # a new URL each time
 

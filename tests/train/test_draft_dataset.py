@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import drafter_for
@@ -16,6 +15,7 @@ from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
 from paceline.train.draft_model.draft_dataset import retold, same_words, telling
 from paceline.types import Ask, Feed, Scores, Seq
+from support.two_tokenizers import PASSAGE, Reader, pair
 
 TWO = pair()
 DRAFT, TARGET = TWO.draft, TWO.target

@@ -5,20 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
-    ASKED,
-    HELD_OUT,
-    TOWNS,
-    ask,
-    check_held_out_is_never_taught,
-    check_it_went_on,
-    copied,
-    killed_once,
-    talks,
-)
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
-from torch_cases import some_layers
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
@@ -31,6 +17,20 @@ from paceline.train.draft_model import finetune as the_trainer
 from paceline.train.draft_model.card import DraftCard, read_draft_card
 from paceline.train.draft_model.finetune import TuneConfig
 from paceline.train.draft_model.pipeline import DraftJob, run
+from support.killed_once import (
+    ASKED,
+    HELD_OUT,
+    TOWNS,
+    ask,
+    check_held_out_is_never_taught,
+    check_it_went_on,
+    copied,
+    killed_once,
+    talks,
+)
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
+from support.torch_cases import some_layers
 
 pytestmark = pytest.mark.model
 

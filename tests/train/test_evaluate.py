@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockHead
-from paceline.heads.block_loss import guesses
 from paceline.heads.runner import TorchBlock
-from paceline.heads.teach import TrainBatch
 from paceline.train import evaluate
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
 from paceline.train.evaluate import recorded as recorded_answers
+from paceline.train.losses.base import TrainBatch
+from paceline.train.losses.block import guesses
 from paceline.types import HiddenRows
+from support.tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 MODEL = tiny_model()
 TEXTS = recorded(said())
@@ -54,8 +54,8 @@ def in_service(drafter: BlockDrafter) -> float:
 class OneLate(BlockDrafter):
     """Wrong: takes every row for that of the position after it."""
 
-    def read(self, seen: list[HiddenRows]) -> None:  # type: ignore[override]
-        super().read([replace(s, start=s.start + 1) for s in seen])
+    def on_hidden(self, hidden_rows: list[HiddenRows]) -> None:  # type: ignore[override]
+        super().on_hidden([replace(s, start=s.start + 1) for s in hidden_rows])
 
     def _ready(self, ask: object) -> bool:
         return True

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 from torch import Tensor
 
 from paceline.errors import CorruptModel, SettingError
 from paceline.train.draft_model.finetune import TuneConfig, loss_of, tune
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.trainer import CHECKPOINT, Progress
+from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 
 STEPS = 12
 BATCH = next(iter(batches(0)))

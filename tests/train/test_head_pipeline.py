@@ -5,7 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
+
+from paceline import LLM, SpecConfig
+from paceline.config import EngineConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.errors import SettingError
+from paceline.heads.head_checkpoint import Card, load, read_card
+from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import load as load_weights
+from paceline.text import Tokenizer
+from paceline.train import trainer as the_trainer
+from paceline.train.data.dataset import Answers
+from paceline.train.evaluate import acceptance, recorded, replay
+from paceline.train.head_pipeline import ANSWERS, TrainJob, run
+from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import CHECKPOINT
+from support.killed_once import (
     ASKED,
     HELD_OUT,
     TOWNS,
@@ -16,24 +32,8 @@ from killed_once import (
     killed_once,
     talks,
 )
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
-
-from paceline import LLM, SpecConfig
-from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError
-from paceline.heads.head_checkpoint import Card, load, read_card
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import load as load_weights
-from paceline.text import Tokenizer
-from paceline.train import loop as the_trainer
-from paceline.train.data.dataset import Answers
-from paceline.train.evaluate import acceptance, recorded, replay
-from paceline.train.head_pipeline import ANSWERS, TrainJob, run
-from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import CHECKPOINT
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
 
 pytestmark = pytest.mark.model
 

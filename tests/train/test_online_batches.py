@@ -2,19 +2,19 @@
 
 import pytest
 import torch
-from head_cases import a_lesson, medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import PROMPT, own, random_net, said, tiny_model
 
 from paceline.config import LearnConfig
-from paceline.heads.block_loss import pick_anchors
-from paceline.heads.medusa import medusa_loss
-from paceline.heads.teach import TrainBatch
 from paceline.trace.online import TrainingSample
 from paceline.train.data.held_out import is_held_out
+from paceline.train.losses.base import TrainBatch
+from paceline.train.losses.block import pick_anchors
+from paceline.train.losses.medusa import medusa_loss
 from paceline.train.online.online_batches import Batch, batches, learn, split
 from paceline.train.recipe import loss_of
+from support.head_cases import a_lesson, medusa_net
+from support.tiny_heads import PROMPT, own, random_net, said, tiny_model
 
 MODEL = tiny_model()
 ROWS = [tuple(row) for row in said().tolist()]

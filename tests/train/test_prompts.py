@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talk import WEATHER, called, record, result, said, user, write
 
 from paceline.errors import DataError, SettingError, StoreError
 from paceline.text import Tokenizer
 from paceline.trace.record import RequestRecord, without_text
 from paceline.trace.store import Store
 from paceline.train.data.prompts import Prompts, collect
+from support.talk import WEATHER, called, record, result, said, user, write
 
 pytestmark = pytest.mark.model
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_heads import PROMPT, said, tiny_config, tiny_model
-from torch_cases import VOCAB
 
 from paceline.config import EngineConfig, LearnConfig
 from paceline.drafters.heads.choose import drafter_of
@@ -22,6 +20,8 @@ from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
+from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)

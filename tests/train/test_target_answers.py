@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from talk import called, record, result, said, user, write
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
@@ -17,6 +16,7 @@ from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.target_answers import Made, always_drafted, make_answers, rolled_out
 from paceline.train.data.via_engine import serve
+from support.talk import called, record, result, said, user, write
 
 NEW = 24
 CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))

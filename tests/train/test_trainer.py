@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.teach import TrainBatch
 from paceline.train.evaluate import replay
-from paceline.train.loop import train
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
-from paceline.train.trainer import CHECKPOINT, Progress
+from paceline.train.trainer import CHECKPOINT, Progress, train
+from support.tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 

@@ -1,4 +1,17 @@
-"""The command line."""
+"""The command line, a file for each group of commands.
+
+main       the entry point; pull, models, doctor
+options    option groups that commands share
+generate   generate, chat
+render     coloured tokens, summaries, pictures, progress bars
+serve      serve
+check      routes check, schema check
+keys       keys new, keys ls, keys rm
+trace      trace ls, trace show, trace export
+drafters   drafters, drafters rollback, drafters export, drafters import, layers
+train      train
+doctor     facts about this machine
+"""
 
 from paceline.cli.main import main
 

@@ -61,7 +61,7 @@ def model_report(name: str) -> dict[str, Any]:
     first = next(iter(table.ms.values()), {})
     return {
         "model": name,
-        "engine": target.where,
+        "engine": target.describe(),
         "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
         "cost_curve": {str(rows): ms for rows, ms in first.items()},
         "cost_by_context": {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()},

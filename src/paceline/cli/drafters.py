@@ -1,9 +1,10 @@
-"""paceline drafters, paceline drafters export, paceline drafters import"""
+"""paceline drafters, drafters rollback, drafters export, drafters import; paceline layers"""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,71 +12,159 @@ from rich.table import Table
 
 from paceline import hub
 from paceline.cli.about import DRAFTERS, NEEDS, About
-from paceline.errors import PacelineError, UnknownModel
+from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
+from paceline.errors import PacelineError, SettingError, UnknownModel
+
+if TYPE_CHECKING:
+    from paceline.text import Tokenizer
 
 drafters_app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A folder among the trained drafters."""
+class TrainedRow:
+    """A trained drafter on this machine."""
 
     name: str
     kind: str
     target: str
-    suits: bool  # the model asked about
-    acceptance: tuple[float, ...]
-    tokens_per_pass: tuple[float, ...]
-    version: int = 0  # the one that serves; 0: as it was trained
-    versions: tuple[int, ...] = (0,)  # that are there
+    suits: bool  # it was trained for the model in question
+    acceptance: tuple[float, ...]  # by position
+    tokens_per_pass: tuple[float, ...]  # with drafts of 1, 2, ... tokens
+    version: int = 0  # the one in use; 0: as it was trained
+    versions: tuple[int, ...] = (0,)
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class DrafterRow:
+    """One drafter, and whether a model can use it."""
+
     name: str
     guesses: str
     needs: str
     usable: bool
-    given: list[str]  # what could be given for what it needs
+    given: list[str]  # names of models or trained drafters that satisfy what it needs
 
 
 @drafters_app.callback()
 def drafters(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The model they would guess for.")] = hub.DEFAULT_MODEL,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    model: Annotated[str, typer.Option(help="The model they would draft for.")] = hub.DEFAULT_MODEL,
+    as_json: AsJson = False,
 ) -> None:
-    """Who can guess for a model, what each needs, and which were trained here."""
+    """List the drafters, what each needs, and which were trained here."""
     if context.invoked_subcommand is not None:
         return
-    kept = _kept(hub.resolve(model))
-    rows = [_row(name, about, model, kept) for name, about in DRAFTERS.items()]
+    trained = _trained_rows(hub.resolve(model))
+    rows = [_row(name, about, model, trained) for name, about in DRAFTERS.items()]
     if as_json:
-        found = {
+        listed = {
             "model": model,
             "drafters": [asdict(row) for row in rows],
-            "trained": [asdict(k) for k in kept],
+            "trained": [asdict(row) for row in trained],
         }
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(listed, ensure_ascii=False))
         return
     out = Console(highlight=False)
-    table = Table("name", "guesses", "needs", f"usable for {model}")
+    out.print(drafters_table(rows, model))
+    for row in trained:
+        out.print(_trained_lines(row), markup=False, soft_wrap=True)
+
+
+def _row(name: str, about: About, model: str, trained: list[TrainedRow]) -> DrafterRow:
+    given = [row.name for row in trained if row.kind == name and row.suits]
+    if about.needs == "draft model":
+        given = _smaller_models(model) + given
+    usable = bool(given) or about.needs not in ("draft model", "trained")
+    return DrafterRow(name, about.guesses, NEEDS[about.needs], usable, given)
+
+
+def _smaller_models(model: str) -> list[str]:
+    """Pulled models with fewer bytes than this one: a draft model must be cheaper than its target."""
+    path = hub.resolve(model)
+    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    return [m.name for m in hub.installed() if m.pulled and m.path != path and m.size < size]
+
+
+def drafters_table(rows: list[DrafterRow], model: str) -> Table:
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("guesses")
+    table.add_column("needs")
+    table.add_column(f"for {model}", no_wrap=True)
     for row in rows:
         table.add_row(row.name, row.guesses, row.needs, _usable(row))
-    out.print(table)
-    if kept:
-        out.print(_trained_table(kept))
+    return table
+
+
+def _usable(row: DrafterRow) -> str:
+    if not row.usable:
+        return "no"
+    return "\n".join(f"with {name}" for name in row.given) or "yes"
+
+
+def _trained_lines(row: TrainedRow) -> str:
+    if row.problem:
+        return f"{row.name}: {row.problem}"
+    target = row.target if row.suits else f"{row.target}, not this model"
+    lines = [f"{row.name}: {row.kind}, version {row.version}, trained for {target}"]
+    if row.acceptance:
+        lines.append(f"    accepted, by position       {' '.join(f'{x:.0%}' for x in row.acceptance)}")
+        lines.append(f"    tokens per pass, by length  {' '.join(f'{x:.2f}' for x in row.tokens_per_pass)}")
+    return "\n".join(lines)
+
+
+def _trained_rows(model: Path) -> list[TrainedRow]:
+    from paceline.heads.local_heads import draft_models_here, kept_here
+    from paceline.loading import fingerprint_of
+
+    fingerprint = fingerprint_of(model)
+    heads = [_head_row(folder, fingerprint) for folder in kept_here()]
+    return heads + [_draft_model_row(folder, fingerprint) for folder in draft_models_here()]
+
+
+def _head_row(folder: Path, fingerprint: str) -> TrainedRow:
+    from paceline.heads.head_checkpoint import read_card
+    from paceline.heads.versions import current, numbers
+
+    try:
+        version = current(folder)
+        card = read_card(version.folder)
+    except PacelineError as error:
+        return TrainedRow(folder.name, "", "", False, (), (), problem=str(error))
+    return TrainedRow(
+        folder.name,
+        card.kind,
+        card.target,
+        card.fingerprint == fingerprint,
+        card.acceptance,
+        card.tokens_per_pass,
+        version.number,
+        tuple(numbers(folder)),
+    )
+
+
+def _draft_model_row(folder: Path, fingerprint: str) -> TrainedRow:
+    from paceline.train.draft_model.card import read_draft_card
+
+    try:
+        card = read_draft_card(folder)
+    except PacelineError as error:
+        return TrainedRow(folder.name, "", "", False, (), (), problem=str(error))
+    suits, after = card.fingerprint == fingerprint, card.after
+    return TrainedRow(folder.name, "model", card.target, suits, after.by_place, after.tokens_per_pass)
 
 
 @drafters_app.command()
 def rollback(
     name: Annotated[str, typer.Argument(help="A trained drafter's name or folder.")],
     version: Annotated[
-        int | None, typer.Argument(help="0: as it was trained. Without one: that before the current.")
+        int | None, typer.Argument(help="0: as it was trained. Without one: the one before the current one.")
     ] = None,
 ) -> None:
-    """Go back to an earlier version of a drafter that learned. A server with --learn follows."""
+    """Return to an earlier version of a drafter. A server with --online-training takes it over."""
     from paceline.heads import versions
     from paceline.heads.head_checkpoint import read_card
     from paceline.heads.local_heads import drafter_path
@@ -86,79 +175,8 @@ def rollback(
     read_card(root)
     chosen = versions.before(root) if version is None else version
     versions.use(root, chosen)
-    told = f"version {chosen}" if chosen else "as it was trained"
-    Console(highlight=False).print(f"{root.name} serves {told} from now on", markup=False)
-
-
-def _row(name: str, about: About, model: str, kept: list[_Kept]) -> _Row:
-    if about.needs == "draft model":
-        given = [m.name for m in hub.installed() if m.pulled and m.name != model]
-        given += [k.name for k in kept if k.kind == "model" and k.suits]
-    else:
-        given = [k.name for k in kept if k.kind == name and k.suits]
-    usable = bool(given) or about.needs not in ("draft model", "trained")
-    return _Row(name, about.guesses, NEEDS[about.needs], usable, given)
-
-
-def _usable(row: _Row) -> str:
-    if not row.usable:
-        return "no"
-    return f"with {', '.join(row.given)}" if row.given else "yes"
-
-
-def _kept(model: Path) -> list[_Kept]:
-    from paceline.heads.local_heads import draft_models_here, kept_here
-    from paceline.loading import fingerprint_of
-
-    mark = fingerprint_of(model)
-    heads = [_told(folder, mark) for folder in kept_here()]
-    return heads + [_told_model(folder, mark) for folder in draft_models_here()]
-
-
-def _told(folder: Path, fingerprint: str) -> _Kept:
-    from paceline.heads.head_checkpoint import read_card
-    from paceline.heads.versions import current, numbers
-
-    try:
-        version = current(folder)
-        card = read_card(version.folder)
-    except PacelineError as error:
-        return _Kept(folder.name, "", "", False, (), (), problem=str(error))
-    suits = card.fingerprint == fingerprint
-    there = tuple(numbers(folder))
-    figures = card.acceptance, card.tokens_per_pass
-    return _Kept(folder.name, card.kind, card.target, suits, *figures, version.number, there)
-
-
-def _told_model(folder: Path, fingerprint: str) -> _Kept:
-    from paceline.train.draft_model.card import read_draft_card
-
-    try:
-        card = read_draft_card(folder)
-    except PacelineError as error:
-        return _Kept(folder.name, "", "", False, (), (), problem=str(error))
-    suits, found = card.fingerprint == fingerprint, card.after
-    return _Kept(folder.name, "model", card.target, suits, found.by_place, found.tokens_per_pass)
-
-
-def _trained_table(kept: list[_Kept]) -> Table:
-    table = Table(
-        "trained",
-        "version",
-        "kind",
-        "for",
-        "guesses right, by place",
-        "tokens per pass with 1, 2, ... guesses",
-    )
-    for k in kept:
-        if k.problem:
-            table.add_row(k.name, "-", "-", "-", k.problem, "-")
-            continue
-        right = " ".join(f"{share:.0%}" for share in k.acceptance)
-        rates = " ".join(f"{rate:.2f}" for rate in k.tokens_per_pass)
-        target = k.target if k.suits else f"{k.target}, not this model"
-        table.add_row(k.name, str(k.version), k.kind, target, right, rates)
-    return table
+    shown = f"version {chosen}" if chosen else "as it was trained"
+    Console(highlight=False).print(f"{root.name} serves {shown} from now on", markup=False)
 
 
 @drafters_app.command("export")
@@ -173,7 +191,7 @@ def export_drafter(
         Path | None, typer.Option(help="Also write the model, as a Hugging Face folder, there.")
     ] = None,
 ) -> None:
-    """Write a trained drafter so that other engines load it."""
+    """Write a trained drafter in a format that other engines load."""
     from paceline.convert import METHODS, export, export_model
     from paceline.heads.head_checkpoint import read_card
     from paceline.heads.local_heads import drafter_path
@@ -187,7 +205,7 @@ def export_drafter(
     if model_out is not None:
         export_model(path, model_out, dtype=dtype)  # type: ignore[arg-type]  # checked there
     spec = {"model": str(out), "method": METHODS[card.kind], "num_speculative_tokens": card.shape.block}
-    print(f"{name} is at {out}. vLLM serves it so:")
+    print(f"{name} is at {out}. To serve it with vLLM:")
     print(f"vllm serve {verifier or model} --speculative-config '{json.dumps(spec)}'")
 
 
@@ -195,13 +213,70 @@ def export_drafter(
 def import_drafter(
     checkpoint: Annotated[Path, typer.Argument(help="A folder with config.json and weights.")],
     target: Annotated[str, typer.Option(help="The model it was made for.")],
-    out: Annotated[str, typer.Option(help="What it is to be called here, or a new folder.")],
+    out: Annotated[str, typer.Option(help="Its name here, or a new folder.")],
     weights: Annotated[str, typer.Option(help="float32, or int8, which rounds them.")] = "float32",
 ) -> None:
-    """Make a drafter of a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
+    """Import a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
     from paceline.convert import import_
     from paceline.heads.local_heads import new_path
 
     folder, model, name = new_path(out), hub.resolve(target), Path(target).name
     card = import_(checkpoint, model, folder, weights, name=name)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")
+
+
+@grouped
+def layers(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    engine: EngineOptions,
+    text: Annotated[
+        Path | None, typer.Option(help="Recorded text: plain, or a file of `paceline trace export`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the layers that the drafter `self` can skip, and remember them."""
+    config = engine.config()
+    from paceline.drafters.draft_model.calibration_text import SAMPLES
+    from paceline.drafters.draft_model.chosen import find_layers
+    from paceline.target.load import load_target
+    from paceline.text import Tokenizer
+
+    path = hub.resolve(model)
+    tokenizer = Tokenizer.load(path)
+    texts = [tokenizer.encode(sample) for sample in SAMPLES] if text is None else _recorded(text, tokenizer)
+    target = load_target(path, config)
+    best = find_layers(target, target.fingerprint, texts, _show_progress)
+    if as_json:
+        facts = {"layers": best.layers, "of": target.layers}
+        print(json.dumps({**facts, "agreement": best.agreement, "expected_speed": best.speed}))
+        return
+    print(f"layers to run      {', '.join(map(str, best.layers))} ({len(best.layers)} of {target.layers})")
+    print(f"same token         {100 * best.agreement:.0f} % of the time")
+    print(f"expected speed     {best.speed:.2f} times plain decoding, at best")
+
+
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\r{done} of {total} sets of layers tried", end=end, file=sys.stderr, flush=True)
+
+
+def _recorded(path: Path, tokenizer: "Tokenizer") -> list[list[int]]:
+    """A text for each request of an export; any other file is one text."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path.name} cannot be read as text: {error}") from None
+    try:
+        requests = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError:
+        return [tokenizer.encode(text)]
+    if not requests or not all(isinstance(request, dict) for request in requests):
+        return [tokenizer.encode(text)]
+    return [_tokens(request, tokenizer) for request in requests]
+
+
+def _tokens(request: dict[str, Any], tokenizer: "Tokenizer") -> list[int]:
+    ids = [*(request.get("prompt_ids") or ()), *(request.get("output_ids") or ())]
+    if all(isinstance(token, int) and 0 <= token < tokenizer.vocab_size for token in ids) and ids:
+        return ids
+    return tokenizer.encode(f"{request.get('prompt') or ''}{request.get('output') or ''}")

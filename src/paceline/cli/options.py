@@ -1,23 +1,207 @@
-"""What an answer must look like, from the command line: files and patterns to the options of `LLM.stream`."""
+"""Option groups that several commands share.
 
+A group is a frozen dataclass; each field is one option. `grouped` lets a command take groups as parameters.
+"""
+
+import inspect
 import json
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from paceline.constraints import Choice, Constraint, Json, Lark, Regex, Whitespace
+import typer
+
+from paceline import hub
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.constraints import Choice, Constraint, Json, Lark, Regex
 from paceline.errors import ConstraintError, SettingError
+
+MODEL_HELP = "A name from `paceline models`, a folder or a GGUF file."
+AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
+Penalty = Annotated[float, typer.Option(help="-2 to 2, on tokens that the answer already contains; 0: off.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces each parameter that is an option group by the options of the group."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    flat: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        flat += _options(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        made = {
+            n: group(**{f.name: values.pop(f.name) for f in fields(group)}) for n, group in groups.items()
+        }
+        command(**made, **values)
+
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in flat]
+    call.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]  # read by typer
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
+    return call
+
+
+def _options(group: type[Any]) -> list[inspect.Parameter]:
+    hints, parameters = get_type_hints(group, include_extras=True), []
+    for f in fields(group):
+        default = inspect.Parameter.empty if f.default is MISSING else f.default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(f.name, kind, default=default, annotation=hints[f.name]))
+    return parameters
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Where and how a model runs."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto"
+    threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
+    cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
+
+    def config(self, **more: Any) -> EngineConfig:
+        return EngineConfig(**asdict(self), **more)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOptions:
+    """The drafters of a model, and what they need."""
+
+    draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None
+    trained: Annotated[
+        list[str] | None, typer.Option(help="A trained drafter's name or folder; repeat for several.")
+    ] = None
+    drafters: Annotated[
+        str,
+        typer.Option(help="Names from `paceline drafters`, in order; auto: the default list; none: plain."),
+    ] = "auto"
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names in --drafters; None: the default list."""
+        if self.drafters == "auto":
+            return None
+        return tuple(name.strip() for name in self.drafters.split(",") if name.strip())
+
+    def heads(self, model: str, config: EngineConfig) -> Sequence[str]:
+        """Trained drafters to load: those of --trained, or else the default ones if --drafters is auto."""
+        if self.trained or self.names is not None:
+            return self.trained or ()
+        from paceline.loading import usual
+
+        return usual(hub.resolve(model), config)
+
+    def listed(self, heads: Sequence[str], prediction: str = "") -> tuple[str, ...]:
+        if self.names is not None:
+            return self.names
+        from paceline.loading import find_trained
+
+        first = ("prediction",) if prediction else ()
+        last = ("model",) if self.draft_model else ()
+        kinds = [head.kind for head in find_trained(heads)] if heads else []
+        return (*first, *SpecConfig().drafters, *kinds, *last)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecOptions:
+    """How a request speculates."""
+
+    max_draft: Annotated[
+        int,
+        typer.Option("--max-draft", "--num-speculative-tokens", help="Most drafted tokens in one pass."),
+    ] = 8
+    tree_width: Annotated[int, typer.Option(help="Most drafted tokens for one position; 1: a chain.")] = 1
+    adaptive: Annotated[bool, typer.Option(help="Draft less where it does not pay.")] = True
+    accept: Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")] = "match"
+
+    def config(self, drafters: Sequence[str] = ()) -> SpecConfig:
+        return SpecConfig(tuple(drafters), **asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the target chooses tokens."""
+
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0: off.")] = 0
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share; 1: off.")] = (
+        1.0
+    )
+    min_p: Annotated[float, typer.Option(help="Lowest probability, as a share of the highest; 0: off.")] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="On tokens of the prompt and the answer; 1: off.")
+    ] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: a random one.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeat for several.")] = None
+
+    def params(self) -> SamplingParams:
+        seed = secrets.randbits(32) if self.seed is None else self.seed
+        return SamplingParams(**{**asdict(self), "seed": seed, "stop": tuple(self.stop or ())})
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """Tools and constraints: what the answer must look like."""
+
+    tools: Annotated[str | None, typer.Option(help="A file of OpenAI tools; implies --chat.")] = None
+    tool_choice: Annotated[str, typer.Option(help="auto, required, none, or a tool's name.")] = "auto"
+    schema: Annotated[str | None, typer.Option(help="A file: the answer is JSON of this schema.")] = None
+    regex: Annotated[str | None, typer.Option(help="The answer matches this pattern.")] = None
+    lark: Annotated[str | None, typer.Option(help="A file: the answer is a text of this grammar.")] = None
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The answer is one of these; repeat for several.")
+    ] = None
+    whitespace: Annotated[str, typer.Option(help="In JSON: fixed, compact or flexible.")] = "fixed"
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `LLM.stream`."""
+        constraints = self._constraints()
+        if len(constraints) > 1:
+            raise SettingError("--schema, --regex, --lark and --choice exclude one another: give one of them")
+        return {
+            "tools": None if self.tools is None else read_tools(self.tools),
+            "tool_choice": self.tool_choice,
+            "output": constraints[0] if constraints else None,
+            "whitespace": self.whitespace,
+        }
+
+    def _constraints(self) -> list[Constraint]:
+        found: list[Constraint] = []
+        if self.schema is not None:
+            found.append(Json.of(read_schema(self.schema), self.whitespace))  # type: ignore[arg-type]  # checked there
+        if self.regex is not None:
+            found.append(Regex(self.regex))
+        if self.lark is not None:
+            found.append(Lark(read_text(self.lark)))
+        if self.choice:
+            found.append(Choice(tuple(self.choice)))
+        return found
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SettingError(f"cannot read {path}: {reason}") from None
 
 
 def read_json(path: str) -> Any:
-    """A file's data; - is standard input."""
+    """The data of a file; - is standard input."""
     text = sys.stdin.read() if path == "-" else read_text(path)
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as problem:
+    except (ValueError, RecursionError) as error:
         name = "standard input" if path == "-" else path
-        raise ConstraintError(f"{name} is not JSON ({problem})") from None
+        raise ConstraintError(f"{name} is not JSON ({error})") from None
 
 
 def read_schema(path: str) -> Any:
@@ -27,49 +211,11 @@ def read_schema(path: str) -> Any:
     return data
 
 
-def read_text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8 text"
-        raise SettingError(f"cannot read {path}: {reason}") from None
-
-
-def answer_options(
-    tools: str | None,
-    tool_choice: str,
-    schema: str | None,
-    regex: str | None,
-    lark: str | None,
-    choice: Sequence[str],
-    whitespace: Whitespace,
-) -> dict[str, Any]:
-    outputs: list[Constraint] = []
-    if schema is not None:
-        outputs.append(Json.of(read_schema(schema), whitespace))
-    if regex is not None:
-        outputs.append(Regex(regex))
-    if lark is not None:
-        outputs.append(Lark(read_text(lark)))
-    if choice:
-        outputs.append(Choice(tuple(choice)))
-    if len(outputs) > 1:
-        raise SettingError("--schema, --regex, --lark and --choice exclude one another: give one of them")
-    return {
-        "tools": _tools(tools),
-        "tool_choice": tool_choice,
-        "output": outputs[0] if outputs else None,
-        "whitespace": whitespace,
-    }
-
-
-def _tools(path: str | None) -> list[dict[str, Any]] | None:
-    if path is None:
-        return None
-    found = read_json(path)
-    listed = found.get("tools", [found]) if isinstance(found, dict) else found
-    if not isinstance(listed, list) or not listed:
+def read_tools(path: str) -> list[dict[str, Any]]:
+    data = read_json(path)
+    tools = data.get("tools", [data]) if isinstance(data, dict) else data
+    if not isinstance(tools, list) or not tools:
         raise ConstraintError(
             f'{path} holds no tools: expected a list of {{"type": "function", "function": ...}}'
         )
-    return listed
+    return tools

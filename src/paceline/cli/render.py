@@ -1,8 +1,10 @@
-"""What a person sees while tokens come."""
+"""Terminal output: tokens coloured by drafter, a summary line, a picture of both, progress bars."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -14,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.text import Text
 
 from paceline.hub import Progress as Report
 from paceline.types import TARGET
@@ -21,39 +24,71 @@ from paceline.types import TARGET
 if TYPE_CHECKING:
     from paceline.output import Result, Stream
 
-# ANSI colours. The text itself is written untouched, tabs and carriage returns included.
+# One ANSI colour for each drafter of the package. The text itself is written untouched, tabs and carriage
+# returns included.
 COLOURS: Final = {
     TARGET: "",
+    "grammar": "\033[33m",
     "suffix": "\033[32m",
     "ngram": "\033[36m",
+    "recycle": "\033[96m",
+    "prediction": "\033[34m",
     "model": "\033[35m",
     "self": "\033[95m",
-    "quantized": "\033[95m",
-    "prediction": "\033[34m",
-    "grammar": "\033[33m",
+    "quantized": "\033[94m",
+    "medusa": "\033[93m",
+    "eagle": "\033[91m",
+    "block": "\033[92m",
 }
-OTHER: Final = "\033[31m"
+OWN: Final = "\033[31m"  # any drafter that a user adds
 RESET: Final = "\033[0m"
+PICTURE_WIDTH: Final = 100  # columns
 
 
 def coloured(text: str, source: str) -> str:
-    colour = COLOURS.get(source, OTHER)
+    colour = COLOURS.get(source, OWN)
     return f"{colour}{text}{RESET}" if colour and text else text
 
 
-def write(stream: "Stream", show: bool, summed_up: bool = True) -> None:
-    """The answer goes to standard output as it comes; what is said about it goes to standard error."""
-    seen: dict[str, None] = {}
-    with stream:
-        for piece in stream:
-            seen[piece.source] = None
-            sys.stdout.write(coloured(piece.text, piece.source) if show else piece.text)
-            sys.stdout.flush()
-    print()
-    if show:
-        print("guessed by:", *(coloured(source, source) for source in seen), file=sys.stderr)
-    if summed_up:
-        print(summary(stream.result), file=sys.stderr)
+class Terminal:
+    """Writes answers to standard output as they come, and facts about them to standard error."""
+
+    def __init__(self, show: bool = False) -> None:
+        self._show = show
+        self._shown: list[str] = []
+
+    def write(self, stream: "Stream") -> None:
+        sources: dict[str, None] = {}
+        with stream:
+            for piece in stream:
+                sources[piece.source] = None
+                self._text(coloured(piece.text, piece.source) if self._show else piece.text)
+        self._text("\n")
+        if self._show:
+            self._fact("guessed by: " + " ".join(coloured(source, source) for source in sources))
+        self._fact(summary(stream.result))
+
+    def compare(self, result: "Result", plain: "Result") -> None:
+        same = "yes" if result.token_ids == plain.token_ids else "NO"
+        self._fact(f"identical to plain: {same} · {result.passes} passes instead of {plain.passes}")
+
+    @contextmanager
+    def picture(self, path: Path, command: str) -> Iterator[None]:
+        """Saves what is written meanwhile, below the command, as an SVG of a terminal."""
+        yield
+        console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True)
+        console.print(Text.assemble(("$ ", "bold"), command))
+        console.print(Text.from_ansi("".join(self._shown)))
+        path.write_text(console.export_svg(title="paceline"), "utf-8")
+
+    def _text(self, text: str) -> None:
+        self._shown.append(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _fact(self, line: str) -> None:
+        self._shown.append(line + "\n")
+        print(line, file=sys.stderr)
 
 
 def summary(result: "Result") -> str:

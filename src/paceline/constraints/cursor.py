@@ -87,7 +87,7 @@ class GrammarCursor:
     def forced(self) -> list[int]:
         return [] if self.finished else self._guess(lambda matcher: matcher.compute_ff_tokens(), [])
 
-    def spelled(self) -> list[int]:
+    def canonical(self) -> list[int]:
         """Text that ends within a word is left alone: the model would write the whole word as one token."""
         text = b"" if self.finished else self._guess(lambda matcher: matcher.compute_ff_bytes(), b"")
         if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):

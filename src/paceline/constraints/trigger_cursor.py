@@ -133,8 +133,8 @@ class TriggerCursor:
     def forced(self) -> list[int]:
         return [] if self._inner is None else self._inner.forced()
 
-    def spelled(self) -> list[int]:
-        return [] if self._inner is None else self._inner.spelled()
+    def canonical(self) -> list[int]:
+        return [] if self._inner is None else self._inner.canonical()
 
     def fork(self) -> "TriggerCursor":
         other = copy(self)

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from paceline.convert.foreign_checkpoint import (
-    OURS,
+    METADATA,
     WHOLE_TEXT,
-    Found,
-    Taken,
-    Target,
-    Written,
+    ImportedHead,
+    OutputCheckpoint,
+    SourceCheckpoint,
+    TargetModel,
     draft_order,
-    is_targets,
-    offsets,
+    equals_target,
     require_target,
     taps_of,
+    vocab_maps,
 )
 from paceline.convert.speculators import (
     PARTS,
@@ -52,7 +52,7 @@ SURE: Final = "confidence_head.proj"
 LEFT: Final = (MARKOV_IN, MARKOV_OUT, EMBED, HEAD, f"{SURE}.weight", f"{SURE}.bias", "d2t")
 
 
-def written(net: BlockHead, card: Card, target: Target, verifier: str) -> Written:
+def to_checkpoint(net: BlockHead, card: Card, target: TargetModel, verifier: str) -> OutputCheckpoint:
     shape, ids = net.shape, net.draft_ids.cpu()
     own = net.state_dict()
     pairs = own["markov_in.weight"]
@@ -64,7 +64,7 @@ def written(net: BlockHead, card: Card, target: Target, verifier: str) -> Writte
         f"{SURE}.bias": own["sure.bias"],
     }
     if shape.draft_vocab < shape.vocab:
-        tensors[HEAD] = target.pieces.head[ids]
+        tensors[HEAD] = target.embeddings.head[ids]
     config = {
         "architectures": ["DSparkSpeculator"],
         **speculators_config("dspark", card, target, verifier),
@@ -84,33 +84,33 @@ def written(net: BlockHead, card: Card, target: Target, verifier: str) -> Writte
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-    config[OURS] = {**config[OURS], "window": shape.window}
-    return Written(config, tensors | offsets(ids, shape.vocab, more=1))
+    config[METADATA] = {**config[METADATA], "window": shape.window}
+    return OutputCheckpoint(config, tensors | vocab_maps(ids, shape.vocab, more=1))
 
 
-def taken(found: Found, target: Target) -> Taken:
+def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHead:
     layer, config, vocab = (
-        found.config.fields("transformer_layer_config"),
-        found.config,
-        len(target.pieces.embed),
+        source.config.fields("transformer_layer_config"),
+        source.config,
+        len(target.embeddings.embed),
     )
-    _require_known(found, layer)
-    common = decoder_shape(found, layer)
+    _require_known(source, layer)
+    common = decoder_shape(source, layer)
     reads = layer.whole("vocab_size")
-    require_target(found, target, common["width"], vocab if reads == vocab + 1 else reads)
-    ids, rows = draft_order(found, target)
+    require_target(source, target, common["width"], vocab if reads == vocab + 1 else reads)
+    ids, rows = draft_order(source, target)
     shape = BlockConfig(
         **common,
         vocab=vocab,
         draft_vocab=len(ids),
-        taps=taps_of(found, config.raw("aux_hidden_state_layer_ids"), target),
+        taps=taps_of(source, config.raw("aux_hidden_state_layer_ids"), target),
         layers=layer.whole("num_hidden_layers", most=1000),
-        block=config.whole("block_size", speculative_tokens(found, 8), 1000),
+        block=config.whole("block_size", speculative_tokens(source, 8), 1000),
         markov_rank=config.whole("markov_rank"),
-        window=config.fields(OURS).whole("window", WHOLE_TEXT),
+        window=config.fields(METADATA).whole("window", WHOLE_TEXT),
     )
-    _require_targets_own(found, shape, reads, target, ids, rows)
-    return Taken("block", shape, ids, _weights(found, shape, reads, target, ids, rows))
+    _require_targets_own(source, shape, reads, target, ids, rows)
+    return ImportedHead("block", shape, ids, _weights(source, shape, reads, target, ids, rows))
 
 
 def _names(layers: int) -> dict[str, str]:
@@ -122,69 +122,69 @@ def _names(layers: int) -> dict[str, str]:
     return OUTER | within
 
 
-def _require_known(found: Found, layer: Fields) -> None:
-    config, kind = found.config, layer.raw("model_type") or "qwen3"
+def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
+    config, kind = source.config, layer.raw("model_type") or "qwen3"
     markov = config.raw("markov_head_type") or "vanilla"
     if kind != "qwen3":
-        raise unusable(found, f"layers of type {str(kind)[:40]!r}", "qwen3")
+        raise unusable(source, f"layers of type {str(kind)[:40]!r}", "qwen3")
     if markov != "vanilla":
-        raise unusable(found, f"a Markov head of type {str(markov)[:40]!r}", "vanilla")
+        raise unusable(source, f"a Markov head of type {str(markov)[:40]!r}", "vanilla")
     if not config.flag("sample_from_anchor", False):
-        raise unusable(found, "no guess for the anchor's place", "sample_from_anchor")
+        raise unusable(source, "no guess for the anchor's place", "sample_from_anchor")
     if "sliding_attention" in str(layer.raw("layer_types")):
-        raise unusable(found, "layers with a sliding window", "full attention")
+        raise unusable(source, "layers with a sliding window", "full attention")
 
 
 def _require_targets_own(
-    found: Found, shape: BlockConfig, reads: int, target: Target, ids: Tensor, rows: Tensor
+    source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel, ids: Tensor, rows: Tensor
 ) -> None:
     """Of these a block head has none of its own."""
     own = {
         EMBED: (reads, torch.arange(shape.vocab), target.embed),
-        HEAD: (len(rows), rows, target.pieces.head[ids]),
+        HEAD: (len(rows), rows, target.embeddings.head[ids]),
     }
     for name, (size, some, theirs) in own.items():
-        if name not in found.tensors:
+        if name not in source.tensors:
             continue
-        found.weight(name, size, shape.width)
-        if not is_targets(found.tensors[name][some], theirs):
+        source.weight(name, size, shape.width)
+        if not equals_target(source.tensors[name][some], theirs):
             raise DrafterMismatch(
-                f"{found.name}: {name} is not that of {target.name}, which block heads borrow: "
+                f"{source.name}: {name} is not that of {target.name}, which block heads borrow: "
                 "import it for the model that it was trained for, with the very weights"
             )
 
 
 def _weights(
-    found: Found, shape: BlockConfig, reads: int, target: Target, ids: Tensor, rows: Tensor
+    source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel, ids: Tensor, rows: Tensor
 ) -> dict[str, Tensor]:
     width, rank = shape.width, shape.markov_rank
     sizes = decoder_sizes(shape, width) | {"context_norm": (width,), "attn_norm": (width,)}
-    weights = parts_of(found, _names(shape.layers), sizes, LEFT)
-    weights["mask"] = _mask(found, shape, reads, target)
-    weights["markov_in.weight"] = _pairs(found, shape, ids)
-    weights["markov_out.weight"] = found.weight(MARKOV_OUT, shape.draft_vocab, rank)[rows]
+    weights = parts_of(source, _names(shape.layers), sizes, LEFT)
+    weights["mask"] = _mask(source, shape, reads, target)
+    weights["markov_in.weight"] = _pairs(source, shape, ids)
+    weights["markov_out.weight"] = source.weight(MARKOV_OUT, shape.draft_vocab, rank)[rows]
     sure, bias = torch.zeros(1, width + rank), torch.zeros(1)
-    if found.config.flag("enable_confidence_head", False):
-        given = found.weight(f"{SURE}.weight", 1, None)
+    if source.config.flag("enable_confidence_head", False):
+        given = source.weight(f"{SURE}.weight", 1, None)
         if given.shape[1] != width:  # it reads the pairs, too
-            given = found.weight(f"{SURE}.weight", 1, width + rank)
+            given = source.weight(f"{SURE}.weight", 1, width + rank)
         sure[:, : given.shape[1]] = given
-        bias = found.weight(f"{SURE}.bias", 1)
+        bias = source.weight(f"{SURE}.bias", 1)
     return weights | {"sure.weight": sure, "sure.bias": bias}
 
 
-def _mask(found: Found, shape: BlockConfig, reads: int, target: Target) -> Tensor:
+def _mask(source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel) -> Tensor:
     """[1, width]: the row that stands in empty slots."""
-    mask = found.config.whole(MASK, most=reads - 1)
-    borrowed = mask < shape.vocab and EMBED not in found.tensors
-    table = target.embed if borrowed else found.weight(EMBED, reads, shape.width)
+    mask = source.config.whole(MASK, most=reads - 1)
+    borrowed = mask < shape.vocab and EMBED not in source.tensors
+    table = target.embed if borrowed else source.weight(EMBED, reads, shape.width)
     return table[mask : mask + 1]
 
 
-def _pairs(found: Found, shape: BlockConfig, ids: Tensor) -> Tensor:
-    table = found.weight(MARKOV_IN, None, shape.markov_rank)
+def _pairs(source: SourceCheckpoint, shape: BlockConfig, ids: Tensor) -> Tensor:
+    table = source.weight(MARKOV_IN, None, shape.markov_rank)
     if len(table) < shape.vocab:
-        found.weight(MARKOV_IN, shape.vocab, shape.markov_rank)
+        source.weight(MARKOV_IN, shape.vocab, shape.markov_rank)
     others = torch.ones(len(table), dtype=torch.bool)
     others[ids] = False
     rest = table[others]
@@ -192,6 +192,6 @@ def _pairs(found: Found, shape: BlockConfig, ids: Tensor) -> Tensor:
         rest = torch.zeros(1, table.shape[1])
     if not torch.equal(rest, rest[:1].expand_as(rest)):
         raise unusable(
-            found, f"a {MARKOV_IN} that tells tokens apart which it cannot guess", "one row for all"
+            source, f"a {MARKOV_IN} that tells tokens apart which it cannot guess", "one row for all"
         )
     return torch.cat((table[ids], rest[:1]))

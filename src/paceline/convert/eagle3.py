@@ -8,15 +8,15 @@ from torch import Tensor
 
 from paceline.convert.foreign_checkpoint import (
     WHOLE_TEXT,
-    Found,
-    Taken,
-    Target,
-    Written,
+    ImportedHead,
+    OutputCheckpoint,
+    SourceCheckpoint,
+    TargetModel,
     draft_order,
-    is_targets,
-    offsets,
+    equals_target,
     require_target,
     taps_of,
+    vocab_maps,
 )
 from paceline.convert.speculators import (
     PARTS,
@@ -47,12 +47,12 @@ BIASED: Final = ("q", "k", "v", "o")
 GUESSES: Final = 5  # where a checkpoint does not say how many
 
 
-def written(net: EagleHead, card: Card, target: Target, verifier: str) -> Written:
+def to_checkpoint(net: EagleHead, card: Card, target: TargetModel, verifier: str) -> OutputCheckpoint:
     shape, own = net.shape, net.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in _names(shape).items()}
     parts = len(shape.taps) if shape.tap_norm == "all" else 1
     tensors |= {name: torch.ones(parts * shape.width) for name in _norms(shape)}
-    if not shape.own_embed and target.pieces.embed_scale != 1:
+    if not shape.own_embed and target.embeddings.embed_scale != 1:
         tensors[OUTER["embed"]] = target.embed
     layer = {
         **layer_config(shape, target, "llama"),
@@ -75,58 +75,58 @@ def written(net: EagleHead, card: Card, target: Target, verifier: str) -> Writte
         "embed_requires_grad": False,
         "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in shape.taps],
     }
-    return Written(config, tensors | offsets(net.draft_ids.cpu(), shape.vocab))
+    return OutputCheckpoint(config, tensors | vocab_maps(net.draft_ids.cpu(), shape.vocab))
 
 
-def taken(found: Found, target: Target) -> Taken:
+def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHead:
     """From either format; exactly, or not at all."""
-    layer = found.config.fields("transformer_layer_config")
+    layer = source.config.fields("transformer_layer_config")
     published = not layer.values
-    layer = found.config if published else layer
-    _require_known(found, layer)
+    layer = source.config if published else layer
+    _require_known(source, layer)
     vocab, biased = layer.whole("vocab_size"), layer.flag("attention_bias", False)
-    common = decoder_shape(found, layer)
-    tensors = {_plain(name): tensor for name, tensor in found.tensors.items()}
+    common = decoder_shape(source, layer)
+    tensors = {_plain(name): tensor for name, tensor in source.tensors.items()}
     if biased:  # some have none on o
         tensors.setdefault(f"layers.0.{LAYER['o']}.bias", torch.zeros(common["width"]))
-    found = replace(found, tensors=tensors)
-    require_target(found, target, common["width"], vocab)
-    ids, rows = draft_order(found, target)
-    embed = found.tensors.get(OUTER["embed"])
+    source = replace(source, tensors=tensors)
+    require_target(source, target, common["width"], vocab)
+    ids, rows = draft_order(source, target)
+    embed = source.tensors.get(OUTER["embed"])
     shape = EagleConfig(
         **common,
         vocab=vocab,
         draft_vocab=len(ids),
-        taps=taps_of(found, _layers_read(found.config, target), target),
-        block=speculative_tokens(found, GUESSES),
+        taps=taps_of(source, _layers_read(source.config, target), target),
+        block=speculative_tokens(source, GUESSES),
         window=layer.whole("sliding_window") if _slides(layer) else WHOLE_TEXT,
-        tap_norm=_tap_norm(found.config),
-        normed_residual=found.config.flag("norm_before_residual", not published),
-        feeds_normed=found.config.flag("norm_output", False),
+        tap_norm=_tap_norm(source.config),
+        normed_residual=source.config.flag("norm_before_residual", not published),
+        feeds_normed=source.config.flag("norm_output", False),
         biased=biased,
-        own_embed=embed is not None and not is_targets(embed, target.embed),
+        own_embed=embed is not None and not equals_target(embed, target.embed),
     )
-    return Taken("eagle", shape, ids, _weights(found, shape, rows))
+    return ImportedHead("eagle", shape, ids, _weights(source, shape, rows))
 
 
 def _plain(theirs: str) -> str:
     return theirs.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
-def _require_known(found: Found, layer: Fields) -> None:
+def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
     kind, layers = layer.raw("model_type") or "llama", layer.whole("num_hidden_layers", 1)
     if kind != "llama":
-        raise unusable(found, f"a layer of type {str(kind)[:40]!r}", "llama")
+        raise unusable(source, f"a layer of type {str(kind)[:40]!r}", "llama")
     if layers != 1:
-        raise unusable(found, f"{layers} layers", "1")
-    if not found.config.fields("eagle_config").flag("use_aux_hidden_state", True):
-        raise unusable(found, "the target's last layer alone as its input", "several layers")
-    other = found.config.raw("target_hidden_size")
+        raise unusable(source, f"{layers} layers", "1")
+    if not source.config.fields("eagle_config").flag("use_aux_hidden_state", True):
+        raise unusable(source, "the target's last layer alone as its input", "several layers")
+    other = source.config.raw("target_hidden_size")
     if other not in (None, layer.raw("hidden_size")):
-        raise unusable(found, f"rows of {layer.raw('hidden_size')} for a target's of {other}", "the same")
+        raise unusable(source, f"rows of {layer.raw('hidden_size')} for a target's of {other}", "the same")
 
 
-def _layers_read(config: Fields, target: Target) -> object:
+def _layers_read(config: Fields, target: TargetModel) -> object:
     """As the checkpoint says, or those that its authors' own code reads."""
     key, layers = "eagle_aux_hidden_state_layer_ids", target.shape.layers
     given = config.raw(key) or config.fields("eagle_config").raw(key)
@@ -144,7 +144,7 @@ def _tap_norm(config: Fields) -> TapNorm:
     return "all" if config.flag("norm_before_fc", nested) else "none"
 
 
-def _weights(found: Found, shape: EagleConfig, rows: Tensor) -> dict[str, Tensor]:
+def _weights(source: SourceCheckpoint, shape: EagleConfig, rows: Tensor) -> dict[str, Tensor]:
     """Under our names; what the norms before fc weigh becomes part of fc."""
     names, norms, width = _names(shape), _norms(shape), shape.width
     sizes = decoder_sizes(shape, 2 * width) | {
@@ -153,11 +153,11 @@ def _weights(found: Found, shape: EagleConfig, rows: Tensor) -> dict[str, Tensor
         "hidden_norm": (width,),
         "head": (shape.draft_vocab, width),
     }
-    weights = parts_of(found, names, sizes, (*norms, "d2t", OUTER["embed"]))
+    weights = parts_of(source, names, sizes, (*norms, "d2t", OUTER["embed"]))
     weights["head.weight"] = weights["head.weight"][rows]
     if norms:
         across = len(shape.taps) * width // len(norms)
-        weights["fc.weight"] = weights["fc.weight"] * torch.cat([found.weight(n, across) for n in norms])
+        weights["fc.weight"] = weights["fc.weight"] * torch.cat([source.weight(n, across) for n in norms])
     return weights
 
 

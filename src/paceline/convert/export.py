@@ -7,17 +7,16 @@ from typing import Any, Final, Literal, get_args
 import torch
 
 from paceline.convert import dspark, eagle3
-from paceline.convert.files import require_new, write_folder
-from paceline.convert.foreign_checkpoint import Target, Written
+from paceline.convert.foreign_checkpoint import OutputCheckpoint, TargetModel, require_new, write_folder
 from paceline.errors import SettingError, UnknownArchitecture
 from paceline.heads.head_checkpoint import Card, load
 
 Format = Literal["speculators"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 METHODS: Final = {"block": "dspark", "eagle": "eagle3"}  # what the format calls heads of each kind
-WRITERS: Final[dict[str, Callable[[Any, Card, Target, str], Written]]] = {
-    "block": dspark.written,
-    "eagle": eagle3.written,
+WRITERS: Final[dict[str, Callable[[Any, Card, TargetModel, str], OutputCheckpoint]]] = {
+    "block": dspark.to_checkpoint,
+    "eagle": eagle3.to_checkpoint,
 }
 
 
@@ -43,14 +42,14 @@ def export(
     known_word(format, Format)
     known_word(dtype, Dtype)
     require_new(out)
-    target = Target.open(model)
-    loaded = load(folder, target.pieces)
+    target = TargetModel.open(model)
+    loaded = load(folder, target.embeddings)
     if loaded.card.kind not in WRITERS:
         raise UnknownArchitecture(
             f"{folder.name} is a {loaded.card.kind} drafter, for which the format {format} has no place: "
             f"export one of kind {' or '.join(WRITERS)}"
         )
     name = verifier or (str(model) if model.is_dir() else loaded.card.target)
-    written = WRITERS[loaded.card.kind](loaded.net, loaded.card, target, name)
-    write_folder(out, written, getattr(torch, dtype))
+    output = WRITERS[loaded.card.kind](loaded.net, loaded.card, target, name)
+    write_folder(out, output, getattr(torch, dtype))
     return out

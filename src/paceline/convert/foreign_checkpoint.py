@@ -8,16 +8,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.errors import CorruptModel, DrafterMismatch
+from paceline.atomic import write_json
+from paceline.errors import CorruptModel, DrafterMismatch, SettingError, UnknownModel, short
 from paceline.heads.base import Pieces, Shape
 from paceline.heads.calibration import Calibration
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint
+from paceline.target.weights.safetensors import INDEX, SINGLE, read_json
 
 WHOLE_TEXT: Final = 2**30  # a window that holds any text
-OURS: Final = "paceline"  # in config.json: what the format has no word for
+METADATA: Final = "paceline"  # in config.json: what the format has no word for
 ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -28,25 +30,25 @@ ARCHITECTURES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetModel:
     """The model a head is for."""
 
     name: str
     shape: ModelConfig
-    pieces: Pieces  # float32
+    embeddings: Pieces  # float32
 
     @classmethod
-    def open(cls, path: Path) -> "Target":
+    def open(cls, path: Path) -> "TargetModel":
         return cls(path.name, open_checkpoint(path).shape, load_pieces(path))
 
     @property
     def embed(self) -> Tensor:
         """[vocab, width], as its first layer reads it."""
-        return self.pieces.embed * self.pieces.embed_scale
+        return self.embeddings.embed * self.embeddings.embed_scale
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputCheckpoint:
     """A checkpoint that is to be written."""
 
     config: Mapping[str, Any]
@@ -54,7 +56,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceCheckpoint:
     """A checkpoint that was read."""
 
     name: str
@@ -82,7 +84,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ImportedHead:
     """A checkpoint as a head of ours."""
 
     kind: str
@@ -95,7 +97,7 @@ class Taken:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
+def vocab_maps(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
     """The maps between the draft vocabulary and the target's; none where they are the same.
 
     more: tokens that the head reads besides the target's.
@@ -107,55 +109,128 @@ def offsets(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
     return {"d2t": draft_ids - torch.arange(len(draft_ids)), "t2d": known}
 
 
-def draft_order(found: Found, target: Target) -> tuple[Tensor, Tensor]:
+def draft_order(source: SourceCheckpoint, target: TargetModel) -> tuple[Tensor, Tensor]:
     """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
-    vocab = len(target.pieces.embed)
-    size = found.config.whole("draft_vocab_size", vocab)
-    if size == vocab and "d2t" not in found.tensors:
+    vocab = len(target.embeddings.embed)
+    size = source.config.whole("draft_vocab_size", vocab)
+    if size == vocab and "d2t" not in source.tensors:
         return torch.arange(vocab), torch.arange(vocab)
-    offset = found.tensor("d2t")
+    offset = source.tensor("d2t")
     if offset.shape != (size,) or offset.is_floating_point() or offset.is_complex():
         raise CorruptModel(
-            f"{found.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} "
+            f"{source.name}: d2t is {tuple(offset.shape)}, expected a whole number for each of the {size} "
             "tokens of draft_vocab_size: fetch it again"
         )
     ids, rows = (torch.arange(size) + offset).sort()
     if not ids.diff().all() or ids[0] < 0 or ids[-1] >= vocab:
         raise DrafterMismatch(
-            f"{found.name}: d2t does not name {size} different tokens of {target.name}, which has {vocab}: "
+            f"{source.name}: d2t does not name {size} different tokens of {target.name}, which has {vocab}: "
             "import it for the model that it was trained for"
         )
     return ids, rows
 
 
-def require_target(found: Found, target: Target, width: int, vocab: int) -> None:
+def require_target(source: SourceCheckpoint, target: TargetModel, width: int, vocab: int) -> None:
     """vocab: of what it reads."""
-    own = target.pieces.embed.shape
+    own = target.embeddings.embed.shape
     for what, theirs, ours in (("hidden size", width, own[1]), ("vocabulary size", vocab, own[0])):
         if theirs != ours:
             raise DrafterMismatch(
-                f"{found.name} was made for a model of {what} {theirs}, and {target.name} has {ours}: "
+                f"{source.name} was made for a model of {what} {theirs}, and {target.name} has {ours}: "
                 "import it for the model that it was trained for"
             )
 
 
-def taps_of(found: Found, inputs: object, target: Target) -> tuple[int, ...]:
+def taps_of(source: SourceCheckpoint, inputs: object, target: TargetModel) -> tuple[int, ...]:
     """inputs: numbers of the layers whose input is read, or the one past the last for its output."""
     layers = target.shape.layers
     if not isinstance(inputs, list | tuple) or not inputs or not all(type(i) is int for i in inputs):
         raise CorruptModel(
-            f"{found.name}: the list of layers that are read is {str(inputs)[:40]!r}, "
+            f"{source.name}: the list of layers that are read is {str(inputs)[:40]!r}, "
             "expected numbers of layers: fetch it again"
         )
     outside = [i for i in inputs if not 1 <= i <= layers]
     if outside:
         raise DrafterMismatch(
-            f"{found.name} reads layer {outside[0]}, and {target.name} has 1 to {layers}: "
+            f"{source.name} reads layer {outside[0]}, and {target.name} has 1 to {layers}: "
             "import it for the model that it was trained for"
         )
     return tuple(i - 1 for i in inputs)
 
 
-def is_targets(tensor: Tensor, own: Tensor) -> bool:
+def equals_target(tensor: Tensor, own: Tensor) -> bool:
     """Whether this is the target's own, in the type that it is stored in."""
     return tensor.shape == own.shape and torch.equal(tensor.float(), own.to(tensor.dtype).float())
+
+
+CONFIG: Final = "config.json"
+PICKLED: Final = ("pytorch_model.bin", "medusa_lm_head.pt")
+PLAIN: Final = (SINGLE, "medusa_lm_head.safetensors")
+
+
+def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> None:
+    """Numbers that are not whole get `dtype`."""
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in output.tensors.items()
+    }
+    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
+    write_json(
+        out / CONFIG, {**output.config, "dtype": str(dtype).removeprefix("torch.")}, indent=2, ascii=False
+    )
+
+
+def require_new(out: Path) -> None:
+    """A folder that holds something else is never written into."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SettingError(f"{out} is there already: name a new folder, or remove it first")
+
+
+def read_folder(folder: Path) -> SourceCheckpoint:
+    if not folder.is_dir():
+        raise UnknownModel(f"there is no folder {folder}: expected one with {CONFIG} and weights")
+    try:
+        config = read_json(folder / CONFIG)
+    except OSError as error:
+        raise CorruptModel(f"{folder.name}/{CONFIG} cannot be read: {error}") from None
+    return SourceCheckpoint(folder.name, Fields(f"{folder.name}/{CONFIG}", config), _tensors(folder))
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    try:
+        tensors = _stored(folder)
+    except Exception as error:  # torch has many
+        raise CorruptModel(f"the weights in {folder.name} are damaged: {str(error)[:120]}") from None
+    if tensors is None:
+        raise CorruptModel(f"{folder.name} has no weights: expected one of {', '.join((*PLAIN, *PICKLED))}")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise CorruptModel(
+                f"the weights in {folder.name} are damaged: {short(name)} is {type(tensor).__name__}, "
+                "expected a name and a tensor"
+            )
+    return tensors
+
+
+def _stored(folder: Path) -> dict[str, Tensor] | None:
+    from safetensors.torch import load_file
+
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        return {name: t for shard in names for name, t in load_file(_inside(folder, shard)).items()}
+    for name in PLAIN:
+        if (folder / name).is_file():
+            return dict(load_file(folder / name))
+    for name in PICKLED:
+        if (folder / name).is_file():
+            return dict(torch.load(folder / name, map_location="cpu", weights_only=True))
+    return None
+
+
+def _inside(folder: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise ValueError(f"{INDEX} names {name[:80]!r}, which is not a file beside it")
+    return folder / name

@@ -5,19 +5,19 @@ What a model that came as a folder says of itself stays word for word; of a GGUF
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
+from paceline.atomic import replacing, write_json
 from paceline.convert.export import Dtype, known_word
-from paceline.convert.files import require_new, write_json
-from paceline.convert.model_config import config_of
-from paceline.errors import SettingError
+from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new
+from paceline.errors import SettingError, UnknownArchitecture
 from paceline.target.weights.hf_folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
-from paceline.target.weights.model_config import ModelConfig
+from paceline.target.weights.model_config import ModelConfig, Rope
 from paceline.target.weights.reader import load
 from paceline.target.weights.safetensors import SINGLE, read_json
 
@@ -67,10 +67,9 @@ def write_model(
     else:
         _write_description(source, folder, shape, tensors, name)
     stored = {n: tensor.to("cpu", dtype).contiguous() for n, tensor in _named(shape, tensors)}
-    beside = folder / f"{SINGLE}.new"
-    save_file(stored, beside, {"format": "pt"})
-    beside.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
-    beside.replace(folder / SINGLE)
+    with replacing(folder / SINGLE) as fresh:
+        save_file(stored, fresh, {"format": "pt"})
+        fresh.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes
 
 
 def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +89,12 @@ def _copy_description(source: Path, folder: Path, dtype: str) -> None:
     if isinstance(text, dict):  # a vision tower stands beside it, which is not trained and not kept
         config = {**text, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     dropped = ("torch_dtype", "quantization_config")
-    write_json(folder / CONFIG, {k: v for k, v in config.items() if k not in dropped} | {"dtype": dtype})
+    write_json(
+        folder / CONFIG,
+        {k: v for k, v in config.items() if k not in dropped} | {"dtype": dtype},
+        indent=2,
+        ascii=False,
+    )
     for name in COPIED:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -106,9 +110,9 @@ def _write_description(
     ends: dict[str, int | list[int]] = {"eos_token_id": sorted(tokenizer.eos_ids)}
     if tokenizer.bos_id is not None:
         ends["bos_token_id"] = tokenizer.bos_id
-    write_json(folder / CONFIG, config_of(shape, tensors, dtype, ends))
-    write_json(folder / "generation_config.json", ends)
-    write_json(folder / "tokenizer.json", _tokenizer(tokenizer))
+    write_json(folder / CONFIG, config_of(shape, tensors, dtype, ends), indent=2, ascii=False)
+    write_json(folder / "generation_config.json", ends, indent=2, ascii=False)
+    write_json(folder / "tokenizer.json", _tokenizer(tokenizer), indent=2, ascii=False)
     about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": tokenizer.adds_bos,
@@ -118,7 +122,7 @@ def _write_description(
     }
     if template := tokenizer.templates.get("default"):
         about["chat_template"] = template
-    write_json(folder / "tokenizer_config.json", about)
+    write_json(folder / "tokenizer_config.json", about, indent=2, ascii=False)
 
 
 def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
@@ -135,3 +139,89 @@ def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
             "special_tokens": {begin: {"id": begin, "ids": [tokenizer.bos_id], "tokens": [begin]}},
         }
     return table
+
+
+TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
+WRITTEN_FOR: Final = "5.0.0"  # of transformers; a folder that does not say has its tokenizer suspected
+
+
+def config_of(
+    shape: ModelConfig, names: Collection[str], dtype: str, ends: Mapping[str, int | list[int]]
+) -> dict[str, Any]:
+    """names: of the weights there are, canonical. ends: ids of the tokens that begin and end a text."""
+    activation = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}[shape.activation]
+    return {
+        "architectures": [ARCHITECTURES[shape.architecture]],
+        "model_type": TYPES.get(shape.architecture, shape.architecture),
+        "transformers_version": WRITTEN_FOR,
+        "dtype": dtype,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.ff_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_context,
+        "rms_norm_eps": shape.norm_eps,
+        "tie_word_embeddings": "head" not in names,
+        ("hidden_activation" if shape.architecture == "gemma3" else "hidden_act"): activation,
+        **_family(shape, names),
+        **_positions(shape),
+        **ends,
+    }
+
+
+def _family(shape: ModelConfig, names: Collection[str]) -> dict[str, Any]:
+    biased = any(name.endswith("q_bias") for name in names)
+    if shape.architecture == "llama":
+        if any(shape.local_layers):
+            raise UnknownArchitecture(
+                "some layers of the model see a window only, which config.json cannot say of a llama: "
+                "start from the model's own folder instead"
+            )
+        return {"attention_bias": biased}
+    if shape.architecture == "mistral":
+        return {"sliding_window": shape.window or None}
+    if shape.architecture in ("qwen2", "qwen3"):
+        bias = {"attention_bias": biased} if shape.architecture == "qwen3" else {}
+        return {**bias, "use_sliding_window": any(shape.local_layers), **_windows(shape)}
+    return {"query_pre_attn_scalar": _whole(shape.attn_scale**-2), **_windows(shape)}
+
+
+def _windows(shape: ModelConfig) -> dict[str, Any]:
+    if not any(shape.local_layers):
+        return {}
+    kinds = ["sliding_attention" if local else "full_attention" for local in shape.local_layers]
+    return {"sliding_window": shape.window, "layer_types": kinds}
+
+
+def _positions(shape: ModelConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_theta": shape.rope.theta, "rope_scaling": _scaling(shape.rope)}
+    if shape.local_rope is not None:
+        found["rope_local_base_freq"] = shape.local_rope.theta
+    return found
+
+
+def _scaling(rope: Rope) -> dict[str, Any] | None:
+    if rope.divisors:
+        raise UnknownArchitecture(
+            "a GGUF file that lists RoPE's divisors has no config.json of the same meaning: "
+            "start from the model's own folder instead"
+        )
+    if rope.kind == "none":
+        return None
+    if rope.kind == "linear":
+        return {"rope_type": "linear", "factor": rope.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": rope.factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_context,
+    }
+
+
+def _whole(value: float) -> float | int:
+    """Where a number is whole but for rounding, it is."""
+    return round(value) if abs(value - round(value)) < 1e-6 * value else value

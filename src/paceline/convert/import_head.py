@@ -6,16 +6,22 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from paceline.convert import dspark, eagle3, medusa
-from paceline.convert.files import read_folder, require_new
-from paceline.convert.foreign_checkpoint import OURS, Found, Taken, Target
+from paceline.convert.foreign_checkpoint import (
+    METADATA,
+    ImportedHead,
+    SourceCheckpoint,
+    TargetModel,
+    read_folder,
+    require_new,
+)
 from paceline.errors import CorruptModel, SettingError, UnknownArchitecture
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import Card, Storage, save
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 
-SPECULATORS: Final[dict[str, Callable[[Found, Target], Taken]]] = {
-    "eagle3": eagle3.taken,
-    "dspark": dspark.taken,
+SPECULATORS: Final[dict[str, Callable[[SourceCheckpoint, TargetModel], ImportedHead]]] = {
+    "eagle3": eagle3.from_checkpoint,
+    "dspark": dspark.from_checkpoint,
 }
 
 
@@ -30,27 +36,27 @@ def import_(
     if weights not in get_args(Storage):
         raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
     require_new(out)
-    found, model = read_folder(checkpoint), Target.open(target)
-    taken = _with_ours(_reader(found)(found, model), found)
-    net = KINDS[taken.kind].net(taken.shape, model.pieces, taken.draft_ids)
-    net.load_state_dict(dict(taken.weights))
+    source, model = read_folder(checkpoint), TargetModel.open(target)
+    head = _with_metadata(_reader(source)(source, model), source)
+    net = KINDS[head.kind].net(head.shape, model.embeddings, head.draft_ids)
+    net.load_state_dict(dict(head.weights))
     card = Card(
-        kind=taken.kind,
-        shape=taken.shape,
+        kind=head.kind,
+        shape=head.shape,
         target=name or model.name,
-        fingerprint=model.pieces.fingerprint,
+        fingerprint=model.embeddings.fingerprint,
         weights=weights,
-        calibration=taken.calibration,
-        acceptance=taken.acceptance,
-        tokens_per_pass=taken.tokens_per_pass,
-        data={"imported": found.name},
+        calibration=head.calibration,
+        acceptance=head.acceptance,
+        tokens_per_pass=head.tokens_per_pass,
+        data={"imported": source.name},
     )
     save(out, card, net)
     return card
 
 
-def _reader(found: Found) -> Callable[[Found, Target], Taken]:
-    config = found.config
+def _reader(source: SourceCheckpoint) -> Callable[[SourceCheckpoint, TargetModel], ImportedHead]:
+    config = source.config
     architectures = config.raw("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     kind = config.raw("speculators_model_type")
@@ -59,29 +65,29 @@ def _reader(found: Found) -> Callable[[Found, Target], Taken]:
             return SPECULATORS[kind]
         what = f"a speculator of type {str(kind)[:40]!r}"
     elif config.raw(medusa.HEADS) is not None:
-        return medusa.taken
+        return medusa.from_checkpoint
     elif any("eagle3" in name.lower() for name in names):
-        return eagle3.taken
+        return eagle3.from_checkpoint
     else:
         what = f"of the architecture {', '.join(names)[:60] or 'unknown'!r}"
     raise UnknownArchitecture(
-        f"{found.name} is {what}, which cannot be imported: expected speculators of type "
+        f"{source.name} is {what}, which cannot be imported: expected speculators of type "
         f"{' or '.join(SPECULATORS)}, an EAGLE-3 checkpoint (an architecture with Eagle3 in its name) or a "
         f"Medusa one ({medusa.HEADS} in config.json)"
     )
 
 
-def _with_ours(taken: Taken, found: Found) -> Taken:
+def _with_metadata(head: ImportedHead, source: SourceCheckpoint) -> ImportedHead:
     """What a head of ours knew when it was exported."""
-    known = found.config.fields(OURS)
+    known = source.config.fields(METADATA)
     values: dict[str, Any] = {}
     try:
         for key in ("acceptance", "tokens_per_pass"):
             values[key] = tuple(float(x) for x in known.values.get(key) or ())  # type: ignore[attr-defined]
         if curve := known.fields("calibration").values:
             scale, shift = (tuple(float(x) for x in curve[key]) for key in ("scale", "shift"))  # type: ignore[attr-defined]
-            if {len(scale), len(shift)} == {taken.shape.block}:
+            if {len(scale), len(shift)} == {head.shape.block}:
                 values["calibration"] = Calibration(scale, shift)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise CorruptModel(f"{found.name}: {OURS} in config.json is damaged: export it again") from None
-    return replace(taken, **values)
+        raise CorruptModel(f"{source.name}: {METADATA} in config.json is damaged: export it again") from None
+    return replace(head, **values)

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paceline.convert.foreign_checkpoint import Found, Taken, Target, require_target
+from paceline.convert.foreign_checkpoint import ImportedHead, SourceCheckpoint, TargetModel, require_target
 from paceline.convert.speculators import unusable
 from paceline.errors import CorruptModel
 from paceline.heads.medusa import MedusaConfig
@@ -16,12 +16,14 @@ LAYERS: Final = "medusa_num_layers"
 _PREFIX: Final = re.compile(r"^(model\.)?medusa_head\.")
 
 
-def taken(found: Found, target: Target) -> Taken:
-    tensors = {_PREFIX.sub("", name): tensor for name, tensor in found.tensors.items()}
-    found = Found(found.name, found.config, {n: t for n, t in tensors.items() if n[:1].isdigit()})
-    heads = found.config.whole(HEADS, 5, 100)
-    layers = found.config.whole(LAYERS, 1, 100)
-    vocab, own = _sizes(found, layers, target)
+def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHead:
+    tensors = {_PREFIX.sub("", name): tensor for name, tensor in source.tensors.items()}
+    source = SourceCheckpoint(
+        source.name, source.config, {n: t for n, t in tensors.items() if n[:1].isdigit()}
+    )
+    heads = source.config.whole(HEADS, 5, 100)
+    layers = source.config.whole(LAYERS, 1, 100)
+    vocab, own = _sizes(source, layers, target)
     shape = MedusaConfig(
         width=own.shape[1],
         vocab=len(own),
@@ -37,20 +39,20 @@ def taken(found: Found, target: Target) -> Taken:
     for i in range(heads):
         for j in range(layers):
             for leaf, sizes in block.items():
-                weights[f"blocks.{i * layers + j}.{leaf}"] = found.weight(f"{i}.{j}.linear.{leaf}", *sizes)
+                weights[f"blocks.{i * layers + j}.{leaf}"] = source.weight(f"{i}.{j}.linear.{leaf}", *sizes)
                 used.add(f"{i}.{j}.linear.{leaf}")
-        weights[f"heads.{i}.weight"] = found.weight(f"{i}.{layers}.weight", vocab, width)
+        weights[f"heads.{i}.weight"] = source.weight(f"{i}.{layers}.weight", vocab, width)
         used.add(f"{i}.{layers}.weight")
-    surplus = sorted(set(found.tensors) - used)
+    surplus = sorted(set(source.tensors) - used)
     if surplus:
-        raise unusable(found, f"a tensor {surplus[0][:80]}", f"{heads} heads of {layers} blocks")
-    return Taken("medusa", shape, torch.arange(vocab), weights)
+        raise unusable(source, f"a tensor {surplus[0][:80]}", f"{heads} heads of {layers} blocks")
+    return ImportedHead("medusa", shape, torch.arange(vocab), weights)
 
 
-def _sizes(found: Found, layers: int, target: Target) -> tuple[int, Tensor]:
+def _sizes(source: SourceCheckpoint, layers: int, target: TargetModel) -> tuple[int, Tensor]:
     """How many tokens its heads know, the first of the vocabulary; and the target's embedding."""
-    first, own = found.weight(f"0.{layers}.weight", None, None), target.pieces.embed
-    require_target(found, target, first.shape[1], max(len(first), len(own)))
+    first, own = source.weight(f"0.{layers}.weight", None, None), target.embeddings.embed
+    require_target(source, target, first.shape[1], max(len(first), len(own)))
     if not len(first):
-        raise CorruptModel(f"{found.name}: 0.{layers}.weight is empty: fetch the checkpoint again")
+        raise CorruptModel(f"{source.name}: 0.{layers}.weight is empty: fetch the checkpoint again")
     return len(first), own

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from paceline.convert.foreign_checkpoint import ARCHITECTURES, OURS, Found, Target
+from paceline.convert.foreign_checkpoint import ARCHITECTURES, METADATA, SourceCheckpoint, TargetModel
 from paceline.errors import UnknownArchitecture
 from paceline.heads.block import BlockConfig
 from paceline.heads.eagle import EagleConfig
@@ -29,7 +29,7 @@ _THETA: Final = 1e9  # the largest
 VERSION: Final = "0.9.0"  # of the speculators format
 
 
-def layer_config(shape: BlockConfig | EagleConfig, target: Target, kind: str) -> dict[str, Any]:
+def layer_config(shape: BlockConfig | EagleConfig, target: TargetModel, kind: str) -> dict[str, Any]:
     return {
         "model_type": kind,
         "hidden_size": shape.width,
@@ -46,7 +46,7 @@ def layer_config(shape: BlockConfig | EagleConfig, target: Target, kind: str) ->
     }
 
 
-def speculators_config(algorithm: str, card: Card, target: Target, verifier: str) -> dict[str, Any]:
+def speculators_config(algorithm: str, card: Card, target: TargetModel, verifier: str) -> dict[str, Any]:
     """What every config.json of the format has, and what only we can read of it."""
     proposal = {
         "proposal_type": "greedy",
@@ -70,7 +70,7 @@ def speculators_config(algorithm: str, card: Card, target: Target, verifier: str
         "draft_vocab_size": card.shape.draft_vocab,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
-        OURS: {
+        METADATA: {
             "target": card.target,
             "calibration": calibration and {"scale": calibration.scale, "shift": calibration.shift},
             "acceptance": card.acceptance,
@@ -79,15 +79,15 @@ def speculators_config(algorithm: str, card: Card, target: Target, verifier: str
     }
 
 
-def decoder_shape(found: Found, layer: Fields) -> dict[str, Any]:
+def decoder_shape(source: SourceCheckpoint, layer: Fields) -> dict[str, Any]:
     """What block and eagle shapes have in common; refuses what neither can compute."""
     act = layer.raw("hidden_act") or "silu"
     if act != "silu":
-        raise unusable(found, f"the activation {str(act)[:40]!r}", "silu")
+        raise unusable(source, f"the activation {str(act)[:40]!r}", "silu")
     rope = Fields(layer.source, {**layer.fields("rope_parameters").values, **_scaling(layer)})
     kind = rope.raw("rope_type") or rope.raw("type") or "default"
     if kind != "default" or (layer.raw("partial_rotary_factor") or 1) != 1:
-        raise unusable(found, f"rotary positions of type {str(kind)[:40]!r}", "default")
+        raise unusable(source, f"rotary positions of type {str(kind)[:40]!r}", "default")
     width, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
     kv_heads, head_dim = layer.whole("num_key_value_heads", heads), layer.whole("head_dim", width // heads)
     if heads % kv_heads:
@@ -125,33 +125,36 @@ def decoder_sizes(shape: BlockConfig | EagleConfig, reads: int) -> dict[str, tup
 
 
 def parts_of(
-    found: Found, names: Mapping[str, str], sizes: Mapping[str, tuple[int, ...]], others: Iterable[str]
+    source: SourceCheckpoint,
+    names: Mapping[str, str],
+    sizes: Mapping[str, tuple[int, ...]],
+    others: Iterable[str],
 ) -> dict[str, Tensor]:
     """Weights by our names, which `names` are the checkpoint's of; others: what else it may have."""
     known = {*names.values(), *others}
-    surplus = [name for name in sorted(found.tensors) if name not in known and not name.endswith(UNUSED)]
+    surplus = [name for name in sorted(source.tensors) if name not in known and not name.endswith(UNUSED)]
     if surplus:
-        raise unusable(found, f"a tensor {surplus[0][:80]}", "the parts of such a head")
+        raise unusable(source, f"a tensor {surplus[0][:80]}", "the parts of such a head")
     weights = {}
     for ours, theirs in names.items():
         part, _, leaf = ours.rpartition(".")
         size = sizes[part.rpartition(".")[2] or ours]
-        weights[ours] = found.weight(theirs, *(size[:1] if leaf == "bias" else size))
+        weights[ours] = source.weight(theirs, *(size[:1] if leaf == "bias" else size))
     return weights
 
 
-def speculative_tokens(found: Found, default: int) -> int:
+def speculative_tokens(source: SourceCheckpoint, default: int) -> int:
     """How many guesses it was made for."""
-    methods = found.config.fields("speculators_config").raw("proposal_methods")
+    methods = source.config.fields("speculators_config").raw("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
-    return Fields(found.config.source, first if isinstance(first, Mapping) else {}).whole(
+    return Fields(source.config.source, first if isinstance(first, Mapping) else {}).whole(
         "speculative_tokens", default, 1000
     )
 
 
-def unusable(found: Found, what: str, expected: str) -> UnknownArchitecture:
+def unusable(source: SourceCheckpoint, what: str, expected: str) -> UnknownArchitecture:
     return UnknownArchitecture(
-        f"{found.name} has {what}, which no head of paceline's computes (expected {expected}): "
+        f"{source.name} has {what}, which no head of paceline's computes (expected {expected}): "
         "use another checkpoint"
     )
 

@@ -36,7 +36,10 @@ class DrafterList(Drafter):
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.took_ns.clear()
-        runs = [_Run(ask if self._turns or not ask.certain else replace(ask, certain=0)) for ask in asks]
+        runs = [
+            _Run(ask if self._turns or not ask.forced_budget else replace(ask, forced_budget=0))
+            for ask in asks
+        ]
         running = [run for run in runs if not run.over]
         legs = 0
         while running:
@@ -91,11 +94,11 @@ class DrafterList(Drafter):
             with forgiven(drafter, "goes on"):
                 drafter.observe(seqs, verdicts, scores)
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
                 with forgiven(drafter, "goes on"):
-                    drafter.read(seen)
+                    drafter.on_hidden(hidden_rows)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
@@ -106,13 +109,13 @@ class DrafterList(Drafter):
 class _Run:
     """One draft on its way from drafter to drafter."""
 
-    __slots__ = ("ask", "last", "legs", "over", "refused")
+    __slots__ = ("ask", "last", "legs", "over", "rejected_sources")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask  # what is wanted after the legs so far
         self.legs: list[Draft] = []
         self.last: Drafter | None = None  # whose leg was the last
-        self.refused: list[str] = []  # who made each guess that the grammar cannot take
+        self.rejected_sources: list[str] = []  # who made each guess that the grammar cannot take
         self.over = ask.cursor is not None and ask.cursor.finished
 
     def may_ask(self, drafter: Drafter) -> bool:
@@ -122,7 +125,7 @@ class _Run:
             turn = drafter.interleaves or self.last.interleaves
             if not turn or drafter is self.last:
                 return False
-        return self.ask.budget > 0 or (drafter.interleaves and self.ask.certain > 0)
+        return self.ask.budget > 0 or (drafter.interleaves and self.ask.forced_budget > 0)
 
     def may_weigh(self, head: Drafter) -> bool:
         """Whether what there is may be dropped for what it says: not where it was drawn, or has a grammar."""
@@ -150,20 +153,22 @@ class _Run:
         draft = _signed(draft, drafter)
         if not is_chain(draft):
             fit = legal(cursor, draft)
-            self.refused += (Counter(draft.sources) - Counter(fit.sources)).elements()
+            self.rejected_sources += (Counter(draft.sources) - Counter(fit.sources)).elements()
             return _wanted(fit, self.ask), None
         draft = _wanted(draft, self.ask)
-        hand_over = draft.q is None and self.ask.certain > 0 and not drafter.interleaves
+        hand_over = draft.q is None and self.ask.forced_budget > 0 and not drafter.interleaves
         taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
             if not end.finished and not (hand_over and taken and end.forced()):
-                self.refused += draft.sources[taken:]
+                self.rejected_sources += draft.sources[taken:]
             return draft.first(taken), end
         return draft, end if taken == len(draft) else None
 
     def draft(self) -> Draft:
         whole = joined(self.legs)
-        return replace(whole, refused=tuple(self.refused)) if self.refused else whole
+        return (
+            replace(whole, rejected_sources=tuple(self.rejected_sources)) if self.rejected_sources else whole
+        )
 
 
 def is_chain(draft: Draft) -> bool:
@@ -179,7 +184,7 @@ def _signed(draft: Draft, drafter: Drafter) -> Draft:
 
 def _wanted(draft: Draft, ask: Ask) -> Draft:
     """The first nodes, up to the first that is one too many of its kind."""
-    left = {True: ask.certain, False: ask.budget}
+    left = {True: ask.forced_budget, False: ask.budget}
     for node in range(len(draft)):
         certain = _certain(draft, node)
         if not left[certain]:
@@ -195,7 +200,7 @@ def _certain(draft: Draft, node: int) -> bool:
 def _after(ask: Ask, leg: Draft, end: Cursor) -> Ask:
     certain = sum(_certain(leg, node) for node in range(len(leg)))
     budget = ask.budget - (len(leg) - certain)
-    return Ask(ask.seq, budget, (*ask.after, *leg.tokens), end, ask.certain - certain)
+    return Ask(ask.seq, budget, (*ask.after, *leg.tokens), end, ask.forced_budget - certain)
 
 
 def joined(legs: Sequence[Draft]) -> Draft:

@@ -19,11 +19,11 @@ class Grammar(Drafter):
     def _draft(self, ask: Ask, cursor: Cursor) -> Draft:
         tokens: list[int] = []
         scores: list[float] = []
-        left = {CERTAIN: ask.certain, SPELLED: ask.budget}
+        left = {CERTAIN: ask.forced_budget, SPELLED: ask.budget}
         while not cursor.finished:
             run, score = cursor.forced(), CERTAIN
             if not run:
-                run, score = cursor.spelled(), SPELLED
+                run, score = cursor.canonical(), SPELLED
             taken, cursor = walk(cursor, run[: left[score]])
             tokens += run[:taken]
             scores += [score] * taken

@@ -217,7 +217,7 @@ class Rate(Controller):
         return min(length, most)
 
     def learn(self, rounds: Sequence[Round]) -> None:
-        nodes, guessed = sum(len(r.draft) for r in rounds), sum(r.guessed for r in rounds)
+        nodes, guessed = sum(len(r.draft) for r in rounds), sum(r.drafted for r in rounds)
         for r in rounds:
             if len(r.draft):
                 self._learn_acceptance(r)
@@ -225,9 +225,9 @@ class Rate(Controller):
             return
         self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
         for r in rounds:
-            if r.guessed:
-                draft_us = r.draft_us * r.guessed / guessed
-                self._known[r.drafters].draft_us.learn(r.guessed, draft_us, r.target_us)
+            if r.drafted:
+                draft_us = r.draft_us * r.drafted / guessed
+                self._known[r.drafters].draft_us.learn(r.drafted, draft_us, r.target_us)
                 if not r.finish:
                     self._known[r.drafters].past.learn(r, draft_us)
 

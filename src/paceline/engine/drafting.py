@@ -44,7 +44,7 @@ class Drafting:
     def end(self, seq: Seq) -> None:
         self.drafter(seq).end(seq)
 
-    def exchange(self, drafter: Drafter, running: Sequence[Seq]) -> None:
+    def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
         """Puts a drafter in the place of the one with its name, of which nothing is remembered."""
         self._drafters[drafter.name] = drafter
         self._controller.forget(drafter.name)
@@ -65,18 +65,18 @@ class Drafting:
             room = min(room, self._target.invariant_rows - len(turn.fed)) if turn.scored else 0
             turn.budget = max(0, min(budget, seq.spec.max_draft, room))
             if seq.cursor is not None and seq.spec.max_draft:
-                turn.certain = max(0, min(MOST_CERTAIN, room - turn.budget))
+                turn.forced_budget = max(0, min(MOST_CERTAIN, room - turn.budget))
 
     def draft(self, turns: Sequence[Scheduled]) -> dict[str, int]:
         """Microseconds by drafter."""
         took: Counter[str] = Counter()
-        asking = [t for t in turns if t.budget or t.certain]
+        asking = [t for t in turns if t.budget or t.forced_budget]
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
-            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, certain=t.certain) for t in group]
+            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, forced_budget=t.forced_budget) for t in group]
             for turn, draft in zip(group, drafts_of(drafter, asks), strict=True):
-                turn.guessed = len(draft)
-                draft = _sure(draft.first(turn.budget + turn.certain), turn.seq.spec.threshold)
+                turn.drafted = len(draft)
+                draft = _sure(draft.first(turn.budget + turn.forced_budget), turn.seq.spec.threshold)
                 turn.draft = self._usable(draft, drafter.name)
             took.update(drafter.took_ns)
         rows = sum(len(t.fed) for t in turns)
@@ -103,7 +103,7 @@ class Drafting:
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
             seen = [_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None]
-            drafter.read(seen)
+            drafter.on_hidden(seen)
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token the target does not have, each node with a source."""

@@ -62,7 +62,7 @@ class Engine:
         config = config or EngineConfig()
         self.target = target
         self.controller = controller
-        self._guessing = Drafting(target, drafters, controller)
+        self._drafting = Drafting(target, drafters, controller)
         self._sinks = tuple(sinks)
         self._eos = eos
         self._scheduler = _scheduler(config, target)
@@ -75,9 +75,9 @@ class Engine:
         """Tells one more sink of every round from now on."""
         self._sinks = (*self._sinks, sink)
 
-    def exchange(self, drafter: Drafter) -> None:
+    def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: what runs goes on with a drafter that knows nothing of it yet."""
-        self._guessing.exchange(drafter, self._scheduler.running())
+        self._drafting.replace_drafter(drafter, self._scheduler.running())
 
     @property
     def busy(self) -> bool:
@@ -100,7 +100,7 @@ class Engine:
         self._check_tokens("stop_tokens", seq.params.stop_tokens)
         if seq.cursor is not None and seq.cursor.finished:
             raise ConstraintError("the constraint allows nothing but an empty answer")
-        self._guessing.drafter(seq)  # an unknown name is refused here, not in the middle of a pass
+        self._drafting.drafter(seq)  # an unknown name is refused here, not in the middle of a pass
         chooser(seq.params)  # likewise what must be built for it is built now
         self._scheduler.add(seq)
 
@@ -144,9 +144,9 @@ class Engine:
     def _step(self) -> list[Round]:
         failed = self._expire() + self._admit()
         turns = self._turns()
-        self._guessing.plan(turns)
+        self._drafting.plan(turns)
         started = perf_counter_ns()
-        by_drafter = self._guessing.draft(turns)
+        by_drafter = self._drafting.draft(turns)
         drafted = perf_counter_ns()
         with self._constrained(turns):
             turns, scores, ended = self._forward(turns)
@@ -161,7 +161,7 @@ class Engine:
         rounds = [
             self._settle(t, logits[start:], cost) for t, start in zip(turns, scores.starts, strict=True)
         ]
-        self._guessing.observe(turns, scores)
+        self._drafting.observe(turns, scores)
         self.controller.learn(rounds)
         for turn, r in zip(turns, rounds, strict=True):
             self._report(turn.seq, r)
@@ -179,11 +179,11 @@ class Engine:
         failed = []
         for seq in self._scheduler.admit():
             try:
-                seq.computed = seq.shared = self.target.open(seq)
+                seq.computed = seq.cached = self.target.open(seq)
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
-                self._guessing.begin(seq)
+                self._drafting.begin(seq)
         return failed
 
     def _turns(self) -> list[Scheduled]:
@@ -201,7 +201,7 @@ class Engine:
         while turns:
             feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
             try:
-                return turns, self.target.forward(feeds, self._guessing.taps(turns)), []
+                return turns, self.target.forward(feeds, self._drafting.taps(turns)), []
             except CacheFull as error:
                 if any(len(t.draft) for t in turns):
                     for turn in turns:
@@ -213,7 +213,7 @@ class Engine:
         return [], _NOTHING, []
 
     def _preempt(self, seq: Seq) -> None:
-        self._guessing.end(seq)
+        self._drafting.end(seq)
         self.target.close(seq.id)
         seq.computed = 0
         self._scheduler.put_back(seq)
@@ -295,7 +295,7 @@ class Engine:
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
         if running:
-            self._guessing.end(seq)
+            self._drafting.end(seq)
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)

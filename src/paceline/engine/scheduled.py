@@ -17,9 +17,9 @@ class Scheduled:
     fed: list[int]  # pending tokens that go in
     scored: bool  # False: more of the prompt is still to come
     budget: int = 0  # guesses wanted
-    certain: int = 0  # guesses wanted besides that cannot be wrong
+    forced_budget: int = 0  # nodes wanted besides that the grammar forces
     draft: Draft = NO_DRAFT
-    guessed: int = 0  # nodes it had before any was cut
+    drafted: int = 0  # nodes it had before any was cut
     masks: Masks = FREE
     verdict: Verdict | None = None
     kept: tuple[int, ...] | None = None  # the draft's nodes whose rows stay; None: the turn was not committed
@@ -65,7 +65,7 @@ def a_round(
         finish=finish,
         error=error,
         logprobs=logprobs,
-        guessed=turn.guessed,
+        drafted=turn.drafted,
         draft_us_by=cost.draft_us_by,
     )
 

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings
-from paceline.heads.rotary import rotated, rotation
+from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings, rotated, rotation
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
 _SPREAD: Final = 0.02  # of new weights

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.heads.base import DraftHead, Pieces
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings
-from paceline.heads.rotary import rotated, rotation
+from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings, rotated, rotation
 
 TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are
 _SPREAD: Final = 0.02  # of new weights

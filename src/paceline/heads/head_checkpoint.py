@@ -1,7 +1,7 @@
 """A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors has its weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -9,16 +9,18 @@ from typing import Any, Final, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
+from paceline.atomic import write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.base import DraftHead, Shape, TargetEmbeddings
 from paceline.heads.calibration import Calibration
-from paceline.heads.int8 import Unpacked, packed
-from paceline.heads.kinds import KINDS, sizes
+from paceline.heads.registry import KINDS, sizes
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
 WEIGHTS: Final = "drafter.safetensors"
 _DRAFT_IDS: Final = "draft_ids"
+SCALE: Final = ".scale"  # suffix of the tensor that holds a matrix's scales
+_GROUP: Final = 64  # columns that share a scale
 Storage = Literal["int8", "float32"]
 
 
@@ -35,6 +37,45 @@ class Card:
     acceptance: tuple[float, ...] = ()  # by place: how often a guess is right if those before it are
     tokens_per_pass: tuple[float, ...] = ()  # with one guess, with two, and so on
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
+
+
+def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 [rows, columns] with float32 scales [rows, groups] beside them; the rest as it is."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2 or not weight.is_floating_point():
+            tensors[name] = weight
+            continue
+        columns = weight.shape[1]
+        groups = weight.float().reshape(len(weight), -1, columns if columns % _GROUP else _GROUP)
+        largest = groups.abs().amax(2).clamp(min=1e-30)
+        tensors[name + SCALE] = scale = largest / 127
+        tensors[name] = (groups / scale[:, :, None]).round().clamp(-127, 127).to(torch.int8).flatten(1)
+    return tensors
+
+
+class Unpacked(Mapping[str, Tensor]):
+    """The floats that they stand for, made one matrix at a time as they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, scale = self._tensors[name], self._tensors.get(name + SCALE)
+        return tensor if scale is None else _dequantize(tensor, scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not name.endswith(SCALE))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._tensors[name].shape) for name in self}
+
+
+def _dequantize(weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight.float().view(len(weight), scale.shape[1], -1) * scale[:, :, None]).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +106,12 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
     stored = packed(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
-    write_whole(folder / WEIGHTS, encoded(stored))
+    write_bytes(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
 
 
 def save_card(folder: Path, card: Card) -> None:
-    table = {"format": FORMAT, **asdict(card)}
-    write_whole(folder / CARD, (json.dumps(table, indent=1) + "\n").encode())
+    write_json(folder / CARD, {"format": FORMAT, **asdict(card)}, indent=1)
 
 
 def load(folder: Path, pieces: TargetEmbeddings) -> Loaded:
@@ -184,10 +224,3 @@ def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
 
 def _damaged(name: str, what: str) -> CorruptModel:
     return CorruptModel(f"{name} is damaged: {what}; fetch or train it again")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """What was there before stays until the new is whole."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(content)
-    beside.replace(path)

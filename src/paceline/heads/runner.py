@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from paceline.heads.base import TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead, KeysValues
+from paceline.heads.head_checkpoint import Stored
+from paceline.types import Target
 
 Floats = NDArray[np.float32]
 # Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
@@ -121,6 +124,15 @@ class BlockRunner(Protocol):
 
     def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
         """Logits [places, draft_vocab], and the logits of confidence."""
+
+
+class HeadTarget(Target, Protocol):
+    """A target that trained draft heads can run beside."""
+
+    def embeddings(self) -> TargetEmbeddings: ...  # shares the target's memory where its layout allows
+    def block_runner(self, head: Stored) -> BlockRunner | None:
+        """Runs a block head on the target's own threads or kernels. None: run the head with torch."""
+        return None
 
 
 class TorchBlock(BlockRunner):

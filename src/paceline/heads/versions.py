@@ -5,19 +5,19 @@ Processes that share the folder, on other machines too, keep out of each other's
 of a process that is killed are free again at once, and no process number is compared.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from paceline.atomic import is_locked, locked, write_json
 from paceline.errors import CorruptModel, SettingError, UnknownModel
-from paceline.heads.head_checkpoint import CARD, read_card, write_whole
+from paceline.heads.head_checkpoint import CARD, read_card
 from paceline.heads.local_heads import in_package
 
 FOLDER: Final = "versions"
@@ -93,8 +93,7 @@ def _name(root: Path, number: int) -> None:
         raise UnknownModel(
             f"{root.name} has no version {number}: expected one of {', '.join(map(str, known))}"
         )
-    table = {"version": number, "first": _mark(root)}
-    write_whole(root / POINTER, (json.dumps(table) + "\n").encode())
+    write_json(root / POINTER, {"version": number, "first": _mark(root)})
 
 
 def before(root: Path) -> int:
@@ -113,7 +112,7 @@ def making(root: Path) -> Iterator[Path]:
     """A folder to make a version in, gone in the end unless `add` took it."""
     _writable(root)
     for old in (root / FOLDER).glob(f"{_MAKING}*/"):
-        if not _is_held(_lock_of(old)):  # its maker was killed
+        if not is_locked(_lock_of(old)):  # its maker was killed
             shutil.rmtree(old, ignore_errors=True)
             _lock_of(old).unlink(missing_ok=True)
     folder = root / FOLDER / f"{_MAKING}{uuid4().hex}"
@@ -163,28 +162,15 @@ def _lock_of(making: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.enter_context(locked(path))
         except OSError as error:
             raise SettingError(
                 f"{path.parent.parent.name} lies where files cannot be locked ({error.strerror}): "
                 "versions need that, so keep it on another volume"
             ) from None
         yield
-
-
-def _is_held(lock: Path) -> bool:
-    """By a process that lives, here or on another machine; yes where that cannot be told."""
-    try:
-        with lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _way_back(root: Path) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from paceline.atomic import exclusive, replace, require_space, sha256, write_json
+from paceline.atomic import locked, rename, write_json
 from paceline.errors import CorruptModel, PullError
 from paceline.hub.catalog import CATALOGUE
-from paceline.hub.local_models import MANIFEST, hub_folder
+from paceline.hub.local_models import MANIFEST, hub_folder, require_space, sha256
 from paceline.hub.progress import Progress, bytes_under, watching
 
 WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
@@ -22,7 +22,7 @@ def pull_repository(repository: str, progress: Progress) -> Path:
     """Pinned to the revision found at the start; every large file is checked against its SHA-256."""
     goal = hub_folder(repository)
     lock = goal.with_name(f".{goal.name}.lock")
-    with exclusive(lock, lambda: progress(0, 0, f"waiting for another pull of {repository}")):
+    with locked(lock, lambda: progress(0, 0, f"waiting for another pull of {repository}")):
         if (goal / MANIFEST).is_file():
             return goal
         hub = _hub()
@@ -39,7 +39,7 @@ def pull_repository(repository: str, progress: Progress) -> Path:
                 _download(hub, repository, file, info.sha, partial)
         _drop_all_but(files, partial)
         write_json(partial / MANIFEST, {"revision": info.sha, "size": total, "licence": _licence(info)})
-        replace(partial, goal)
+        rename(partial, goal)
         progress(total, total, f"{repository} is ready")
         return goal
 

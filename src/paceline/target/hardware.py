@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from paceline.atomic import read_json, write_json
 from paceline.paths import home
 
 Amx = Literal["absent", "works", "illegal"]
@@ -60,8 +61,6 @@ def amx() -> Amx:
     """Tried once for each processor and torch, and remembered in paceline's folder."""
     if not _listed(("amx_tile",)):
         return "absent"
-    from paceline.atomic import read_json, write_json
-
     path = home() / "cpu.json"
     key = f"{_cpuinfo().get('model name')}, torch {torch.__version__}"
     known = read_json(path)

@@ -8,6 +8,7 @@ from typing import Final
 
 from paceline.config import EngineConfig
 from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError
+from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
 from paceline.target.native.layout import plan, reason_against
@@ -26,7 +27,7 @@ class _Unsuited(Exception):
     """The native engine cannot run this here; its text says why."""
 
 
-def load_target(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
+def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     """From a GGUF file or a folder: the native engine where it can, torch where it cannot."""
     device, _ = placement(config)
     if device.type != "cpu" or config.dtype not in ("auto", "int8"):
@@ -43,7 +44,7 @@ def load_target(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
     return TorchTarget.load(path, config)
 
 
-def load_draft(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
+def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
     """A model that only guesses: float weights too are run in 8 bits each, where the native engine can."""
     if config.dtype == "auto" and placement(config)[0].type == "cpu":
         with suppress(_Unsuited):
@@ -51,7 +52,7 @@ def load_draft(path: Path, config: EngineConfig) -> NativeTarget | TorchTarget:
     return load_target(path, config)
 
 
-def load_copy(path: Path, config: EngineConfig, target: NativeTarget | TorchTarget) -> NativeTarget:
+def load_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTarget:
     """The same model in 4 bits a weight, with a smaller cache of its own: something to guess with."""
     if placement(config)[0].type != "cpu":
         raise _no_copy(path, "nothing here runs such weights on a GPU")

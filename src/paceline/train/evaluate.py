@@ -138,7 +138,7 @@ def _played(
     guesses, seqs = [], [p.seq for p in playing]
     while playing := [p for p in playing if p.move()]:
         if hidden:
-            drafter.read([_seen(p, hidden) for p in playing if p.read < p.at])
+            drafter.on_hidden([_seen(p, hidden) for p in playing if p.read < p.at])
         drafts = drafter.draft([Ask(p.seq, most) for p in playing])
         for p, draft in zip(playing, drafts, strict=True):
             p.read = p.at

@@ -11,12 +11,13 @@ from typing import Any, Final
 import torch
 
 from paceline import hub
+from paceline.atomic import write_json
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_words
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card, write_whole
+from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card
 from paceline.loading import fingerprint_of
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
@@ -28,11 +29,10 @@ from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.target_answers import make_answers
 from paceline.train.data.text_kind import Bucket, buckets
 from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
-from paceline.train.loop import train
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import Progress
+from paceline.train.trainer import Progress, train
 
 ANSWERS: Final = "answers.npz"
 ASKED: Final = "asked"
@@ -166,7 +166,7 @@ def answers_in(
         "unanswered": made.unanswered,
     }
     made.answers.save(file)
-    write_whole(notes, json.dumps({**told, ASKED: asked}).encode())
+    write_json(notes, {**told, ASKED: asked})
     return made.answers, told
 
 

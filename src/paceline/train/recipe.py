@@ -9,15 +9,16 @@ from torch import Tensor
 
 from paceline.heads.base import DraftHead, Pieces, Shape
 from paceline.heads.block import BlockConfig, BlockHead
-from paceline.heads.block_loss import BlockLoss, BlockLossWeights
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.heads.eagle_loss import eagle_loss
-from paceline.heads.kinds import KINDS as KINDS_OF_NETS
-from paceline.heads.medusa import MedusaConfig, MedusaHead, medusa_loss
-from paceline.heads.teach import Loss
+from paceline.heads.medusa import MedusaConfig, MedusaHead
+from paceline.heads.registry import KINDS as KINDS_OF_NETS
 from paceline.target.weights.model_config import ModelConfig
 from paceline.train.config import Schedule
+from paceline.train.losses.base import Loss
+from paceline.train.losses.block import BlockLoss, BlockLossWeights
+from paceline.train.losses.eagle import eagle_loss
+from paceline.train.losses.medusa import medusa_loss
 from paceline.train.train_decoder import TrainDecoder
 
 Kind = Literal["block", "eagle", "medusa"]

@@ -4,6 +4,7 @@ A training that was killed goes on from its last checkpoint. With a given number
 it had never stopped: what a step does follows from the seed, its number and the weights alone.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +16,14 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from paceline.atomic import remove_unfinished, replacing
 from paceline.errors import CorruptModel, OutOfMemory, SettingError
 from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
-from paceline.train.optim import Optimizers
+from paceline.train.losses.base import TrainBatch
+from paceline.train.optim import Optimizers, optimizers_of
+from paceline.train.recipe import Recipe, TrainConfig
+from paceline.train.train_decoder import TrainDecoder
 
 CHECKPOINT: Final = "training.pt"
 _STATE: Final = {"step", "seconds", "identity", "weights", "optimizers"}
@@ -161,9 +166,8 @@ class _Run:
             "weights": {name: weight.detach() for name, weight in self._learner.weights.items()},
             "optimizers": self._learner.optimizers.state(),
         }
-        beside = self._path.with_name(self._path.name + ".new")
-        torch.save(state, beside)
-        beside.replace(self._path)
+        with replacing(self._path) as fresh:
+            torch.save(state, fresh)
 
     def _identity(self) -> dict[str, Any]:
         """How long it may take and how much it does at once can change while it is interrupted."""
@@ -171,7 +175,10 @@ class _Run:
         return {**asdict(same), **self._learner.identity}
 
     def _resume(self) -> None:
-        if self._path is None or not self._path.exists():
+        if self._path is None:
+            return
+        remove_unfinished(self._path)
+        if not self._path.exists():
             return
         state = _read(self._path, self._learner.device)
         if state["identity"] != self._identity():
@@ -204,3 +211,45 @@ def _endless(batches: Batches, seed: int) -> Iterator[Batch]:
             yield batch
         if not some:
             raise SettingError("there is nothing to train on: the texts hold no batch")
+
+
+def train(
+    recipe: Recipe,
+    model: TrainDecoder,
+    batches: Batches,
+    config: TrainConfig,
+    folder: Path | None = None,
+    report: Report = lambda _: None,
+    look: Callable[[], float] | None = None,
+    clock: Callable[[], float] = monotonic,
+) -> Progress:
+    """Trains the recipe's network in place. folder: where checkpoints go, and are found.
+
+    look: measures the network on held-out text, and leaves it as it is.
+    """
+    looks = None if look is None else Look(look, config.look_steps)
+    return take_steps(_Head(recipe, model, config), batches, config, folder, report, looks, clock)
+
+
+class _Head:
+    def __init__(self, recipe: Recipe, model: TrainDecoder, config: TrainConfig) -> None:
+        self._recipe, self._model, self.device = recipe, model, model.device
+        self.weights = dict(recipe.net.named_parameters())
+        self.optimizers = optimizers_of(self.weights, config)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        net = self._recipe.net
+        ids = hashlib.sha256(net.draft_ids.numpy(force=True).tobytes()).hexdigest()
+        of = {"target": self._model.fingerprint, "began_from": self._recipe.began_from}
+        return {"shape": repr(net.shape), "draft_ids": ids, **of}
+
+    def loss(
+        self, batch: Batch, share: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens, mask, constrained = (
+            part.to(self.device) for part in (batch.tokens, batch.loss_mask, batch.constrained)
+        )
+        hidden, final = self._model.features(tokens, self._recipe.net.train().shape.taps)
+        with autocast(self.device):
+            return self._recipe.loss(TrainBatch(tokens, mask, hidden, final, constrained), share, generator)

@@ -1,12 +1,11 @@
 """API keys: kept as hashes, checked in constant time, and the tenants they make."""
 
-import fcntl
 import hmac
 import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import AfterValidator
 
+from paceline.atomic import locked, write_bytes
 from paceline.web.config_file import (
     Checked,
     ConfigFileError,
@@ -162,16 +162,13 @@ def remove(path: Path | str, name: str) -> None:
 def _locked(path: Path) -> Iterator[Path]:
     """The file itself, wherever links lead, for one writer at a time."""
     file = path.resolve()
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(file.parent, os.O_RDONLY)
-    except OSError as problem:
-        raise KeyFileError(f"cannot write {file.name}: {problem.strerror}") from None
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(locked(file.parent))
+        except OSError as problem:
+            raise KeyFileError(f"cannot write {file.name}: {problem.strerror}") from None
         yield file
-    finally:
-        os.close(folder)
 
 
 def _write(file: Path, keys: Iterable[Key]) -> None:
@@ -179,14 +176,7 @@ def _write(file: Path, keys: Iterable[Key]) -> None:
     data = [key.model_dump(exclude_unset=True) for key in keys]
     as_yaml = file.suffix in (".yaml", ".yml")
     text = yaml.safe_dump(data, sort_keys=False) if as_yaml else json.dumps(data, indent=2) + "\n"
-    beside = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
+        write_bytes(file, text.encode(), mode=0o600)
     except OSError as problem:
-        with suppress(OSError):
-            beside.unlink()
         raise KeyFileError(f"cannot write {file.name}: {problem.strerror}") from None

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
@@ -21,15 +19,17 @@ from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockHead
-from paceline.heads.block_loss import guesses
 from paceline.heads.calibration import Calibration
 from paceline.heads.runner import Place, TorchBlock
-from paceline.heads.teach import TrainBatch
 from paceline.sampling import Floats, History, distribution
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
+from paceline.train.losses.base import TrainBatch
+from paceline.train.losses.block import guesses
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
@@ -111,7 +111,7 @@ def test_constrained_text_equals_plain_decoding(
     text, rounds = run(spec, params, drafters, 3, by_parity)
     assert text == plain
     assert any("block" in r.draft.sources for r in rounds)
-    assert not any(r.draft.refused for r in rounds)
+    assert not any(r.draft.rejected_sources for r in rounds)
     for r in rounds:
         for node, source in enumerate(r.draft.sources):
             assert source != "block" or r.draft.scores[node] < CERTAIN
@@ -140,7 +140,7 @@ def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: obje
     rows = {tap: states[0, : length - 1] for tap, states in hidden.items()}
     cut = {tap: (states[:7], states[7:]) for tap, states in rows.items()}
     for start, part in ((0, 0), (7, 1)):
-        drafter.read([HiddenRows(seq, start, {tap: parts[part] for tap, parts in cut.items()})])
+        drafter.on_hidden([HiddenRows(seq, start, {tap: parts[part] for tap, parts in cut.items()})])
     return seq
 
 
@@ -368,7 +368,7 @@ def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(ne
         rounds = []
         while on.busy:
             rounds += on.step()
-        assert (seq.shared > 0) == (turn is None and fresh is not None)
+        assert (seq.cached > 0) == (turn is None and fresh is not None)
         drafts.append([r.draft for r in rounds if len(r.draft)])
     assert [d.tokens for d in drafts[1]] == [d.tokens for d in drafts[2]]
     assert drafts[1]

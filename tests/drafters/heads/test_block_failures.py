@@ -1,11 +1,11 @@
 """A pass of the drafter that fails leaves nothing behind that would be taken for what it read."""
 
 import pytest
-from tiny_heads import random_net, said, tiny_model
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, HiddenRows, Seq
+from support.tiny_heads import random_net, said, tiny_model
 
 
 class Broken(Exception):
@@ -22,7 +22,7 @@ def begun(drafter: BlockDrafter, name: str, length: int = 10) -> Seq:
 def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
     hidden, _ = tiny_model().features(said()[:1, : len(seq.tokens)], drafter.taps)
     rows = {tap: states[0, start : len(seq.tokens) - 1] for tap, states in hidden.items()}
-    drafter.read([HiddenRows(seq, start, rows)])
+    drafter.on_hidden([HiddenRows(seq, start, rows)])
 
 
 @pytest.mark.parametrize("call", ["read", "fill", "guess"])
@@ -43,7 +43,7 @@ def test_a_text_whose_rows_were_never_filled_is_guessed_no_more(
     assert drafter.draft([Ask(seq, 4)]) == [NO_DRAFT]
     show(drafter, seq, len(seq.tokens) - 1)
     drafter.end(seq)
-    again = Seq("two", list(seq.tokens), len(seq.tokens), shared=len(seq.tokens) - 1)
+    again = Seq("two", list(seq.tokens), len(seq.tokens), cached=len(seq.tokens) - 1)
     drafter.begin(again)
     assert drafter.draft([Ask(again, 4)]) == [NO_DRAFT]  # nothing was kept of it
 

@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
-from tiny_heads import said, tiny_weights
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.constraints.draft_masks import Masks
@@ -25,13 +22,17 @@ from paceline.engine import verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.eagle import EagleHead
-from paceline.heads.eagle_loss import eagle_loss, unrolled
-from paceline.heads.medusa import MedusaHead, medusa_loss
+from paceline.heads.medusa import MedusaHead
 from paceline.sampling import CHOICE, Floats, History, choose, distribution, noise_key
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
+from paceline.train.losses.eagle import eagle_loss, unrolled
+from paceline.train.losses.medusa import medusa_loss
 from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
+from support.tiny_heads import said, tiny_weights
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30
@@ -176,7 +177,7 @@ def a_text(drafter: Drafter, seq: Seq) -> None:
     drafter.begin(seq)
     for first, stop in ((0, 7), (7, len(seq.tokens) - 1)):
         part = {tap: rows[0, first:stop] for tap, rows in hidden.items()}
-        drafter.read([HiddenRows(seq, first, part)])
+        drafter.on_hidden([HiddenRows(seq, first, part)])
 
 
 def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, length: int = 20) -> Seq:

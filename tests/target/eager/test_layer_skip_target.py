@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-import sketch_checks as checks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_cases import CONFIG, random_weights, some_layers
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights, layer_share
+from support import sketch_checks as checks
+from support.torch_cases import CONFIG, random_weights, some_layers
 
 LAYERS = 3
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_checks import check_chain, check_tree, check_two_sequences
 from torch import Tensor
-from torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.layer import Layer, Store
@@ -16,6 +14,8 @@ from paceline.target.eager.linear import MOST_ROWS, PlainLinear, Product, RowTil
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
+from support.row_checks import check_chain, check_tree, check_two_sequences
+from support.torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,7 @@ def test_activations_do_not_depend_on_where_threads_cut() -> None:
 
 class Unchanged:
     bytes_held = 0
+    weight = torch.empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x.clone()
@@ -174,7 +175,7 @@ def test_products_that_need_their_rows_in_groups(
 
     def watched(self: PlainLinear, x: Tensor) -> Tensor:
         seen.add(len(x))
-        return torch.nn.functional.linear(x, self._weight, self._bias)
+        return torch.nn.functional.linear(x, self.weight, self._bias)
 
     tiles = iter([attention, *linears])
     monkeypatch.setattr(PlainLinear, "__call__", watched)

@@ -1,9 +1,20 @@
 """The torch target and its cache: what is kept, dropped, shared and refused."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import (
+
+from paceline.config import EngineConfig
+from paceline.errors import CacheFull, PromptTooLong, SettingError
+from paceline.target.base import ModelTarget
+from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.cache import BLOCK
+from paceline.target.weights.pieces import load_pieces
+from paceline.types import NO_DRAFT, Draft, Feed, Seq
+from support.torch_cases import (
     CONFIG,
     VOCAB,
     feed_draft,
@@ -12,14 +23,9 @@ from torch_cases import (
     random_weights,
     rows_in_one_pass,
     rows_one_by_one,
+    save_reference,
     some_tokens,
 )
-
-from paceline.config import EngineConfig
-from paceline.errors import CacheFull, PromptTooLong, SettingError
-from paceline.target.eager.target import TorchTarget, placement
-from paceline.target.kv.cache import BLOCK
-from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def fresh_rows(before: list[int], after: list[int]) -> Tensor:
 
 
 def test_is_a_target(target: TorchTarget) -> None:
-    as_protocol: Target = target
+    as_protocol: ModelTarget = target
     assert as_protocol.vocab_size == VOCAB
     assert as_protocol.max_context == 4096
     assert target.fingerprint == "random 0"
@@ -47,6 +53,22 @@ def test_holds_its_weights_once_and_the_tied_head_twice() -> None:
     held = sum(t.numel() for t in weights.tensors.values()) + weights.tensors["embed"].numel()
     assert TorchTarget(weights, CONFIG).bytes_held == 4 * held
     assert not weights.tensors
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", "gemma3_text", "llama"]
+)  # tied; scaled; with its own output matrix
+def test_heads_borrow_the_weights_that_the_file_has(family: str, dtype: str, tmp_path: Path) -> None:
+    save_reference(family, tmp_path)
+    target = TorchTarget.load(tmp_path, replace(CONFIG, dtype=dtype))
+    lent, read = target.embeddings(), load_pieces(tmp_path, getattr(torch, dtype))
+    tokens = torch.arange(VOCAB)
+    for ours, theirs in ((lent.embed, read.embed), (lent.head, read.head)):
+        assert len(ours) == VOCAB
+        assert ours[tokens].equal(theirs[tokens])
+    assert lent.norm.equal(read.norm)
+    assert (lent.embed_scale, lent.fingerprint) == (read.embed_scale, read.fingerprint)
 
 
 def test_scores_hold_the_last_token_and_the_nodes(target: TorchTarget) -> None:

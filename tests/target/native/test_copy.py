@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import SIZES, tiny_model, wanted_path
-from torch_cases import open_with, some_tokens
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch
+from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_copy, load_target
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Round, Seq
+from support.native_cases import SIZES, tiny_model, wanted_path
+from support.torch_cases import open_with, some_tokens
 
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
 
@@ -32,7 +33,7 @@ def a_model(folder: Path, kind: str, seed: int = 0) -> Path:
     return tiny_model(folder / f"{kind} {seed}.gguf", "llama", kind, SIZES, tied=False, seed=seed)
 
 
-def both(path: Path, config: EngineConfig = CONFIG) -> tuple[NativeTarget | TorchTarget, NativeTarget]:
+def both(path: Path, config: EngineConfig = CONFIG) -> tuple[ModelTarget, NativeTarget]:
     target = load_target(path, config)
     return target, load_copy(path, config, target)
 
@@ -87,7 +88,7 @@ def test_what_the_native_engine_cannot_run_gets_no_copy(
 
 
 def run(
-    target: NativeTarget | TorchTarget, drafter: ModelDrafter, spec: SpecConfig, temperature: float
+    target: ModelTarget, drafter: ModelDrafter, spec: SpecConfig, temperature: float
 ) -> tuple[list[list[int]], list[Round]]:
     engine = Engine(target, {drafter.name: drafter}, Fixed())
     seqs = []

@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from native_cases import SIZES, sized, tiny_model
-from packed_cases import built
-from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 from paceline.config import EngineConfig, SamplingParams
 from paceline.errors import SettingError
@@ -19,6 +15,10 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_draft, load_target
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.native_cases import SIZES, sized, tiny_model
+from support.packed_cases import built
+from support.torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 INT8 = EngineConfig(device="cpu", dtype="int8", cache_mb=16)
 

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_cases import a_text
-from native_cases import native_target, tiny_model
-from packed_cases import KINDS as ENCODINGS
 
 from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
@@ -14,8 +11,10 @@ from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card, Stored, read, save
 from paceline.heads.medusa import MedusaConfig, MedusaHead
 from paceline.heads.runner import BlockRunner, Place, TorchBlock
-from paceline.target.drafting import native_block
 from paceline.target.weights.pieces import load_pieces
+from support.block_cases import a_text
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import KINDS as ENCODINGS
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
 BLOCK = BlockConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)
@@ -45,7 +44,7 @@ def stored(folder: Path, pieces: Pieces) -> Stored:
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=tied)
-    lent, pieces = native_target(model).lent, load_pieces(model)
+    lent, pieces = native_target(model).embeddings(), load_pieces(model)
     tokens = torch.tensor([[VOCAB - 1, 0, 7], [16, 16, 100]])
     for table, whole in ((lent.embed, pieces.embed), (lent.head, pieces.head)):
         assert len(table) == len(whole)
@@ -60,7 +59,7 @@ def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -
 
 def test_rounded_floats_are_lent_as_the_target_reads_them(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="F16")
-    lent, pieces = native_target(model, dtype="int8").lent, load_pieces(model)
+    lent, pieces = native_target(model, dtype="int8").embeddings(), load_pieces(model)
     every = torch.arange(VOCAB)
     step = pieces.embed.view(VOCAB, -1, 32).abs().amax(2, keepdim=True) / 127
     off = (lent.embed[every] - pieces.embed).view(VOCAB, -1, 32).abs()
@@ -70,7 +69,7 @@ def test_rounded_floats_are_lent_as_the_target_reads_them(tmp_path: Path) -> Non
 
 def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="Q4_K", tied=False)
-    lent, pieces = native_target(model).lent, load_pieces(model)
+    lent, pieces = native_target(model).embeddings(), load_pieces(model)
 
     def both(net: type[DraftHead], shape: object) -> list[DraftHead]:
         def made(of: TargetEmbeddings) -> DraftHead:
@@ -114,7 +113,7 @@ def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=False)
     target, pieces = native_target(model), load_pieces(model)
     head = stored(tmp_path / "head", pieces)
-    runner, net = native_block(head, target), head.net(pieces)
+    runner, net = target.block_runner(head), head.net(pieces)
     assert runner is not None
     assert isinstance(net, BlockHead)
     for ours, theirs in zip(filled(runner), filled(TorchBlock(net)), strict=True):
@@ -125,10 +124,10 @@ def test_the_targets_memory_stays_as_long_as_rows_may_be_read(tmp_path: Path) ->
     model = tiny_model(tmp_path / "model.gguf", kind="Q8_0")
     pieces = load_pieces(model)
     target = native_target(model)
-    runner = native_block(stored(tmp_path / "head", pieces), target)
+    runner = target.block_runner(stored(tmp_path / "head", pieces))
     assert runner is not None
-    before, rows = filled(runner), target.lent.embed[torch.arange(VOCAB)]
-    embed = target.lent.embed
+    before, rows = filled(runner), target.embeddings().embed[torch.arange(VOCAB)]
+    embed = target.embeddings().embed
     del target
     assert torch.equal(embed[torch.arange(VOCAB)], rows)
     assert torch.equal(filled(runner)[0], before[0])

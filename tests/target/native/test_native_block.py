@@ -6,7 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import (
+from torch import Tensor
+
+from paceline.config import SamplingParams
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
+from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.target.native.block_head import NativeBlock, reason_against
+from support.block_cases import (
     SHAPES,
     a_net,
     a_target,
@@ -19,14 +26,7 @@ from block_cases import (
     rows_of,
     some_hidden,
 )
-from packed_cases import every_path, runnable
-from torch import Tensor
-
-from paceline.config import SamplingParams
-from paceline.heads.block import BlockConfig, BlockHead
-from paceline.heads.runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
-from paceline.sampling import CHOICE, chooser, noise_key
-from paceline.target.native.block_head import NativeBlock, reason_against
+from support.packed_cases import every_path, runnable
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import SIZES, native_target, tiny_model
-from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.errors import CacheFull, ModelError
 from paceline.target.kv.cache import BLOCK
 from paceline.target.native.target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
+from support.native_cases import SIZES, native_target, tiny_model
+from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 TAPS = (0, 1)
 

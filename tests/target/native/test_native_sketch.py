@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
-import sketch_checks as checks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import SIZES, native_target, tiny_model
-from torch_cases import open_with, some_layers, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.native.layout import Layout
 from paceline.target.native.packing import PackedWeights
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
+from support import sketch_checks as checks
+from support.native_cases import SIZES, native_target, tiny_model
+from support.torch_cases import open_with, some_layers, some_tokens
 
 
 @pytest.fixture(scope="module")

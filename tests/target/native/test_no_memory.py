@@ -4,17 +4,17 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from block_cases import SHAPES, a_net, a_team, a_text, native
-from native_cases import native_target, tiny_model
-from packed_cases import built
-from scarce import FLAGS, Scarce
 from torch import Tensor
-from torch_cases import open_with, some_tokens
 
 from paceline.errors import ModelError
 from paceline.heads.runner import Draw, Place
 from paceline.target.native import library
 from paceline.types import Feed
+from support.block_cases import SHAPES, a_net, a_team, a_text, native
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import built
+from support.scarce import FLAGS, Scarce
+from support.torch_cases import open_with, some_tokens
 
 PATH = "portable"  # every path allocates alike
 SHAPE = SHAPES["odd"]

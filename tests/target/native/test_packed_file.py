@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_gguf
 import torch
-from native_cases import SIZES, native_target, sized, tiny_model, wanted_path
-from row_checks import same, story
 from torch import Tensor
 
 from paceline.paths import home
 from paceline.target import memory
 from paceline.target.native import packing
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.native_cases import SIZES, native_target, sized, tiny_model, wanted_path
+from support.row_checks import same, story
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_two_processes_at_once(model: Path) -> None:
 
 
 def first_logits(target: NativeTarget) -> Tensor:
-    from torch_cases import open_with, rows_in_one_pass
+    from support.torch_cases import open_with, rows_in_one_pass
 
     open_with(target, "s", [1, 2])
     return rows_in_one_pass(target, "s", 2, [3])

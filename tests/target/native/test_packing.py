@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_cases import (
+
+from paceline.target.native import library
+from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.weights.dequant import ENCODINGS
+from support.packed_cases import (
     KINDS,
     Doubles,
     Floats,
@@ -16,10 +20,6 @@ from packed_cases import (
     random_blocks,
     up,
 )
-
-from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
-from paceline.target.weights.dequant import ENCODINGS
 
 
 def test_every_encoding_is_covered() -> None:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_cases import (
+
+from paceline.target.weights.dequant import ENCODINGS
+from support.packed_cases import (
     HALVES,
     KINDS,
     Bytes,
@@ -21,8 +23,6 @@ from packed_cases import (
     runnable,
     without_base,
 )
-
-from paceline.target.weights.dequant import ENCODINGS
 
 BOUND = 2e-6  # some thirty roundings to 24 bits, of sums that run over at most 16 groups
 FIRST = runnable()[0]

@@ -4,7 +4,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 import transformers
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownMode
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import half_rotation, load
+from support import tiny_gguf
 
 
 @pytest.fixture(scope="module")

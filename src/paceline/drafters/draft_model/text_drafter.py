@@ -68,7 +68,7 @@ class TextDrafter(RunsModel[_Writing]):
         g.mirror.tokens.append(token)
         g.tokens = self._whole_tokens(g)
         if g.ask.cursor is not None:
-            taken, at = walk(g.ask.cursor, g.tokens, until_forced=g.ask.certain > 0)
+            taken, at = walk(g.ask.cursor, g.tokens, until_forced=g.ask.forced_budget > 0)
             g.ended = g.ended or taken < len(g.tokens) or at.finished
 
     def _whole_tokens(self, g: _Writing) -> list[int]:

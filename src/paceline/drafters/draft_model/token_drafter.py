@@ -44,7 +44,7 @@ class _Growing:
         """Moves behind the new tip. Whether the chain ends there hangs on no later draw, so q stays right."""
         if self.at is not None:
             self.ended = self.ended or not self.at.advance(token) or self.at.finished
-            self.ended = self.ended or (self.ask.certain > 0 and bool(self.at.forced()))
+            self.ended = self.ended or (self.ask.forced_budget > 0 and bool(self.at.forced()))
 
 
 class ModelDrafter(RunsModel[_Growing]):

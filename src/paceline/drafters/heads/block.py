@@ -84,10 +84,10 @@ class BlockDrafter(Drafter):
         finally:
             self._kept.end(seq)
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A few rows wait for the next draft, in whose pass they cost little."""
         many = []
-        for s in seen:
+        for s in hidden_rows:
             of, (first, count, states) = s.seq.id, _together(s)
             waiting = self._unread.get(of)
             if waiting is None or waiting.stop != s.start:
@@ -159,10 +159,10 @@ class BlockDrafter(Drafter):
         """Where the grammar does not take the chain, the best that it does, and a new chain from there."""
         tokens, scores, rest = list[int](), list[float](), ask
         while rest.cursor is not None and not rest.cursor.finished:
-            taken, at = walk(rest.cursor, chain.tokens, until_forced=ask.certain > 0)
+            taken, at = walk(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
             tokens += chain.tokens[:taken]
             scores += chain.scores[:taken]
-            if taken == len(chain) or at.finished or (taken and ask.certain > 0 and at.forced()):
+            if taken == len(chain) or at.finished or (taken and ask.forced_budget > 0 and at.forced()):
                 break
             here = replace(ask, after=(*ask.after, *tokens), cursor=at, budget=1)
             one = self._allowed(here)
@@ -174,7 +174,7 @@ class BlockDrafter(Drafter):
             rest = replace(
                 here, after=(*here.after, *one.tokens), cursor=walk(at, one.tokens)[1], budget=left
             )
-            if rest.cursor is None or (ask.certain > 0 and rest.cursor.forced()):
+            if rest.cursor is None or (ask.forced_budget > 0 and rest.cursor.forced()):
                 break
             (chain,) = self._chains([rest])
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))

@@ -78,17 +78,19 @@ class EagleDrafter(Drafter):
         self._ahead.pop(seq.id, None)
 
     @torch.inference_mode()
-    def read(self, seen: Sequence[HiddenRows]) -> None:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         self._texts = None
-        parts = [s.hidden for s in seen]
+        parts = [s.hidden for s in hidden_rows]
         sizes = [len(part[self.taps[0]]) for part in parts]
         hidden = {tap: torch.cat([part[tap] for part in parts]).to(self._device) for tap in self.taps}
         fused = self.net.fused(hidden)
-        spans = [(s, range(s.start, s.start + n)) for s, n in zip(seen, sizes, strict=True)]
+        spans = [(s, range(s.start, s.start + n)) for s, n in zip(hidden_rows, sizes, strict=True)]
         positions = self._ints([p for _, span in spans for p in span])
         tokens = self._ints([s.seq.tokens[p + 1] for s, span in spans for p in span])
         made = self.net.rows(tokens[None], fused[None], positions[None]).keys_values[0]
-        for s, rows, states in zip(seen, torch.split(made, sizes), torch.split(fused, sizes), strict=True):
+        for s, rows, states in zip(
+            hidden_rows, torch.split(made, sizes), torch.split(fused, sizes), strict=True
+        ):
             self._kept.append(s.seq.id, s.start, rows)
             self._ahead[s.seq.id] = _Ahead(states[-1].clone(), s.start + len(rows) + 1)
 

@@ -102,7 +102,7 @@ class Kept:
 
     def begin(self, seq: Seq) -> None:
         """What is known of the positions that the target will not compute is there at once."""
-        self._live[seq.id] = _Followed(seq, self._known(seq).copied(seq.shared))
+        self._live[seq.id] = _Followed(seq, self._known(seq).copied(seq.cached))
 
     def append(self, seq_id: str, start: int, rows: Tensor) -> None:
         """rows [count, *shape] of the positions from `start` on, which come after all that are held."""
@@ -165,10 +165,10 @@ class Kept:
         self._past.pop(tenant, None)
 
     def _known(self, seq: Seq) -> _Track:
-        """The most that any one sequence of the tenant tells about the positions before `seq.shared`."""
+        """The most that any one sequence of the tenant tells about the positions before `seq.cached`."""
         tokens = np.array(seq.tokens, np.int64)
         best, used = _Track(array("q"), self._nothing), None
-        if not seq.shared:
+        if not seq.cached:
             return best
         for other in self._live.values():
             if other.seq.tenant == seq.tenant and other.seq.learn:
@@ -183,7 +183,7 @@ class Kept:
         return best
 
     def _usable(self, theirs: Ids, track: _Track, tokens: Ids, seq: Seq) -> _Track:
-        return track.before(min(seq.shared, _common(theirs, tokens) - self._ahead))
+        return track.before(min(seq.cached, _common(theirs, tokens) - self._ahead))
 
 
 def _common(a: Ids, b: Ids) -> int:

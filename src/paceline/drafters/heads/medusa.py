@@ -36,8 +36,8 @@ class MedusaDrafter(Drafter):
     def end(self, seq: Seq) -> None:
         self._last.pop(seq.id, None)
 
-    def read(self, seen: Sequence[HiddenRows]) -> None:
-        for s in seen:
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        for s in hidden_rows:
             rows = s.hidden[self.taps[-1]]
             self._last[s.seq.id] = _Last(s.start + len(rows) - 1, rows[-1:].clone())
 

@@ -28,7 +28,7 @@ class Spot:
         at = None
         if self.at is not None:
             at = self.at.fork()
-            if not at.advance(token) or at.finished or (self.ask.certain > 0 and at.forced()):
+            if not at.advance(token) or at.finished or (self.ask.forced_budget > 0 and at.forced()):
                 return None
         return Spot(self.ask, (*self.written, token), at)
 

@@ -1,11 +1,9 @@
 """What past sequences said, kept apart by tenant, bounded over all of them, saved to one file."""
 
 import json
-import os
 from array import array
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -13,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.atomic import replacing
 from paceline.drafters.suffix.index import ContextIndex
 from paceline.errors import (
     CorruptModel,
@@ -120,19 +119,12 @@ def marks_of(tokens: Sequence[int]) -> list[int]:
 
 def save(memory: Memory, path: Path, tokenizer: str) -> None:
     """All or nothing: a file that was there stays until the new one is whole. Only its owner can read it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        with replacing(path, mode=0o600) as fresh, fresh.open("wb") as file:
             np.savez(file, allow_pickle=False, **_pack(memory, tokenizer))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         reason = error.strerror or error
         raise ModelError(f"cannot write {path}: {reason}; choose another place or make room") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def load(path: Path, tokenizer: str, max_tokens: int, depth: int) -> Memory:

@@ -69,7 +69,7 @@ class Worth:
             return None
         if better >= more:
             return ask
-        return Ask(ask.seq, ask.budget - len(draft), (*ask.after, *draft.tokens), None, ask.certain)
+        return Ask(ask.seq, ask.budget - len(draft), (*ask.after, *draft.tokens), None, ask.forced_budget)
 
     def drafted(self, drafter: Drafter, drafts: Sequence[Draft], took_ns: int) -> None:
         known = self._known[drafter.name]

@@ -231,10 +231,10 @@ class OnlineTrainer:
 
     def _serve(self, one: Trained) -> None:
         heads = read_trained([one], self._model)
-        (drafter,) = drafters_beside(self._llm.target, heads, self._model, self._engine)
+        (drafter,) = drafters_beside(self._llm.target, heads, self._engine)
 
         def exchange() -> None:
-            self._llm.exchange(drafter)
+            self._llm.replace_drafter(drafter)
             self._metrics.drafter_version(one.kind, one.version.number)
             log.info("%s guesses with version %d now", one.name, one.version.number)
 

@@ -211,10 +211,11 @@ _warned: set[str] = set()  # template variables
 def warn_of_unread_variables(variables: Mapping[str, Any] | None, template: ChatTemplate) -> None:
     """Clients send variables that only other templates read, such as `enable_thinking`: vLLM ignores them."""
     for name in variables or ():
-        if name not in OWN_VARIABLES and name not in _warned and not template.reads(name):
-            if len(_warned) < MAX_WARNINGS:
-                _warned.add(name)
-                log.warning("chat_template_kwargs: the chat template does not read %s: ignored", short(name))
+        if name in OWN_VARIABLES or name in _warned or len(_warned) == MAX_WARNINGS:
+            continue
+        if not template.reads(name):
+            _warned.add(name)
+            log.warning("chat_template_kwargs: the chat template does not read %s: ignored", short(name))
 
 
 def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Parts of a request's way that all endpoints share. The way itself is in chat.py, top to bottom."""
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -43,7 +43,7 @@ class Serving:
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
-        """An error in its body is the end of the request; errors of the engine get the parameter they are about."""
+        """Records an error in its body as the end of the request; adds the parameter to the engine's errors."""
         try:
             yield
         except PacelineError as error:
@@ -94,7 +94,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": prompt_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(seq.shared for seq in prompts)},
+        "prompt_tokens_details": {"cached_tokens": sum(seq.cached for seq in prompts)},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
@@ -102,7 +102,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     }
 
 
-def usage_so_far(options: StreamOptions, outputs: Sequence[RequestOutput]) -> Mapping[str, Any]:
+def usage_so_far(options: StreamOptions, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """The `usage` field of a chunk that is not the last."""
     if options.continuous_usage_stats:
         return {"usage": usage(outputs)}

@@ -103,7 +103,7 @@ class Metrics:
                 asked.plain_rounds.inc()
         if len(r.draft):
             self._count_draft(r, live.route)
-        for name in r.draft.refused:
+        for name in r.draft.rejected_sources:
             self._own.rejected_by_grammar.labels(live.route.name, self._drafter(name)).inc()
 
     @_counted

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.heads.base import TargetEmbeddings
 from paceline.target.eager.attention import KEY_TILE, Heads, Layout, Span, attend
 from paceline.target.eager.layer import Layer, Store
 from paceline.target.eager.linear import (
@@ -58,6 +59,7 @@ class Decoder:
         self._embed = store.take("embed")
         self._layers = [Layer(i, shape, store) for i in range(shape.layers)]
         self._norm = store.norm("norm")
+        self._untied = "head" in store
         self._head: Linear = self._take_head(store)
         self.bytes_held = store.bytes_held + bytes_of(self._embed)
         self._rope = RopeTable(shape.rope, shape.head_dim, device)
@@ -95,6 +97,12 @@ class Decoder:
                 hidden[i] = x[: len(batch.tokens)].clone()
         logits = self._logits(_select(x, index))
         return Outcome(logits[: len(batch.scored)], hidden, stash, layout.place)
+
+    def embeddings(self, fingerprint: str) -> TargetEmbeddings:
+        """Shares the decoder's memory, but for an output matrix that oneDNN has packed."""
+        head = self._head.weight if self._untied else self._embed
+        norm = self._norm.weight.to(self.dtype)  # it was read in this type
+        return TargetEmbeddings(self._embed, head, norm, fingerprint, self.shape.embed_scale)
 
     def _logits(self, x: Tensor) -> Tensor:
         if not len(x):

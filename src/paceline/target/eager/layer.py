@@ -23,10 +23,10 @@ class Norm:
     """Root-mean-square norm of a float32 row."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+        self.weight, self._eps = weight, eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self._weight, self._eps)
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self._eps)
 
 
 class Store:

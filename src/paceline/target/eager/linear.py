@@ -21,6 +21,8 @@ _PACKED_FOR: Final = 16  # rows oneDNN is told to expect when it chooses a weigh
 class Linear(Protocol):
     bytes_held: int
 
+    @property
+    def weight(self) -> Tensor: ...  # [out, in], in row-major order: unpacked if need be
     def __call__(self, x: Tensor) -> Tensor: ...  # [rows, in] -> [rows, out]
 
 
@@ -28,11 +30,11 @@ class PlainLinear:
     """A weight as it was loaded."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
         self.bytes_held = bytes_of(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return F.linear(x, self.weight, self._bias)
 
 
 class PackedLinear:
@@ -43,6 +45,11 @@ class PackedLinear:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
         self._bias = bias
         self.bytes_held = bytes_of(weight, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        dense: Tensor = self._weight.to_dense()
+        return dense
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -55,6 +62,10 @@ class GroupedLinear:
     def __init__(self, inner: Linear, rows: int) -> None:
         self._inner, self._rows = inner, rows
         self.bytes_held = inner.bytes_held
+
+    @property
+    def weight(self) -> Tensor:
+        return self._inner.weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([self._inner(part) for part in torch.split(x, self._rows)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
+from paceline.heads.base import TargetEmbeddings
 from paceline.target import hardware
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.eager.attention import KEY_TILE, Span
@@ -68,10 +69,6 @@ class TorchTarget(PagedTarget[_Fed]):
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
-        on = f"{torch.get_num_threads()} threads"
-        if device.type == "cuda":
-            on = torch.cuda.get_device_name(device)
-        self.where = f"torch on {device}, {on}, {str(self._decoder.dtype).removeprefix('torch.')}"
         self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod
@@ -79,6 +76,15 @@ class TorchTarget(PagedTarget[_Fed]):
         """From a GGUF file or a folder."""
         _, dtype = placement(config)
         return cls(load(path, dtype), config)
+
+    def describe(self) -> str:
+        device, dtype = self._decoder.device, str(self._decoder.dtype).removeprefix("torch.")
+        gpu = device.type == "cuda"
+        on = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
+        return f"torch on {device}, {on}, {dtype}"
+
+    def embeddings(self) -> TargetEmbeddings:
+        return self._decoder.embeddings(self.fingerprint)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -105,7 +111,7 @@ class TorchTarget(PagedTarget[_Fed]):
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
-        self._make_room(feeds, starts)
+        self._reserve_skip_rows(feeds, starts)
         tokens: list[int] = []
         spans: list[Span] = []
         scored: list[int] = []
@@ -148,7 +154,7 @@ class TorchTarget(PagedTarget[_Fed]):
         slots = self._cache.slots(seq_id, 0, stop)
         return slots + slots[:1] * (length - stop)
 
-    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         """A tree's paths are written over one another, and the last one stays."""
         if not _branches(fed.draft):
             return

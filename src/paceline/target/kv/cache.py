@@ -1,7 +1,6 @@
 """The KV cache: pages of fixed size, shared between sequences that begin alike."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
@@ -10,6 +9,7 @@ from paceline.errors import CacheFull, SettingError
 from paceline.target.kv.block_table import BlockTable, FreeRuns
 from paceline.target.kv.radix_tree import RadixTree
 from paceline.target.weights.model_config import ModelConfig
+from paceline.types import CacheStats
 
 BLOCK: Final = 64  # rows in a block
 SLACK: Final = 256  # slots after the last block, always zero: a reader may look past a sequence's last block
@@ -25,21 +25,6 @@ def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
             f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
         )
     return blocks
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    blocks: int
-    free: int
-    cached: int  # kept for their content, held by no live sequence
-    live: int
-    evicted: int  # since the start, like the two below
-    asked_tokens: int
-    hit_tokens: int  # of the asked ones, found in the cache
-
-    @property
-    def hit_share(self) -> float:
-        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
 
 class Rows(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.kinds import sizes
+from paceline.heads.registry import sizes
 from paceline.heads.runner import (
     Before,
     BlockRunner,
@@ -27,7 +27,7 @@ from paceline.heads.runner import (
 )
 from paceline.target.native import library
 from paceline.target.native.block_call import Call
-from paceline.target.native.embeddings import Lent
+from paceline.target.native.embeddings import PackedEmbeddings
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
 from paceline.target.native.threads import NativeTeam
@@ -53,7 +53,12 @@ class NativeBlock(BlockRunner):
     foresees = False
 
     def __init__(
-        self, shape: BlockConfig, draft_ids: Tensor, own: Mapping[str, Tensor], lent: Lent, team: NativeTeam
+        self,
+        shape: BlockConfig,
+        draft_ids: Tensor,
+        own: Mapping[str, Tensor],
+        lent: PackedEmbeddings,
+        team: NativeTeam,
     ) -> None:
         """own: the network's weights, each of which is asked for once."""
         lib = team.lib
@@ -243,7 +248,12 @@ def _layers(shape: BlockConfig, own: Mapping[str, Tensor], weights: DenseWeights
 
 
 def _model(
-    shape: BlockConfig, own: Mapping[str, Tensor], lent: Lent, weights: DenseWeights, layers: Any, ids: Tensor
+    shape: BlockConfig,
+    own: Mapping[str, Tensor],
+    lent: PackedEmbeddings,
+    weights: DenseWeights,
+    layers: Any,
+    ids: Tensor,
 ) -> library.BlockModel:
     return library.BlockModel(
         layers=shape.layers,

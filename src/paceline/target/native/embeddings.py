@@ -1,4 +1,4 @@
-"""What drafters borrow of a native target: rows of its packed matrices, as floats when they are asked for."""
+"""The target embeddings that draft heads borrow: rows of packed matrices, unpacked to float32 on demand."""
 
 import ctypes
 from dataclasses import dataclass
@@ -39,15 +39,17 @@ class PackedTable:
 
 
 @dataclass(frozen=True)
-class Lent(TargetEmbeddings):
+class PackedEmbeddings(TargetEmbeddings):
     embed: PackedTable
     head: PackedTable
 
 
-def lent(lib: ctypes.CDLL, shape: ModelConfig, weights: PackedWeights, fingerprint: str) -> Lent:
+def packed_embeddings(
+    lib: ctypes.CDLL, shape: ModelConfig, weights: PackedWeights, fingerprint: str
+) -> PackedEmbeddings:
     size = shape.vocab_size, shape.width
     embed = PackedTable(lib, weights.matrix("embed"), size, weights)
     tied = "head" not in weights.layout.matrices
     head = embed if tied else PackedTable(lib, weights.matrix("head"), size, weights)
     norm = torch.from_numpy(weights.floats("norm")[: shape.width])
-    return Lent(embed, head, norm, fingerprint, shape.embed_scale)
+    return PackedEmbeddings(embed, head, norm, fingerprint, shape.embed_scale)

@@ -6,7 +6,6 @@ import json
 import logging
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.atomic import replacing
 from paceline.paths import home
 from paceline.target import hardware, memory
 from paceline.target.native import library
@@ -129,17 +129,12 @@ def _made(
     """In a new file that gets its name when it is whole, or in memory where there is no room for one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".packing-", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                _reserve(file.fileno(), _HEAD + layout.nbytes)
-                mapped = mmap.mmap(file.fileno(), 0)
-                _fill(np.frombuffer(mapped, np.uint8)[_HEAD:], layout, checkpoint, tensors, lib)
-                mapped[: len(head)] = head
-                mapped.flush()
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with replacing(path, mode=0o600) as fresh, fresh.open("r+b") as file:
+            _reserve(file.fileno(), _HEAD + layout.nbytes)
+            mapped = mmap.mmap(file.fileno(), 0)
+            _fill(np.frombuffer(mapped, np.uint8)[_HEAD:], layout, checkpoint, tensors, lib)
+            mapped[: len(head)] = head
+            mapped.flush()
         found = _found(path, head, layout.nbytes)
         if found is not None:
             return found

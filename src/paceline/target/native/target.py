@@ -1,10 +1,11 @@
 """The target in C++: packed weights, a half-precision KV cache, and the bookkeeping between passes."""
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 
 from paceline.config import EngineConfig
 from paceline.errors import ModelError
+from paceline.heads.block import BlockConfig
+from paceline.heads.head_checkpoint import Stored
 from paceline.target import hardware
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
 from paceline.target.native import library
 from paceline.target.native.batch import NativeBatch, Spares
-from paceline.target.native.embeddings import lent
+from paceline.target.native.block_head import NativeBlock, reason_against
+from paceline.target.native.embeddings import PackedEmbeddings, packed_embeddings
 from paceline.target.native.kv_memory import NativeRows
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packing import PackedWeights
@@ -30,6 +34,8 @@ PASS_ROWS: Final = 512  # in one native pass; a longer one is cut, which changes
 SPARE: Final = 128  # sub-blocks for the branches of one tree of 64 nodes; memory only where they are used
 _HALF: Final = 2  # bytes
 
+log = logging.getLogger("paceline")
+
 
 @dataclass(frozen=True, slots=True)
 class _Fed(Fed):
@@ -40,6 +46,7 @@ class NativeTarget(PagedTarget[_Fed]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
 
     invariant_rows = 2**31
+    timed_contexts: tuple[int, ...] = (256, 2048)
 
     def __init__(
         self, shape: ModelConfig, weights: PackedWeights, fingerprint: str, path: str, config: EngineConfig
@@ -51,7 +58,6 @@ class NativeTarget(PagedTarget[_Fed]):
         self.fingerprint = fingerprint
         self.bytes_held = weights.nbytes
         self.threads = config.threads or hardware.cores()
-        self.where = f"native, {path}, {self.threads} threads"
         blocks = blocks_in(config.cache_mb, shape, _HALF)
         spare = SPARE * config.max_batch
         self._rows = NativeRows(shape, blocks * BLOCK + spare * SUB_BLOCK)
@@ -60,7 +66,7 @@ class NativeTarget(PagedTarget[_Fed]):
         self._rope = _RopeTable(shape)
         self.team = NativeTeam(path, self.threads)
         self._lib = self.team.lib
-        self.lent = lent(self._lib, shape, weights, fingerprint)
+        self._embeddings = packed_embeddings(self._lib, shape, weights, fingerprint)
         layers = _layers(shape, weights)
         self._held = (weights, layers)  # what the C++ side points at
         model = _model(shape, weights, self._rows, layers)
@@ -68,6 +74,23 @@ class NativeTarget(PagedTarget[_Fed]):
         if not self._decoder:
             raise ModelError("no memory for the native engine: give a smaller cache_mb")
         weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
+
+    def describe(self) -> str:
+        return f"native, {self.path}, {self.threads} threads"
+
+    def embeddings(self) -> PackedEmbeddings:
+        return self._embeddings
+
+    def block_runner(self, head: Stored) -> NativeBlock | None:
+        """On the target's own threads, for a block head of a supported shape."""
+        if head.card.kind != "block":
+            return None
+        shape = cast(BlockConfig, head.card.shape)
+        against = reason_against(shape, self.shape)
+        if against:
+            log.warning("the block drafter runs on torch, which is slower here: %s", against)
+            return None
+        return NativeBlock(shape, head.draft_ids, head.weights, self._embeddings, self.team)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
@@ -92,20 +115,20 @@ class NativeTarget(PagedTarget[_Fed]):
         return Scores(torch.from_numpy(logits), tuple(starts[:-1]), tuple(firsts[:-1]), tapped)
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
-        self._make_room(feeds, starts)
+        self._reserve_skip_rows(feeds, starts)
         batch = NativeBatch()
         for feed, start in zip(feeds, starts, strict=True):
             batch.add(feed, start, self._cache.table(feed.seq_id), BLOCK, self._spares)
         logits, _ = self._run(batch, (), layers)
         return Scores(torch.from_numpy(logits), tuple(range(len(feeds))))
 
-    def _place(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         found = [fed.slots[node] for node in path]
         wanted = self._cache.slots(seq_id, start, start + len(path))
         if found != wanted:
             self._rows.move(found, wanted)
 
-    def _scribble(self, slots: list[int]) -> None:
+    def _fill_with_noise(self, slots: list[int]) -> None:
         self._rows.scribble(slots)
 
     def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.atomic import replacing
 from paceline.errors import DataError, SettingError
 
 VERSION: Final = 1
@@ -121,12 +122,9 @@ class Answers:
         return made
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
         arrays = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
-        part = path.with_name(path.name + ".part")
-        with part.open("wb") as file:
+        with replacing(path) as fresh, fresh.open("wb") as file:
             np.savez_compressed(file, version=np.int64(VERSION), **arrays)  # type: ignore[arg-type]
-        part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "Answers":

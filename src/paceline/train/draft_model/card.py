@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.atomic import write_json
 from paceline.errors import CorruptModel
 from paceline.heads.local_heads import DRAFT_CARD
 from paceline.train.evaluate import Acceptance
@@ -27,9 +28,7 @@ class DraftCard:
 
 
 def save_card(folder: Path, card: DraftCard) -> None:
-    beside = folder / f"{DRAFT_CARD}.new"
-    beside.write_text(json.dumps({"format": FORMAT, **asdict(card)}, indent=1) + "\n")
-    beside.replace(folder / DRAFT_CARD)
+    write_json(folder / DRAFT_CARD, {"format": FORMAT, **asdict(card)}, indent=1)
 
 
 def read_draft_card(folder: Path) -> DraftCard:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from paceline.config import LearnConfig
 from paceline.heads.base import DraftHead
-from paceline.heads.teach import Loss, TrainBatch
 from paceline.trace.online import LEAST, TrainingSample
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out
 from paceline.train.evaluate import Recorded
+from paceline.train.losses.base import Loss, TrainBatch
 from paceline.train.optim import optimizers_of
 from paceline.train.recipe import TrainConfig
 from paceline.train.train_decoder import TrainDecoder

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import open_with, random_tree, some_tokens
 
 from paceline.types import Draft, Feed, LayerSkipTarget, Seq, Target
+from support.torch_cases import open_with, random_tree, some_tokens
 
 
 def check_it_is_the_model_without(target: LayerSkipTarget, less: Target, layers: Sequence[int]) -> None:

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from tiny_heads import own, said, tiny_model
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.heads.base import DraftHead
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.teach import TrainBatch
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import pieces_of
+from support.tiny_heads import own, said, tiny_model
+from support.torch_cases import VOCAB
 
 N = TypeVar("N", bound=DraftHead)
 MODEL = tiny_model()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_gguf
-from packed_cases import built
-from tiny_gguf import Sizes
 
 from paceline.config import EngineConfig
 from paceline.target.load import load_target
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.packed_cases import built
+from support.tiny_gguf import Sizes
 
 # A vocabulary and a feed-forward width that are no multiple of a tile.
 SIZES = Sizes(layers=2, width=256, heads=4, kv_heads=2, head_dim=64, ff=512, vocab=131, context=4096)

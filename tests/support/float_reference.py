@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from packed_cases import Doubles, Floats, Packed, as_taken
 
 from paceline.target.eager.rope import frequencies
 from paceline.target.native.library import GROUP
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import load
+from support.packed_cases import Doubles, Floats, Packed, as_taken
 
 
 class FloatReference:

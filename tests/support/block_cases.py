@@ -3,23 +3,23 @@
 from functools import cache
 
 import torch
-from native_cases import wanted_path
-from packed_cases import built
 from torch import Tensor
-from torch_cases import VOCAB, random_weights
 
 from paceline.heads.base import Pieces
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.runner import Before, BlockRunner, Filled, Read, Rows
 from paceline.target.native.block_head import NativeBlock
-from paceline.target.native.embeddings import Lent, PackedTable
+from paceline.target.native.embeddings import PackedEmbeddings, PackedTable
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
-from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import train
+from support.native_cases import wanted_path
+from support.packed_cases import built
+from support.torch_cases import VOCAB, random_weights
 
 # Widths that are no multiple of a tile where that is allowed; one KV head, and several.
 SHAPES = {
@@ -62,7 +62,7 @@ def beside(net: BlockHead, team: NativeTeam) -> NativeBlock:
     whole = torch.zeros(size)
     whole[net.draft_ids] = net.head
     embed, head = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
-    lent = Lent(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
+    lent = PackedEmbeddings(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
     return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch_cases import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 
 from paceline.target.eager.linear import MOST_ROWS
 from paceline.types import Draft, Feed, Seq, Target
+from support.torch_cases import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 
 
 def check_chain(target: Target, context: int, counts: Sequence[int] = range(2, MOST_ROWS + 1)) -> None:

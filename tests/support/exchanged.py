@@ -3,20 +3,20 @@
 from typing import Any
 
 import torch
-from head_cases import some_ids
-from tiny_heads import tiny_model
-from torch_cases import VOCAB
 
-from paceline.convert.foreign_checkpoint import Target
+from paceline.convert.foreign_checkpoint import TargetModel
 from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card
 from paceline.train.recipe import pieces_of
+from support.head_cases import some_ids
+from support.tiny_heads import tiny_model
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 PIECES = pieces_of(MODEL)
-TARGET = Target("tiny", MODEL.shape, PIECES)
+TARGET = TargetModel("tiny", MODEL.shape, PIECES)
 
 
 def shaken(net: DraftHead, seed: int) -> DraftHead:

@@ -8,8 +8,8 @@ import torch
 from paceline.heads.block import BlockConfig
 from paceline.heads.eagle import EagleConfig
 from paceline.heads.head_checkpoint import Card, save
-from paceline.heads.kinds import KINDS
 from paceline.heads.medusa import MedusaConfig
+from paceline.heads.registry import KINDS
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import packed_cases
-from block_cases import SHAPES, a_net, a_text, native
-from native_cases import native_target, sized, tiny_model
-from packed_cases import KINDS, pack, random_blocks
-from row_checks import check_chain, check_tree, story
-from torch_cases import open_with, random_tree, some_tokens
 
 from paceline.heads.runner import Place
 from paceline.target.native import kv_memory, library, packing
 from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
+from support import packed_cases
+from support.block_cases import SHAPES, a_net, a_text, native
+from support.native_cases import native_target, sized, tiny_model
+from support.packed_cases import KINDS, pack, random_blocks
+from support.row_checks import check_chain, check_tree, story
+from support.torch_cases import open_with, random_tree, some_tokens
 
 
 def full(*_: object) -> None:

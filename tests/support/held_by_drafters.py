@@ -37,7 +37,7 @@ def measured(model: Path, names: list[str]) -> list[tuple[int, int]]:
     assert isinstance(target, NativeTarget)
 
     def made(name: str) -> Drafter:
-        (drafter,) = drafters_beside(target, read_trained(find_trained([name]), model), model, CONFIG)
+        (drafter,) = drafters_beside(target, read_trained(find_trained([name]), model), CONFIG)
         return drafter
 
     kept, found = [], []

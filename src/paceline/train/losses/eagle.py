@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.eagle import EagleHead
-from paceline.heads.teach import TrainBatch, ahead, begins, drawn, figures, light, wishes
+from paceline.train.losses.base import TrainBatch, ahead, begins, drawn, figures, light, wishes
 
 
 def eagle_loss(

@@ -5,15 +5,15 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch_cases import VOCAB, random_weights
 
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers, Batch
 from paceline.train.evaluate import Recorded
-from paceline.train.loop import train
 from paceline.train.recipe import TrainConfig, pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import train
+from support.torch_cases import VOCAB, random_weights
 
 PROMPT = 3  # tokens
 

@@ -36,7 +36,7 @@ def after(compiler: Compiler, constraint: Constraint | Triggered, tokens: Sequen
 def said(cursor: Cursor, vocab: int) -> tuple[bool, tuple[int, ...] | None, list[int], list[int]]:
     """All that a cursor can be asked."""
     row = None if cursor.finished else row_of(cursor, vocab)
-    return cursor.finished, None if row is None else tuple(row.tolist()), cursor.forced(), cursor.spelled()
+    return cursor.finished, None if row is None else tuple(row.tolist()), cursor.forced(), cursor.canonical()
 
 
 def random_token(cursor: Cursor, vocab: int, chance: random.Random, dull: int | None = None) -> int:

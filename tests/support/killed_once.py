@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import pytest
-from talk import called, record, user, write
 
 from paceline.config import EngineConfig
 from paceline.text import Tokenizer
@@ -18,6 +17,7 @@ from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.rollout import Rollout
 from paceline.train.head_pipeline import ANSWERS, Told
 from paceline.train.trainer import Batches, take_steps
+from support.talk import called, record, user, write
 
 J = TypeVar("J")
 C = TypeVar("C")

@@ -1,14 +1,33 @@
 """How a block network learns from texts of its target."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.block import BlockHead
-from paceline.heads.fused import fused
-from paceline.heads.teach import TrainBatch, figures, wishes
+from paceline.train.losses.base import TrainBatch, figures, wishes
+
+T = TypeVar("T")
+
+
+def fused(function: Callable[..., T]) -> Callable[..., T]:
+    """Few kernels instead of one for each operation; elsewhere the function as it is."""
+    quick: list[Callable[..., T]] = []
+
+    @wraps(function)
+    def call(*given: Tensor) -> T:
+        if not given[0].is_cuda:
+            return function(*given)
+        if not quick:
+            quick.append(torch.compile(function, dynamic=True))
+        return quick[0](*given)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)

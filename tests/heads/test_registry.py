@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.kinds import KINDS
+from paceline.heads.registry import KINDS
 from paceline.train.recipe import pieces_of
+from support.head_cases import MODEL, eagle_net, medusa_net
 
 
 @pytest.mark.parametrize(("kind", "net"), [("medusa", medusa_net(60)), ("eagle", eagle_net(60))])

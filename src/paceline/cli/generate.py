@@ -1,0 +1,158 @@
+"""paceline generate, paceline chat"""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline import hub
+from paceline.cli.options import (
+    MODEL_HELP,
+    AsJson,
+    DrafterOptions,
+    EngineOptions,
+    OutputOptions,
+    SamplingOptions,
+    SpecOptions,
+    grouped,
+)
+from paceline.cli.render import Terminal
+from paceline.config import SamplingParams
+from paceline.errors import SettingError
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.output import Stream
+
+Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that guessed it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """The request of `paceline generate`."""
+
+    prompt: Annotated[str, typer.Option(help="Plain text; - reads it from standard input.")]
+    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False
+    prediction: Annotated[str, typer.Option(help="A text that the answer may resemble.")] = ""
+
+    def read(self, output: OutputOptions) -> str | list[dict[str, Any]]:
+        """Plain text, or chat messages."""
+        if self.prompt == "-" and "-" in (output.schema, output.tools):
+            raise SettingError("standard input can be read once: give the prompt or the file another way")
+        text = sys.stdin.read() if self.prompt == "-" else self.prompt
+        return [{"role": "user", "content": text}] if self.chat or output.tools is not None else text
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayOptions:
+    """What `paceline generate` prints beside the text."""
+
+    show: Show = False
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Decode again without drafts and say whether the text is the same."),
+    ] = False
+    svg: Annotated[Path | None, typer.Option(help="Save what is shown as a picture.")] = None
+    to_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSampling(SamplingOptions):
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512
+
+
+@grouped
+def generate(
+    request: PromptOptions,
+    drafter: DrafterOptions,
+    spec: SpecOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+    display: DisplayOptions,
+    engine: EngineOptions,
+    model: Model = hub.DEFAULT_MODEL,
+) -> None:
+    """Continue a prompt."""
+    params, arguments = sampling.params(), output.arguments()
+    llm = _load(model, drafter, spec, engine, request.prediction)
+    prompt = request.read(output)
+
+    def start(params: SamplingParams, **more: Any) -> "Stream":
+        return llm.stream(prompt, params, prediction=request.prediction, **arguments, **more)
+
+    if display.to_json:
+        from paceline.output import as_json
+
+        print(json.dumps(as_json(start(params).read()), ensure_ascii=False))
+        return
+    _write(start, params, llm, display)
+
+
+@grouped
+def chat(
+    drafter: DrafterOptions,
+    spec: SpecOptions,
+    sampling: ChatSampling,
+    engine: EngineOptions,
+    model: Model = hub.DEFAULT_MODEL,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    show: Show = False,
+) -> None:
+    """Talk with a model. An empty line or Ctrl-D ends the conversation."""
+    params = sampling.params()
+    llm = _load(model, drafter, spec, engine)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    terminal = Terminal(show)
+    while line := _next_line():
+        messages.append({"role": "user", "content": line})
+        stream = llm.stream(messages, params)
+        terminal.write(stream)
+        messages.append({"role": "assistant", "content": stream.result.text})
+        if sampling.seed is None:
+            params = sampling.params()
+
+
+def _load(
+    model: str, drafter: DrafterOptions, spec: SpecOptions, engine: EngineOptions, prediction: str = ""
+) -> "LLM":
+    checked, config = spec.config(), engine.config()  # a wrong option fails before torch is imported
+    heads = drafter.heads(model, config)
+    chosen = replace(checked, drafters=drafter.listed(heads, prediction))
+    from paceline.llm import LLM
+
+    return LLM(model, draft_model=drafter.draft_model, trained=heads, spec=chosen, config=config)
+
+
+def _write(
+    start: Callable[..., "Stream"], params: SamplingParams, llm: "LLM", display: DisplayOptions
+) -> None:
+    terminal = Terminal(display.show)
+    with terminal.picture(display.svg, _command_line()) if display.svg else nullcontext():
+        stream = start(params)
+        terminal.write(stream)
+        if display.compare:
+            plain = start(params, spec=replace(llm.spec, drafters=())).read()
+            terminal.compare(stream.result, plain)
+
+
+def _command_line() -> str:
+    """The command as it was typed, without the option that makes the picture."""
+    typed = sys.argv[1:]
+    if "--svg" in typed:
+        at = typed.index("--svg")
+        typed = typed[:at] + typed[at + 2 :]
+    return shlex.join(["paceline", *typed])
+
+
+def _next_line() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
