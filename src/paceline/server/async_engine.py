@@ -61,7 +61,9 @@ class AsyncEngine:
                     self.metrics.set_route(output.seq.id, context.route.name)
                     outputs.append(output)
                     context.outputs.append(output)
-                    if (error := await self._submit(output, inbox)) is not None:
+                    # The first output of a request needs room for all of them.
+                    slots = 0 if output.index else params.n
+                    if (error := await self._submit(output, slots, inbox)) is not None:
                         outputs.remove(output)
                         context.outputs.remove(output)
                         raise error
@@ -94,12 +96,10 @@ class AsyncEngine:
             template=params.template,
         )
         output.seq.priority, output.seq.deadline = context.priority, context.deadline
-        # The first output of a request asks for the slots of all of them.
-        output.seq.places = 0 if choice or first_index else params.n
         output.index, output.started = first_index + choice, context.arrived
         return output
 
-    async def _submit(self, output: RequestOutput, inbox: Inbox) -> PacelineError | None:
+    async def _submit(self, output: RequestOutput, slots: int, inbox: Inbox) -> PacelineError | None:
         """Why the engine refused it, or None."""
         loop = asyncio.get_running_loop()
         admitted: asyncio.Future[PacelineError | None] = loop.create_future()
@@ -110,7 +110,7 @@ class AsyncEngine:
         def answer(error: PacelineError | None) -> None:
             _call_soon(loop, lambda: None if admitted.done() else admitted.set_result(error))
 
-        self.thread.submit(output.seq, deliver, answer)
+        self.thread.submit(output.seq, deliver, answer, slots)
         return await admitted
 
 
@@ -129,7 +129,7 @@ class Engine(Protocol):
     def running(self) -> int: ...
     @property
     def waiting(self) -> int: ...
-    def submit(self, seq: Seq) -> None: ...
+    def submit(self, seq: Seq, slots: int = 1) -> None: ...
     def cancel(self, seq_id: str) -> None: ...
     def step(self) -> list[Round]: ...
     def give_up(self, error: PacelineError) -> list[Round]: ...
@@ -140,6 +140,7 @@ class _Submit:
     seq: Seq
     deliver: Deliver
     answer: Callable[[PacelineError | None], None]  # called once: why it was refused, or None
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +183,11 @@ class EngineThread:
     def waiting(self) -> int:
         return self._engine.waiting + self._inbox.qsize()
 
-    def submit(self, seq: Seq, deliver: Deliver, answer: Callable[[PacelineError | None], None]) -> None:
+    def submit(
+        self, seq: Seq, deliver: Deliver, answer: Callable[[PacelineError | None], None], slots: int = 1
+    ) -> None:
         """`answer` is called once with the engine's refusal or None; then `deliver` gets every round."""
-        self._inbox.put(_Submit(seq, deliver, answer))
+        self._inbox.put(_Submit(seq, deliver, answer, slots))
         if self._ended:  # the thread may have read its inbox for the last time before this
             self._refuse_all()
 
@@ -229,7 +232,7 @@ class EngineThread:
 
     def _admit(self, message: _Submit) -> None:
         try:
-            self._engine.submit(message.seq)
+            self._engine.submit(message.seq, message.slots)
         except PacelineError as error:
             message.answer(error)
         except Exception as problem:

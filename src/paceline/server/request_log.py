@@ -51,15 +51,15 @@ class RequestLog:
         self._model = model
         self._recorder = recorder
         self._spans = spans
-        self._trainer = trainer
+        self.trainer = trainer
 
     def start(self) -> None:
-        if self._trainer is not None:
-            self._trainer.start()
+        if self.trainer is not None:
+            self.trainer.start()
 
     def close(self, timeout: float) -> None:
-        if self._trainer is not None:
-            self._trainer.close(timeout)
+        if self.trainer is not None:
+            self.trainer.close(timeout)
         self._spans.close()
         if self._recorder is not None:
             self._recorder.close(timeout)
@@ -132,7 +132,7 @@ class RequestLog:
 
     def _add_training_sample(self, context: RequestContext, output: RequestOutput) -> None:
         """Unless the request, its route or the server asked that nothing of it be kept."""
-        if self._trainer is None or output.finish not in ("stop", "length"):
+        if self.trainer is None or output.finish not in ("stop", "length"):
             return
         allowed = (
             context.remember and context.route.trace_text is not False and context.body.get("store") is None
@@ -143,7 +143,7 @@ class RequestLog:
             seq = output.seq
             wrong = wrong_places(output.rounds)
             constrained = seq.cursor is not None
-            self._trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
+            self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs

@@ -43,7 +43,7 @@ class Serving:
 
     @contextmanager
     def recorded(self, context: RequestContext) -> Iterator[None]:
-        """Records an error in its body as the end of the request; adds the parameter to the engine's errors."""
+        """Records an error in its body as the end of the request. An engine error gets its parameter."""
         try:
             yield
         except PacelineError as error:
