@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import DrafterMismatch, SettingError, UnknownModel
-from paceline.heads.local_heads import drafter_path, kept_here
-from paceline.heads.registry import KINDS
+from paceline.errors import DrafterMismatch, UnknownModel, UsageError
+from paceline.heads.local_heads import available_heads, drafter_path
+from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import drafters_beside, find_trained, read_trained
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
@@ -28,7 +28,7 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("trained")
-    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in KINDS}
+    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in HEAD_TYPES}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def llm(folders: dict[str, Path]) -> LLM:
 
 
 def test_they_are_asked_after_those_that_cost_less(llm: LLM) -> None:
-    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *KINDS)
-    assert llm.trained == {f"my-{kind}": kind for kind in KINDS}
-    assert {llm.drafters[kind].name for kind in KINDS} == set(KINDS)
+    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *HEAD_TYPES)
+    assert llm.trained == {f"my-{kind}": kind for kind in HEAD_TYPES}
+    assert {llm.drafters[kind].name for kind in HEAD_TYPES} == set(HEAD_TYPES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(llm: LLM, kind: str, temperature: float) -> None:
     found = [
@@ -60,7 +60,7 @@ def test_a_name_is_one_of_those_trained_here(
     (tmp_path / "drafters" / "mine").symlink_to(folders["block"])
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr("paceline.heads.local_heads.SHIPPED", tmp_path / "none")
-    assert kept_here() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
+    assert available_heads() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
     assert drafter_path("some/folder") == Path("some/folder")
     with pytest.raises(UnknownModel, match=r"'yours': expected a folder, or one trained here \(mine\)"):
         LLM(str(smollm2_path), trained=["yours"])
@@ -69,7 +69,7 @@ def test_a_name_is_one_of_those_trained_here(
 def test_one_of_each_kind(folders: dict[str, Path], smollm2_path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(folders["block"])
-    with pytest.raises(SettingError, match="my-block and other are both block drafters"):
+    with pytest.raises(UsageError, match="my-block and other are both block drafters"):
         LLM(str(smollm2_path), trained=[folders["block"], other])
 
 
@@ -80,12 +80,12 @@ def test_a_name_that_is_taken(folders: dict[str, Path], smollm2_path: Path) -> N
         def draft(self, asks: Sequence[Ask]) -> list[Draft]:
             return []
 
-    with pytest.raises(SettingError, match="my-block would be called 'block'"):
+    with pytest.raises(UsageError, match="my-block would be called 'block'"):
         LLM(str(smollm2_path), drafters=[Mine()], trained=[folders["block"]])
 
 
 def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
-    with pytest.raises(SettingError, match="'eagle': give a trained one"):
+    with pytest.raises(UsageError, match="'eagle': give a trained one"):
         LLM(str(smollm2_path), spec=SpecConfig(("eagle",)))
 
 
@@ -95,7 +95,7 @@ def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) ->
         LLM(str(gemma_path), trained=[folders["block"]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 def test_one_can_take_the_place_of_another_between_passes(
     llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
 ) -> None:

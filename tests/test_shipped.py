@@ -10,10 +10,10 @@ import torch
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
 from paceline.drafters.none import NoDrafter
-from paceline.errors import ModelError, SettingError
+from paceline.errors import ModelError, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
-from paceline.heads.local_heads import SHIPPED, drafter_path, kept_here, new_path, shipped
+from paceline.heads.local_heads import SHIPPED, available_heads, drafter_path, output_path, shipped
 from paceline.loading import find_trained, on_the_shelf, usual
 
 NAME = "smollm2-135m-block"
@@ -90,17 +90,17 @@ def test_tool_calls_of_tools_it_never_saw(smollm2_path: Path, temperature: float
 def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert drafter_path(NAME) == SHIPPED / NAME
-    assert new_path(NAME) == tmp_path / "drafters" / NAME
+    assert output_path(NAME) == tmp_path / "drafters" / NAME
     (found,) = find_trained([NAME])
     assert found.root == SHIPPED / NAME
     copy = on_the_shelf(found)
     assert copy.root == copy.version.folder == drafter_path(NAME) == tmp_path / "drafters" / NAME
-    assert kept_here() == [copy.root]
+    assert available_heads() == [copy.root]
     assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
     assert on_the_shelf(copy) == on_the_shelf(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
     (copy.root / CARD).unlink()  # as while it is being trained
-    with pytest.raises(SettingError, match=r"has no drafter yet.*finish its training"):
+    with pytest.raises(UsageError, match=r"has no drafter yet.*finish its training"):
         on_the_shelf(found)
 
 
@@ -109,7 +109,7 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -> None:
     for root in (SHIPPED / NAME, SHIPPED / ".." / "shipped" / NAME):
-        with pytest.raises(SettingError, match="part of the package"):
+        with pytest.raises(UsageError, match="part of the package"):
             change(root)
     assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}
 

@@ -18,8 +18,8 @@ from paceline.drafters.draft_model.chosen import layers_for
 from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import PromptTooLong, SettingError, short
-from paceline.heads.registry import KINDS
+from paceline.errors import PromptTooLong, SettingError, UsageError
+from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import (
     Name,
     Trained,
@@ -65,10 +65,9 @@ class LLM:
         config = config or EngineConfig()
         for drafter in drafters:
             if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
-                raise SettingError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
+                raise UsageError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
         if draft_vocab not in DRAFT_VOCABS:
-            known = ", ".join(DRAFT_VOCABS)
-            raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
+            raise SettingError("draft_vocab", draft_vocab, f"one of {', '.join(DRAFT_VOCABS)}")
         path = hub.resolve(model)
         found = find_trained(trained or ())
         if trained is None and spec is None:
@@ -234,7 +233,7 @@ class LLM:
     def _check_kinds(self, found: Sequence[Trained]) -> None:
         for one in found:
             if one.kind in self.drafters:
-                raise SettingError(
+                raise UsageError(
                     f"{one.name} would be called {one.kind!r}, as a drafter given here is: rename that one"
                 )
 
@@ -243,8 +242,8 @@ class LLM:
         for name in spec.drafters:
             if name not in known:
                 hint = ": give a draft_model" if name == "model" else ""
-                hint = ": give a trained one" if name in KINDS else hint
-                raise SettingError(
+                hint = ": give a trained one" if name in HEAD_TYPES else hint
+                raise UsageError(
                     f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
                 )
 
@@ -252,23 +251,23 @@ class LLM:
         self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
     ) -> list[int]:
         if not prompt:
-            raise SettingError(f"prompt={prompt!r} is empty: give a text or a list of messages")
+            raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
         if isinstance(prompt, str):
             return self._encode_text(prompt, tools)
         if _are_tokens(prompt):
             return [int(token) for token in prompt]
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
-            raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
+            raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
         text = self.tokenizer.render(messages, list(tools) if tools else None, **variables)
         return self.tokenizer.encode(self._within_context(text), bos=False)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
-            raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
+            raise UsageError("tools need chat messages: give a list of messages instead of a plain prompt")
         tokens = self.tokenizer.encode(self._within_context(prompt))
         if not tokens:
-            raise SettingError(f"prompt={short(prompt)} has no token: give at least one of text")
+            raise SettingError("prompt", prompt, "at least one token of text")
         return tokens
 
     def _within_context(self, text: str) -> str:

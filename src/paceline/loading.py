@@ -14,10 +14,10 @@ from paceline import hub
 from paceline.config import EngineConfig
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
+from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
-from paceline.heads.head_checkpoint import CARD, Stored, read, read_card
-from paceline.heads.local_heads import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
+from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
+from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
@@ -47,14 +47,14 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
     for name in names:
         folder = drafter_path(name)
         if not folder.exists():
-            here = ", ".join(path.name for path in kept_here()) or "none yet: see `paceline train`"
+            here = ", ".join(path.name for path in available_heads()) or "none yet: see `paceline train`"
             raise UnknownModel(
                 f"no trained drafter {folder.name!r}: expected a folder, or one trained here ({here})"
             )
         version = current(folder)
         kind = read_card(version.folder).kind
         if kind in found:
-            raise SettingError(
+            raise UsageError(
                 f"{found[kind].name} and {folder.name} are both {kind} drafters: "
                 "give one of each kind, since requests name them by it"
             )
@@ -99,7 +99,7 @@ def on_the_shelf(one: Trained) -> Trained:
         return one
     root = shelf() / one.name
     if root.exists() and not (root / CARD).exists():
-        raise SettingError(
+        raise UsageError(
             f"{root} has no drafter yet, and what learns from {one.name} would go there: finish its training "
             "with `paceline train`, or remove the folder"
         )
@@ -117,7 +117,7 @@ def draft_model_path(name: str) -> Path:
     return trained if here else hub.resolve(name)
 
 
-def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
+def read_trained(found: Sequence[Trained], model: Path) -> list[StoredHead]:
     """Checked against the model, of which no weights are read."""
     if not found:
         return []
@@ -125,7 +125,7 @@ def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
     return [read(one.version.folder, *marked) for one in found]
 
 
-def drafters_beside(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
+def drafters_beside(target: HeadTarget, heads: Sequence[StoredHead], config: EngineConfig) -> list[Drafter]:
     """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []
@@ -135,7 +135,7 @@ def drafters_beside(target: HeadTarget, heads: Sequence[Stored], config: EngineC
     return [_drafter(head, target, embeddings) for head in heads]
 
 
-def _drafter(head: Stored, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
+def _drafter(head: StoredHead, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
     """Its cache is as large as the target's: positions found there are never computed again."""
     runner, calibration = target.block_runner(head), head.card.calibration
     if runner:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, response_format
-from paceline.constraints.grammars import MAX_BYTES, after
+from paceline.constraints.grammars import MAX_BYTES, RequestPart, after
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from support.legal_walks import legal_texts
@@ -134,7 +134,7 @@ def test_response_formats_are_openais() -> None:
     assert response_format({"type": "json_object"}) == Json('{"type": "object"}')
     schema = {"type": "integer"}
     made = response_format({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, "compact")
-    assert made == Json.of(schema, "compact")
+    assert made == RequestPart("response_format.json_schema.schema", Json.of(schema, "compact"))
 
 
 @pytest.mark.parametrize(

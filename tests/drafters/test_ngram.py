@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafters.ngram import Ngram
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.types import Ask, Draft, Seq
 
 steady = settings(derandomize=True, deadline=None)
@@ -50,7 +50,7 @@ def test_every_node_is_signed_and_weighed() -> None:
 
 def test_sizes_must_be_usable() -> None:
     for sizes in ((), (0,), (3, -1)):
-        with pytest.raises(SettingError, match="sizes"):
+        with pytest.raises(UsageError, match="sizes"):
             Ngram(sizes)
 
 

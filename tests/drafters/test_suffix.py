@@ -9,7 +9,7 @@ from paceline.advise.replay import replay
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
-from paceline.errors import DrafterMismatch, SettingError
+from paceline.errors import DrafterMismatch, UsageError
 from paceline.types import Ask, Draft, Seq
 from support.toy_grammar import sentence
 
@@ -203,5 +203,5 @@ def test_it_remembers_across_runs(tmp_path: Path) -> None:
 
 def test_settings_must_be_usable() -> None:
     for name in ("max_tokens", "max_depth", "min_chance"):
-        with pytest.raises(SettingError, match=f"{name}=-1"):
+        with pytest.raises(UsageError, match=f"{name}=-1"):
             from_outside(SuffixSettings, {name: -1})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafters.suffix.memory import STRIDE, Memory, load, save
-from paceline.errors import CorruptModel, DrafterMismatch, ModelError, SettingError, UnknownModel
+from paceline.errors import CorruptModel, DrafterMismatch, ModelError, UnknownModel, UsageError
 
 DEPTH = 8
 Tokens = list[int]
@@ -167,7 +167,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     save(filled(a=[text(1, 100)]), path, "tok")
     with pytest.raises(DrafterMismatch, match=r"memory was learnt with tokenizer tok.*other"):
         load(path, "other", 1000, DEPTH)
-    with pytest.raises(SettingError, match=r"max_depth=9.*expected 8"):
+    with pytest.raises(UsageError, match=r"max_depth=9.*expected 8"):
         load(path, "tok", 1000, 9)
 
 

@@ -8,7 +8,7 @@ from paceline.drafters import model_free
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import Busy, CacheFull, PromptTooLong, SettingError
+from paceline.errors import Busy, CacheFull, PromptTooLong, UsageError
 from paceline.testing import ToyTarget
 from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
@@ -57,7 +57,7 @@ def test_output_ends_where_the_context_does() -> None:
 
 
 def test_unknown_drafter_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(SettingError, match=r"'sufix'.*ngram.*suffix"):
+    with pytest.raises(UsageError, match=r"'sufix'.*ngram.*suffix"):
         engine().submit(a_seq(spec=SpecConfig(("sufix",))))
 
 
@@ -261,9 +261,9 @@ def test_a_cancel_in_the_middle_of_a_pass_waits_for_its_end() -> None:
 
 def test_strange_requests_are_refused_before_they_run() -> None:
     e = engine()
-    with pytest.raises(SettingError, match="prompt=99"):
+    with pytest.raises(UsageError, match="prompt=99"):
         e.submit(Seq("a", [1, 99], 2))
-    with pytest.raises(SettingError, match="logit_bias=50"):
+    with pytest.raises(UsageError, match="logit_bias=50"):
         e.submit(Seq("a", [1], 1, SamplingParams(logit_bias=((50, 1.0),))))
     e.submit(a_seq("a"))
     with pytest.raises(ValueError, match="here already"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import drafter_for
 from paceline.drafters.draft_model.vocab_mapping import SameWords
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
 from paceline.train.draft_model.draft_dataset import retold, same_words, telling
@@ -123,7 +123,7 @@ def test_what_the_draft_model_cannot_read_is_left_out() -> None:
     answers = answers_of(([1, 2], [3, 40]), ([1, 2], [3, 4]), ([50, 2], [3, 4]))
     made = retold(answers, SameWords(32, 64), 32, "draft")
     assert (len(made), made.answer(0).tolist()) == (1, [3, 4])
-    with pytest.raises(SettingError, match="can read none"):
+    with pytest.raises(UsageError, match="can read none"):
         retold(answers, SameWords(2, 64), 2, "draft")
 
 

@@ -9,7 +9,7 @@ import torch
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, load, read_card
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
@@ -131,8 +131,8 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     pieces = load_pieces(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
     with pytest.raises(
-        SettingError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
+        UsageError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
     ):
         run(replace(again, answers=replace(again.answers, per_prompt=2)))
-    with pytest.raises(SettingError, match="is a block drafter: give kind=block"):
+    with pytest.raises(UsageError, match="is a block drafter: give kind=block"):
         run(replace(again, train=replace(again.train, kind="eagle")))

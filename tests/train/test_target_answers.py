@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.config import EngineConfig
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer, parse_tool_calls
@@ -40,7 +40,7 @@ def test_what_is_asked_depends_on_the_prompt_alone() -> None:
     assert not any(ask.required for ask in asks_of(free, CONFIG))
     calls = replace(CONFIG, only_calls=True)
     assert chosen([*free, *prompts(400)], calls) == prompts(400)
-    with pytest.raises(SettingError, match="none of the recorded answers called a tool"):
+    with pytest.raises(UsageError, match="none of the recorded answers called a tool"):
         chosen(free, calls)
 
 
@@ -59,7 +59,7 @@ def test_fewer_prompts_are_some_of_them() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"greedy": 1.5}, {"required": -1}, {"per_prompt": 0}, {"max_prompt": 0}):
-        with pytest.raises(SettingError, match="is not usable"):
+        with pytest.raises(UsageError, match="is not usable"):
             AnswersConfig(**wrong)
 
 

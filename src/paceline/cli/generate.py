@@ -24,7 +24,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.render import Terminal
 from paceline.config import SamplingParams
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -45,7 +45,7 @@ class PromptOptions:
     def read(self, output: OutputOptions) -> str | list[dict[str, Any]]:
         """Plain text, or chat messages."""
         if self.prompt == "-" and "-" in (output.schema, output.tools):
-            raise SettingError("standard input can be read once: give the prompt or the file another way")
+            raise UsageError("standard input can be read once: give the prompt or the file another way")
         text = sys.stdin.read() if self.prompt == "-" else self.prompt
         return [{"role": "user", "content": text}] if self.chat or output.tools is not None else text
 

@@ -18,7 +18,7 @@ import typer
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex
-from paceline.errors import ConstraintError, SettingError
+from paceline.errors import ConstraintError, UsageError
 
 MODEL_HELP = "A name from `paceline models`, a folder or a GGUF file."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
@@ -165,7 +165,7 @@ class OutputOptions:
         """Keyword arguments of `LLM.stream`."""
         constraints = self._constraints()
         if len(constraints) > 1:
-            raise SettingError("--schema, --regex, --lark and --choice exclude one another: give one of them")
+            raise UsageError("--schema, --regex, --lark and --choice exclude one another: give one of them")
         return {
             "tools": None if self.tools is None else read_tools(self.tools),
             "tool_choice": self.tool_choice,
@@ -191,7 +191,7 @@ def read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SettingError(f"cannot read {path}: {reason}") from None
+        raise UsageError(f"cannot read {path}: {reason}") from None
 
 
 def read_json(path: str) -> Any:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from paceline.atomic import write_json
-from paceline.errors import CorruptModel, DrafterMismatch, SettingError, UnknownModel, short
-from paceline.heads.base import Pieces, Shape
+from paceline.errors import CorruptModel, DrafterMismatch, UnknownModel, UsageError
+from paceline.heads.base import DenseTargetEmbeddings, HeadConfig
 from paceline.heads.calibration import Calibration
+from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
@@ -35,7 +36,7 @@ class TargetModel:
 
     name: str
     shape: ModelConfig
-    embeddings: Pieces  # float32
+    embeddings: DenseTargetEmbeddings  # float32
 
     @classmethod
     def open(cls, path: Path) -> "TargetModel":
@@ -88,7 +89,7 @@ class ImportedHead:
     """A checkpoint as a head of ours."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     draft_ids: Tensor  # ascending
     weights: Mapping[str, Tensor]  # of the net
     calibration: Calibration | None = None
@@ -186,7 +187,7 @@ def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> Non
 def require_new(out: Path) -> None:
     """A folder that holds something else is never written into."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SettingError(f"{out} is there already: name a new folder, or remove it first")
+        raise UsageError(f"{out} is there already: name a new folder, or remove it first")
 
 
 def read_folder(folder: Path) -> SourceCheckpoint:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from paceline.errors import ShuttingDown, short
+from paceline.errors import ShuttingDown
 from paceline.output import RequestOutput
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.error_param import prompt_param
@@ -15,6 +15,7 @@ from paceline.server.openai.protocol import Sampling
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
+from paceline.strings import short
 from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
 from paceline.web.api_keys import Key, KeyFile, tenant
 from paceline.web.rate_limit import Limits, Refused, Ticket

@@ -13,8 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from paceline import hub
-from paceline.config import EngineConfig, LearnConfig, SpecConfig
-from paceline.errors import SettingError
+from paceline.config import EngineConfig, SpecConfig
+from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import on_the_shelf
 from paceline.server.admission import Admission
@@ -28,6 +28,7 @@ from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import spans_from_environment
 from paceline.target.hardware import share_heaps
+from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_keys import KeyFile
 
@@ -52,7 +53,7 @@ class ServerSettings:
     store: str | None = None  # where traces go; "none": nowhere; None: the usual place
     trace_text: bool = False
     learn: bool = True  # drafters may remember finished requests
-    refresh: LearnConfig | None = None  # how trained drafters go on learning; None: not at all
+    refresh: OnlineTrainingConfig | None = None  # how trained drafters go on learning; None: not at all
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end, once asked to stop
@@ -60,15 +61,13 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+            raise SettingError("port", self.port, "0 to 65535")
         if self.refresh is not None:
             check_platform()
             if not self.trained:
-                raise SettingError(
-                    "--learn needs a drafter that can learn: give a trained one with --trained"
-                )
+                raise UsageError("--learn needs a drafter that can learn: give a trained one with --trained")
             if not self.learn:
-                raise SettingError("refresh needs learn=True: without it nothing is kept to learn from")
+                raise UsageError("refresh needs learn=True: without it nothing is kept to learn from")
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
 
@@ -185,9 +184,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         for one in sockets:
             one.close()
         why = problem.strerror or problem
-        raise SettingError(
-            f"cannot listen on {host}:{port} ({why}): choose another --host or --port"
-        ) from None
+        raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
     return sockets
 
 

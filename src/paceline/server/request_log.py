@@ -14,7 +14,7 @@ from paceline.server.openai.protocol import ChatRequest
 from paceline.server.telemetry.genai_messages import first_user_text, input_messages, output_messages
 from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
 from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork
-from paceline.trace.online import TrainingSample, wrong_places
+from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
 from paceline.trace.recorder import Recorder
 from paceline.types import Round
@@ -141,7 +141,7 @@ class RequestLog:
             return
         if opening := first_user_text(context.request.messages):
             seq = output.seq
-            wrong = wrong_places(output.rounds)
+            wrong = rejected_positions(output.rounds)
             constrained = seq.cursor is not None
             self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
 

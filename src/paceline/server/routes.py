@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import AfterValidator
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
+from paceline.strings import unknown_name
 from paceline.web.config_file import (
     Checked,
     ConfigFileError,
@@ -102,7 +102,7 @@ def _fits(setting: str, value: Any) -> Any:
     try:
         SpecConfig(**{setting: value})
     except SettingError as error:
-        raise expected(str(error).partition("expected ")[2]) from None
+        raise expected(error.expected) from None
     return value
 
 
@@ -223,10 +223,7 @@ def _drafter_problems(routes: Iterable[Route], known: Collection[str] | None) ->
     for i, route in enumerate(routes):
         for j, name in enumerate(route.drafters or ()):
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                listed = ", ".join(sorted(known))
-                yield f"routes[{i}].drafters[{j}]: unknown drafter {name!r}{hint} Known: {listed}"
+                yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
 
 
 class RouteFile(Reloaded[Routes]):

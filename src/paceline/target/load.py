@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.config import EngineConfig
-from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError
+from paceline.errors import DrafterMismatch, ModelError, NotCompiled, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
@@ -38,7 +38,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     except _Unsuited as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
-            raise SettingError(f"{path.name} cannot run on the native engine: {reason}") from None
+            raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
         if library.chosen() == "auto":
             log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
     return TorchTarget.load(path, config)

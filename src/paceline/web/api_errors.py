@@ -5,7 +5,6 @@ No message holds a prompt, a path of this machine or a stack.
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +24,7 @@ from paceline.errors import (
     TextError,
     TimedOut,
     UnknownModel,
+    UsageError,
 )
 from paceline.log import log_problem
 
@@ -48,7 +48,7 @@ class _Row(NamedTuple):
 _TABLE: Final = (
     _Row(PromptTooLong, 400, "invalid_request_error", "context_length_exceeded", "too_long"),
     _Row(ConstraintError, 400, "invalid_request_error", "invalid_constraint", "invalid"),
-    _Row(SettingError, 400, "invalid_request_error", None, "invalid"),
+    _Row(UsageError, 400, "invalid_request_error", None, "invalid"),
     _Row(TextError, 400, "invalid_request_error", None, "invalid"),
     _Row(DrafterMismatch, 400, "invalid_request_error", None, "invalid"),
     _Row(UnknownModel, 404, "invalid_request_error", "model_not_found", "invalid"),
@@ -60,13 +60,6 @@ _TABLE: Final = (
 KEY_LIMIT: Final = "key_limit"
 UNAUTHORIZED: Final = "unauthorized"
 REFUSALS: Final = frozenset({KEY_LIMIT, UNAUTHORIZED, *(row.refusal for row in _TABLE)})
-
-_SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
-_PARAMS: Final = {  # settings whose parameters are called otherwise
-    "stop_tokens": "stop_token_ids",
-    "max_draft": "num_speculative_tokens",
-    "threshold": "acceptance_threshold",
-}
 
 
 class ApiError(Exception):
@@ -96,28 +89,22 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def api_error(error: BaseException, param: str | None = None, within: str = "") -> ApiError:
+def api_error(error: BaseException, param: str | None = None) -> ApiError:
     """The API error for any exception; one that is not in the table is an internal error."""
     if isinstance(error, ApiError):
         return error
     for row in _TABLE:
         if isinstance(error, row.exception):
             retry = 1.0 if row.status in (429, 503) else None
-            inside = f"{within}." if within else ""
-            named, message = _named(error)
-            param = param or (f"{inside}{named}" if named else within or None)
-            return ApiError(row.status, f"{inside}{message}", row.type, param, row.code, retry, row.refusal)
+            param = param or _param(error)
+            return ApiError(row.status, str(error), row.type, param, row.code, retry, row.refusal)
     return ApiError(500, "internal error: the server's log says more", "server_error", refusal=None)
 
 
-def _named(error: BaseException) -> tuple[str | None, str]:
-    """The parameter that an error is about, where it says so, and the message in the client's words."""
-    message = str(error)
-    found = _SETTING.match(message)
-    if found is None:
-        return None, message
-    name = _PARAMS.get(found[1], found[1])
-    return name, f"{name}={message[found.end() :]}"
+def _param(error: BaseException) -> str | None:
+    if isinstance(error, SettingError):
+        return error.setting
+    return error.param if isinstance(error, ConstraintError) else None
 
 
 def error_code(error: BaseException) -> str:

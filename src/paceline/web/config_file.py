@@ -14,7 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError
+from paceline.strings import short
 from paceline.web.validation import json_path, unknown_key
 
 log = logging.getLogger("paceline.web")

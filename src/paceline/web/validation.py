@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from paceline.errors import short
+from paceline.strings import short, unknown_name
 from paceline.web.api_errors import ApiError
 
 M = TypeVar("M", bound=BaseModel)
@@ -50,10 +49,7 @@ def _dotted(key: str) -> str:
 def unknown_key(model: type[BaseModel], at: Loc) -> str:
     """The message for a key that its object does not have; `at` ends with the key."""
     known = known_keys(model, at[:-1])
-    key = str(at[-1])
-    near = get_close_matches(key[:100], known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown key {short(key)}{hint} Known: {', '.join(known)}"
+    return unknown_name("key", str(at[-1]), known)
 
 
 def known_keys(model: type[BaseModel], at: Loc) -> list[str]:

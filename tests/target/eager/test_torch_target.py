@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.errors import CacheFull, PromptTooLong, SettingError
+from paceline.errors import CacheFull, PromptTooLong, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.kv.cache import BLOCK
@@ -228,18 +228,18 @@ def test_closed_sequences_are_forgotten(target: TorchTarget) -> None:
 
 def test_a_cache_too_small_for_one_block_is_refused() -> None:
     weights = random_weights(layers=200, kv_heads=4)
-    with pytest.raises(SettingError, match=r"cache_mb=1 .*expected 7 or more"):
+    with pytest.raises(UsageError, match=r"cache_mb=1 .*expected 7 or more"):
         TorchTarget(weights, EngineConfig(device="cpu", cache_mb=1))
 
 
 def test_placement() -> None:
     assert placement(EngineConfig(device="cpu")) == (torch.device("cpu"), torch.float32)
     assert placement(EngineConfig(device="cpu", dtype="float16"))[1] == torch.float16
-    with pytest.raises(SettingError, match="expected auto, cpu"):
+    with pytest.raises(UsageError, match="expected auto, cpu"):
         placement(EngineConfig(device="toaster"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu() -> None:
-    with pytest.raises(SettingError, match="no GPU"):
+    with pytest.raises(UsageError, match="no GPU"):
         placement(EngineConfig(device="cuda"))

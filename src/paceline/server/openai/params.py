@@ -2,13 +2,13 @@
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import Choice, Json, Lark, OutputSpec, Regex
-from paceline.errors import SettingError, short
+from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
+from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
 from paceline.server.openai.protocol import (
     ChatRequest,
@@ -18,8 +18,9 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     StructuredOutputs,
 )
+from paceline.strings import short
 from paceline.text.chat_template import ChatTemplate
-from paceline.web.api_errors import ApiError, api_error
+from paceline.web.api_errors import ApiError
 
 log = logging.getLogger("paceline.server")
 
@@ -28,6 +29,13 @@ MAX_WARNINGS: Final = 64  # names of template variables that the log has once ea
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
+STRUCTURED: Final[Mapping[str, Callable[[Any, Whitespace], Constraint]]] = {  # fields of StructuredOutputs
+    "json_": Json.of,
+    "json_object": lambda _, whitespace: Json('{"type": "object"}', whitespace),
+    "regex": lambda pattern, _: Regex(pattern),
+    "choice": lambda texts, _: Choice(tuple(texts)),
+    "grammar": lambda text, _: Lark(text),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ def completion_params(
     return GenerateParams(
         prompt=prompt,
         params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
-        output=OutputSpec(output=_structured(request.structured_outputs)),
+        output=_structured(request.structured_outputs),
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
@@ -124,34 +132,31 @@ def _output_spec(request: ChatRequest) -> OutputSpec:
             param="structured_outputs",
         )
     choice: str | dict[str, Any] = request.tool_choice or ("auto" if request.tools else "none")
-    return OutputSpec(
+    return replace(
+        _structured(request.structured_outputs),
         tools=tuple(request.tools or ()),
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         response_format=request.response_format,
-        output=_structured(request.structured_outputs),
     )
 
 
-def _structured(given: StructuredOutputs | None) -> Any:
-    if given is None:
-        return None
-    whitespace = given.whitespace or "fixed"
-    found = [
-        Json.of(given.json_, whitespace) if given.json_ is not None else None,
-        Json('{"type": "object"}', whitespace) if given.json_object else None,
-        Regex(given.regex) if given.regex is not None else None,
-        Choice(tuple(given.choice)) if given.choice is not None else None,
-        Lark(given.grammar) if given.grammar is not None else None,
-    ]
-    asked = [constraint for constraint in found if constraint is not None]
-    if len(asked) != 1:
+def _structured(request: StructuredOutputs | None) -> OutputSpec:
+    if request is None:
+        return ANYTHING
+    given = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
+    if len(given) != 1:
         raise ApiError(
             400,
-            "structured_outputs needs one of json, json_object, regex, choice, grammar",
+            f"structured_outputs needs one of {', '.join(name.rstrip('_') for name in STRUCTURED)}",
             param="structured_outputs",
         )
-    return asked[0]
+    param = f"structured_outputs.{given[0].rstrip('_')}"
+    try:
+        constraint = STRUCTURED[given[0]](getattr(request, given[0]), request.whitespace or "fixed")
+    except ConstraintError as error:
+        raise error.within(param) from None
+    return OutputSpec(output=constraint, output_param=param)
 
 
 def _spec(
@@ -183,7 +188,7 @@ def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[st
     try:
         return replace(default, **{name: value for name, value in changes.items() if value is not None})
     except SettingError as error:
-        raise api_error(error, within="speculative_config") from error
+        raise error.renamed(f"speculative_config.{error.setting}") from None
 
 
 def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tuple[str, ...]:

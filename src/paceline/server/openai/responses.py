@@ -11,7 +11,6 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.errors import short
 from paceline.llm import LLM
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
@@ -32,6 +31,7 @@ from paceline.server.openai.responses_protocol import (
     read_tools,
 )
 from paceline.server.openai.serving import Serving, usage
+from paceline.strings import short
 from paceline.web.api_errors import ApiError, logged
 from paceline.web.json_body import read_object
 from paceline.web.sse import event

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from paceline.errors import short
 from paceline.server.openai.protocol import Metadata, Never, SpeculativeConfig, Wire, exactly, never
+from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.validation import parse_request
 

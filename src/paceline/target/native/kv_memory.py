@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.weights.model_config import ModelConfig
 
@@ -27,7 +27,7 @@ class NativeRows:
             self.keys = _zeros(*heads, self.sub_blocks, shape.head_dim, SUB_BLOCK)
             self.values = _zeros(*heads, slots, shape.head_dim)
         except (MemoryError, OSError):
-            raise SettingError("the KV cache does not fit into memory: give a smaller cache_mb") from None
+            raise UsageError("the KV cache does not fit into memory: give a smaller cache_mb") from None
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Both multiples of 16; whole sub-blocks are copied."""

@@ -177,7 +177,7 @@ def chosen() -> str:
     """What the user wants: $PACELINE_CPU."""
     choice = os.environ.get(SETTING) or "auto"
     if choice not in CHOICES:
-        raise SettingError(f"{SETTING}={choice} is not usable: expected one of {', '.join(CHOICES)}")
+        raise SettingError(SETTING, choice, f"one of {', '.join(CHOICES)}")
     return choice
 
 
