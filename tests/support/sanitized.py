@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.heads.runner import ChainStart
-from paceline.target.native import kv_memory, library
+from paceline.target.native import kv_memory, library, packed_file
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 from support import packed_cases
