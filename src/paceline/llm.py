@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -29,7 +29,7 @@ from paceline.loading import (
     read_trained,
     usual,
 )
-from paceline.output import Reader, Result, Stream
+from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import cost_table
 from paceline.target.load import load_copy, load_draft, load_target
 from paceline.text import StopStrings, TextStream, Tokenizer
@@ -37,15 +37,6 @@ from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready for the engine, and what makes text of its tokens."""
-
-    seq: Seq
-    text: TextStream
-    reader: Reader
 
 
 class LLM:
@@ -142,7 +133,7 @@ class LLM:
         tenant: str = "",
         learn: bool = True,
         template: Mapping[str, Any] | None = None,
-    ) -> Prepared:
+    ) -> RequestOutput:
         """Everything a request needs before the engine sees it. May be called from any thread.
 
         template: variables of the chat template.
@@ -166,8 +157,8 @@ class LLM:
             cursor=self._cursor(wanted, opening, params.ignore_eos),
             learn=learn,
         )
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
-        return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+        parser = OutputParser(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
+        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,
@@ -205,7 +196,7 @@ class LLM:
             output,
             whitespace,
         )
-        made = self.prepare(
+        request = self.prepare(
             prompt,
             _params(params, sampling),
             wanted,
@@ -214,9 +205,9 @@ class LLM:
             tenant=tenant,
             learn=learn,
         )
-        self.engine.submit(made.seq)
-        self._inbox[made.seq.id] = deque()
-        return Stream(self, made.seq, made.text, made.reader)
+        self.engine.submit(request.seq)
+        self._inbox[request.seq.id] = deque()
+        return Stream(self, request)
 
     def _opening(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""
