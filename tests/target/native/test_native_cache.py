@@ -14,6 +14,7 @@ from paceline.target.cost import measure
 from paceline.target.kv.cache import BLOCK
 from paceline.target.native.target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
+from support import examples
 from support.native_cases import SIZES, native_target, tiny_model
 from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
@@ -124,7 +125,7 @@ class Walk:
             self.forward()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(random=st.randoms(use_true_random=False))
 def test_any_walk_gives_the_bits_of_a_cold_start(model: Path, fresh: NativeTarget, random: Random) -> None:
     walk = Walk(native_target(model, cache_mb=1), fresh, random)
