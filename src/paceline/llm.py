@@ -30,7 +30,7 @@ from paceline.loading import (
     usual,
 )
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.target.cost import cost_table
+from paceline.target.cost import CostMonitor, cost_table
 from paceline.target.load import load_copy, load_draft, load_target
 from paceline.text import StopStrings, TextStream, Tokenizer
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
@@ -98,6 +98,8 @@ class LLM:
         self._inbox: dict[str, deque[Round]] = {}
         controller = Rate(self.cost or None)
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
+        if self.cost:
+            self.engine.listen(CostMonitor(self.target, self.cost))
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: from now on this one guesses in place of the one with its name."""
