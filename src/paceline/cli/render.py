@@ -73,10 +73,8 @@ class Terminal:
         same = "yes" if result.token_ids == plain.token_ids else "NO"
         self._fact(f"identical to plain: {same} · {result.passes} passes instead of {plain.passes}")
 
-    @contextmanager
-    def picture(self, path: Path, command: str) -> Iterator[None]:
-        """Saves what is written meanwhile, below the command, as an SVG of a terminal."""
-        yield
+    def save_picture(self, path: Path, command: str) -> None:
+        """An SVG of a terminal: the command, then everything written so far."""
         console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True)
         console.print(Text.assemble(("$ ", "bold"), command))
         console.print(Text.from_ansi("".join(self._shown)))
