@@ -18,7 +18,7 @@ from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.chosen import layers_for
 from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.errors import PacelineError
-from paceline.loading import Trained, drafters_beside, find_trained, read_trained
+from paceline.loading import TrainedHead, find_heads, head_drafters, read_heads
 from paceline.target.hardware import give_back_memory
 from paceline.target.load import load_copy, load_target
 from paceline.text import Tokenizer
@@ -93,9 +93,9 @@ def held(gpu: bool) -> int:
     return resident()
 
 
-def heads(names: Sequence[str]) -> dict[str, Trained]:
+def heads(names: Sequence[str]) -> dict[str, TrainedHead]:
     """Trained drafters by what the table calls them: their kind, and their name where it has several."""
-    found = [one for name in names for one in find_trained([name])]
+    found = [one for name in names for one in find_heads([name])]
     kinds = Counter(one.kind for one in found)
     named = {one.kind if kinds[one.kind] == 1 else f"{one.kind} {one.name}": one for one in found}
     if len(named) < len(found):
@@ -104,7 +104,7 @@ def heads(names: Sequence[str]) -> dict[str, Trained]:
 
 
 def makers(
-    llm: LLM, path: Path, config: EngineConfig, trained: Mapping[str, Trained], draft_model: str | None
+    llm: LLM, path: Path, config: EngineConfig, trained: Mapping[str, TrainedHead], draft_model: str | None
 ) -> dict[str, Make]:
     """Every drafter that could be made here, by the name the table gives it."""
     found: dict[str, Make] = {name: partial(model_free().__getitem__, name) for name in LEARNING}
@@ -140,8 +140,8 @@ def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
     return {f"model by {name}": partial(make, way) for name, way in WAYS.items()}
 
 
-def _trained(llm: LLM, one: Trained, path: Path, config: EngineConfig) -> Drafter:
-    (drafter,) = drafters_beside(llm.target, read_trained([one], path), config)
+def _trained(llm: LLM, one: TrainedHead, path: Path, config: EngineConfig) -> Drafter:
+    (drafter,) = head_drafters(llm.target, read_heads([one], path), config)
     return drafter
 
 

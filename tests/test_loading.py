@@ -13,7 +13,7 @@ from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, Spe
 from paceline.errors import DrafterMismatch, UnknownModel, UsageError
 from paceline.heads.local_heads import drafter_path, kept_here
 from paceline.heads.registry import KINDS
-from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
@@ -102,8 +102,8 @@ def test_one_can_take_the_place_of_another_between_passes(
     spec = SpecConfig((kind,), 3, adaptive=False)
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
-    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
-    (new,) = drafters_beside(llm.target, heads, CONFIG)
+    heads = read_heads(find_heads([folders[kind]]), smollm2_path)
+    (new,) = head_drafters(llm.target, heads, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]

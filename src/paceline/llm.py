@@ -22,12 +22,12 @@ from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.heads.registry import KINDS
 from paceline.loading import (
     Name,
-    Trained,
+    TrainedHead,
+    default_heads,
     draft_model_path,
-    drafters_beside,
-    find_trained,
-    read_trained,
-    usual,
+    find_heads,
+    head_drafters,
+    read_heads,
 )
 from paceline.output import Reader, Result, Stream
 from paceline.target.cost import cost_table
@@ -78,10 +78,10 @@ class LLM:
         if draft_vocab not in DRAFT_VOCABS:
             raise SettingError("draft_vocab", draft_vocab, f"one of {', '.join(DRAFT_VOCABS)}")
         path = hub.resolve(model)
-        found = find_trained(trained or ())
+        found = find_heads(trained or ())
         if trained is None and spec is None:
             given = {drafter.name for drafter in drafters}
-            found = [one for one in find_trained(usual(path, config)) if one.kind not in given]
+            found = [one for one in find_heads(default_heads(path, config)) if one.kind not in given]
         self.name = model
         self.found = tuple(found)
         self.trained = {one.name: one.kind for one in found}  # names as they were given, and the drafters
@@ -92,9 +92,9 @@ class LLM:
         self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
         self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
         self.tokenizer = Tokenizer.load(path)
-        heads = read_trained(found, path)
+        heads = read_heads(found, path)
         self.target = load_target(path, config)
-        beside = drafters_beside(self.target, heads, config)
+        beside = head_drafters(self.target, heads, config)
         self.drafters |= {drafter.name: drafter for drafter in beside}
         if draft_model is not None:
             self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
@@ -239,7 +239,7 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
-    def _check_kinds(self, found: Sequence[Trained]) -> None:
+    def _check_kinds(self, found: Sequence[TrainedHead]) -> None:
         for one in found:
             if one.kind in self.drafters:
                 raise UsageError(

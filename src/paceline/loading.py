@@ -32,7 +32,7 @@ Name = str | PathLike[str]  # of a drafter that was trained here, or its folder
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedHead:
     """One that is there; nothing but its card has been read."""
 
     name: str
@@ -41,9 +41,9 @@ class Trained:
     version: Version  # the one that is to serve
 
 
-def find_trained(names: Sequence[Name]) -> list[Trained]:
+def find_heads(names: Sequence[Name]) -> list[TrainedHead]:
     """In the order given. A drafter is known by its kind, so there is one of each at most."""
-    found: dict[str, Trained] = {}
+    found: dict[str, TrainedHead] = {}
     for name in names:
         folder = drafter_path(name)
         if not folder.exists():
@@ -58,15 +58,15 @@ def find_trained(names: Sequence[Name]) -> list[Trained]:
                 f"{found[kind].name} and {folder.name} are both {kind} drafters: "
                 "give one of each kind, since requests name them by it"
             )
-        found[kind] = Trained(folder.name, kind, folder, version)
+        found[kind] = TrainedHead(folder.name, kind, folder, version)
     return list(found.values())
 
 
-def usual(model: Path, config: EngineConfig) -> list[str]:
+def default_heads(model: Path, config: EngineConfig) -> list[str]:
     """Those in the package that serve this model unasked: on a GPU, where they pay; on a CPU none do."""
     if placement(config)[0].type == "cpu":
         return []
-    names, wanted = [folder.name for folder in shipped()], fingerprint_of(model)
+    names, wanted = [folder.name for folder in shipped()], model_fingerprint(model)
     return [name for name in names if _made_for(name) == wanted]
 
 
@@ -79,7 +79,7 @@ def _made_for(name: str) -> str:
         return ""
 
 
-def fingerprint_of(model: Path) -> str:
+def model_fingerprint(model: Path) -> str:
     """What its target would say, without the weights."""
     return _marked(model)[0]
 
@@ -93,7 +93,7 @@ def _marked(model: Path) -> tuple[str, int]:
         raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
 
 
-def on_the_shelf(one: Trained) -> Trained:
+def copy_to_store(one: TrainedHead) -> TrainedHead:
     """A drafter in the package never changes; a copy of it may, and has its name from then on."""
     if not in_package(one.root):
         return one
@@ -117,7 +117,7 @@ def draft_model_path(name: str) -> Path:
     return trained if here else hub.resolve(name)
 
 
-def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
+def read_heads(found: Sequence[TrainedHead], model: Path) -> list[Stored]:
     """Checked against the model, of which no weights are read."""
     if not found:
         return []
@@ -125,7 +125,7 @@ def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
     return [read(one.version.folder, *marked) for one in found]
 
 
-def drafters_beside(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
+def head_drafters(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
     """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []

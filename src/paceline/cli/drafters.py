@@ -118,9 +118,9 @@ def _trained_lines(row: TrainedRow) -> str:
 
 def _trained_rows(model: Path) -> list[TrainedRow]:
     from paceline.heads.local_heads import draft_models_here, kept_here
-    from paceline.loading import fingerprint_of
+    from paceline.loading import model_fingerprint
 
-    fingerprint = fingerprint_of(model)
+    fingerprint = model_fingerprint(model)
     heads = [_head_row(folder, fingerprint) for folder in kept_here()]
     return heads + [_draft_model_row(folder, fingerprint) for folder in draft_models_here()]
 

@@ -92,18 +92,18 @@ class DrafterOptions:
         """Trained drafters to load: those of --trained, or else the default ones if --drafters is auto."""
         if self.trained or self.names is not None:
             return self.trained or ()
-        from paceline.loading import usual
+        from paceline.loading import default_heads
 
-        return usual(hub.resolve(model), config)
+        return default_heads(hub.resolve(model), config)
 
     def listed(self, heads: Sequence[str], prediction: str = "") -> tuple[str, ...]:
         if self.names is not None:
             return self.names
-        from paceline.loading import find_trained
+        from paceline.loading import find_heads
 
         first = ("prediction",) if prediction else ()
         last = ("model",) if self.draft_model else ()
-        kinds = [head.kind for head in find_trained(heads)] if heads else []
+        kinds = [head.kind for head in find_heads(heads)] if heads else []
         return (*first, *SpecConfig().drafters, *kinds, *last)
 
 

@@ -16,7 +16,7 @@ from paceline import hub
 from paceline.config import EngineConfig, LearnConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
-from paceline.loading import on_the_shelf
+from paceline.loading import copy_to_store
 from paceline.server.app import MAX_BODY, App
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.online.online_trainer import OnlineTrainer
@@ -107,7 +107,7 @@ def _learning(settings: ServerSettings, service: AsyncEngine, metrics: Metrics) 
     if settings.refresh is None:
         return None
     model = hub.resolve(settings.model)
-    roots = [on_the_shelf(one) for one in found]
+    roots = [copy_to_store(one) for one in found]
     return OnlineTrainer(
         service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh
     )
