@@ -13,14 +13,18 @@ import torch
 from bench.suffix import resident
 from paceline import LLM, EngineConfig, SpecConfig, hub
 from paceline.drafters import model_free
-from paceline.drafters.draft_model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
-from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
+from paceline.drafters.draft_model import DraftVocab, drafter_for
 from paceline.errors import PacelineError
-from paceline.loading import TrainedHead, find_heads, head_drafters, read_heads
+from paceline.loading import (
+    TrainedHead,
+    find_heads,
+    head_drafters,
+    layer_skip_drafter,
+    quantized_drafter,
+    read_heads,
+)
 from paceline.target.hardware import give_back_memory
-from paceline.target.load import load_copy, load_target
+from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Drafter
 
@@ -108,23 +112,13 @@ def makers(
 ) -> dict[str, Make]:
     """Every drafter that could be made here, by the name the table gives it."""
     found: dict[str, Make] = {name: partial(model_free().__getitem__, name) for name in LEARNING}
-    found |= {"self": partial(_self, llm), "quantized": partial(_quantized, llm, path, config)}
+    found |= {
+        "self": partial(layer_skip_drafter, llm.target, llm.tokenizer),
+        "quantized": partial(quantized_drafter, llm.target, path, config),
+    }
     if draft_model is not None:
         found |= _draft_models(llm, draft_model, config)
     return found | {name: partial(_trained, llm, one, path, config) for name, one in trained.items()}
-
-
-def _self(llm: LLM) -> Drafter:
-    texts = [llm.tokenizer.encode(text) for text in SAMPLES]
-    layers = layers_for(llm.target, llm.target.fingerprint, lambda: texts)
-    llm.target.forget(TENANT)
-    return SelfDrafter(llm.target, layers)
-
-
-def _quantized(llm: LLM, path: Path, config: EngineConfig) -> Drafter:
-    copy = load_copy(path, config, llm.target)
-    cost = copy.bytes_held / llm.target.bytes_held
-    return ModelDrafter(copy, llm.target.vocab_size, cost=cost, name="quantized")
 
 
 def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:

@@ -7,12 +7,11 @@ from typing import Final
 
 from torch import Tensor
 
-from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.support.guard import drafts_of, forgiven
 from paceline.engine.scheduled import Scheduled, by_drafters
 from paceline.errors import UsageError
-from paceline.strings import short
+from paceline.strings import unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
@@ -31,11 +30,8 @@ class Drafting:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
-            unknown = [n for n in names if n not in self._drafters]
-            if unknown:
-                known = ", ".join(sorted(self._drafters))
-                hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise UsageError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
+            if unknown := [n for n in names if n not in self._drafters]:
+                raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             self._lists[names] = DrafterList([self._drafters[n] for n in names])
         return self._lists[names]
 

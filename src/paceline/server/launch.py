@@ -101,7 +101,7 @@ def build(settings: ServerSettings) -> App:
 
 
 def _learning(settings: ServerSettings, service: AsyncEngine, metrics: Metrics) -> OnlineTrainer | None:
-    found = service.llm.found
+    found = service.llm.heads
     for one in found:
         metrics.drafter_version(one.kind, one.version.number)
     if settings.refresh is None:
