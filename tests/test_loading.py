@@ -11,8 +11,8 @@ import pytest
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
 from paceline.errors import DrafterMismatch, UnknownModel, UsageError
-from paceline.heads.local_heads import drafter_path, kept_here
-from paceline.heads.registry import KINDS
+from paceline.heads.local_heads import available_heads, drafter_path
+from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
@@ -28,7 +28,7 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("trained")
-    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in KINDS}
+    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in HEAD_TYPES}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def llm(folders: dict[str, Path]) -> LLM:
 
 
 def test_they_are_asked_after_those_that_cost_less(llm: LLM) -> None:
-    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *KINDS)
-    assert llm.trained == {f"my-{kind}": kind for kind in KINDS}
-    assert {llm.drafters[kind].name for kind in KINDS} == set(KINDS)
+    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *HEAD_TYPES)
+    assert llm.trained == {f"my-{kind}": kind for kind in HEAD_TYPES}
+    assert {llm.drafters[kind].name for kind in HEAD_TYPES} == set(HEAD_TYPES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(llm: LLM, kind: str, temperature: float) -> None:
     found = [
@@ -60,7 +60,7 @@ def test_a_name_is_one_of_those_trained_here(
     (tmp_path / "drafters" / "mine").symlink_to(folders["block"])
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr("paceline.heads.local_heads.SHIPPED", tmp_path / "none")
-    assert kept_here() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
+    assert available_heads() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
     assert drafter_path("some/folder") == Path("some/folder")
     with pytest.raises(UnknownModel, match=r"'yours': expected a folder, or one trained here \(mine\)"):
         LLM(str(smollm2_path), trained=["yours"])
@@ -126,7 +126,7 @@ def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) ->
         LLM(str(gemma_path), trained=[folders["block"]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 def test_one_can_take_the_place_of_another_between_passes(
     llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
 ) -> None:

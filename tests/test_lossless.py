@@ -353,7 +353,7 @@ def counting_rounds() -> Judge:
     rounds = count()
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
-        return verify.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
+        return verify.verify(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
 
     return mutant
 
@@ -363,7 +363,7 @@ def one_row_late() -> Judge:
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
         late = np.concatenate([rows[:1], rows[: len(draft)]])
-        return verify.judge(seq, draft, late, masks)
+        return verify.verify(seq, draft, late, masks)
 
     return mutant
 
@@ -373,7 +373,7 @@ def test_a_wrong_position_is_caught(monkeypatch: pytest.MonkeyPatch, make: Calla
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
 
     def output(spec: SpecConfig) -> dict[str, list[int]]:
-        monkeypatch.setattr(engine_module, "judge", make())
+        monkeypatch.setattr(engine_module, "verify", make())
         return run(spec, params)[0]
 
     assert output(SpecConfig(("model",), adaptive=False)) != output(PLAIN)

@@ -13,7 +13,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.errors import ModelError, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
-from paceline.heads.local_heads import SHIPPED, drafter_path, kept_here, new_path, shipped
+from paceline.heads.local_heads import SHIPPED, available_heads, drafter_path, output_path, shipped
 from paceline.loading import copy_to_store, default_heads, find_heads
 
 NAME = "smollm2-135m-block"
@@ -90,12 +90,12 @@ def test_tool_calls_of_tools_it_never_saw(smollm2_path: Path, temperature: float
 def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert drafter_path(NAME) == SHIPPED / NAME
-    assert new_path(NAME) == tmp_path / "drafters" / NAME
+    assert output_path(NAME) == tmp_path / "drafters" / NAME
     (found,) = find_heads([NAME])
     assert found.root == SHIPPED / NAME
     copy = copy_to_store(found)
     assert copy.root == copy.version.folder == drafter_path(NAME) == tmp_path / "drafters" / NAME
-    assert kept_here() == [copy.root]
+    assert available_heads() == [copy.root]
     assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
     assert copy_to_store(copy) == copy_to_store(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]

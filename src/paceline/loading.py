@@ -26,9 +26,9 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
-from paceline.heads.head_checkpoint import CARD, Stored, read, read_card
-from paceline.heads.local_heads import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
-from paceline.heads.registry import KINDS
+from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
+from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
+from paceline.heads.registry import HEAD_TYPES
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
@@ -49,7 +49,7 @@ Name = str | PathLike[str]  # of a head in the local store or the package, or it
 # What loads a drafter that is not loaded.
 _LOADED_BY: Final = {
     "model": "draft_model=...",
-    **{kind: f"trained=[...], a head of kind {kind}" for kind in KINDS},
+    **{kind: f"trained=[...], a head of kind {kind}" for kind in HEAD_TYPES},
     **{name: f"spec=SpecConfig(({name!r}, ...))" for name in OF_THE_TARGET},
 }
 
@@ -173,7 +173,7 @@ def find_heads(names: Name | Sequence[Name]) -> list[TrainedHead]:
     for name in [names] if isinstance(names, str | PathLike) else names:
         folder = drafter_path(name)
         if not folder.exists():
-            here = ", ".join(path.name for path in kept_here()) or "none yet: see `paceline train`"
+            here = ", ".join(path.name for path in available_heads()) or "none yet: see `paceline train`"
             raise UnknownModel(
                 f"no trained drafter {folder.name!r}: expected a folder, or one trained here ({here})"
             )
@@ -243,7 +243,7 @@ def draft_model_path(name: str) -> Path:
     return trained if here else hub.resolve(name)
 
 
-def read_heads(heads: Sequence[TrainedHead], model: Path) -> list[Stored]:
+def read_heads(heads: Sequence[TrainedHead], model: Path) -> list[StoredHead]:
     """Their weights, checked against the model's fingerprint."""
     if not heads:
         return []
@@ -251,7 +251,7 @@ def read_heads(heads: Sequence[TrainedHead], model: Path) -> list[Stored]:
     return [read(head.version.folder, *identity) for head in heads]
 
 
-def head_drafters(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
+def head_drafters(target: HeadTarget, heads: Sequence[StoredHead], config: EngineConfig) -> list[Drafter]:
     """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []
@@ -261,7 +261,7 @@ def head_drafters(target: HeadTarget, heads: Sequence[Stored], config: EngineCon
     return [_head_drafter(head, target, embeddings) for head in heads]
 
 
-def _head_drafter(head: Stored, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
+def _head_drafter(head: StoredHead, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
     """Its cache is as large as the target's: positions found there are never computed again."""
     runner, calibration = target.block_runner(head), head.card.calibration
     if runner:

@@ -12,7 +12,7 @@ from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
-from paceline.heads.registry import KINDS
+from paceline.heads.registry import HEAD_TYPES
 from paceline.loading import find_heads
 from paceline.paths import home
 from paceline.server.launch import ServerSettings
@@ -35,7 +35,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_drafter_is_told_of() -> None:
-    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *KINDS}
+    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *HEAD_TYPES}
 
 
 @pytest.mark.model

@@ -15,7 +15,7 @@ from paceline.convert import import_
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.drafters.heads.tree_growth import Spot
-from paceline.heads.base import Pieces
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
 from paceline.heads.medusa import MedusaHead
@@ -37,7 +37,7 @@ class Read:
     """What the real model makes of a text; of the last token, nothing yet."""
 
     path: Path
-    embeddings: Pieces
+    embeddings: DenseTargetEmbeddings
     model: TrainDecoder
     tokens: list[int]
     hidden: dict[int, Tensor]  # [n, width]

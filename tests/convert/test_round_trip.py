@@ -121,7 +121,7 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
         net = BlockHead(BlockConfig(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), embeddings, ids)
     else:
         net = EagleHead(EagleConfig(*sizes, taps, 4, norm_eps=of.norm_eps), embeddings, ids)
-    net.reset(embeddings, torch.Generator().manual_seed(0))
+    net.init_weights(embeddings, torch.Generator().manual_seed(0))
     card = Card(kind, net.shape, "smollm2", embeddings.fingerprint)
     save(tmp_path / "ours", card, net)
     export(tmp_path / "ours", smollm2_path, tmp_path / "theirs")

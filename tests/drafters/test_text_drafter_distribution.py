@@ -14,7 +14,7 @@ from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
 from paceline.drafters.support import draft_sampling as drawing
-from paceline.engine.accept import Coins, LawAt, block, residual
+from paceline.engine.accept import Coins, ProbsAt, block, residual
 from paceline.sampling import Distribution, Doubles, Floats
 from paceline.testing import BranchCoins, ToyTarget, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
@@ -29,7 +29,7 @@ VOCAB, OWN = TWO.target.vocab_size, TWO.draft.vocab_size
 PROMPT, LENGTH = (2, 0), 3
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 
 
 def table(seed: int) -> Table:

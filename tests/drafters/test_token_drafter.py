@@ -13,7 +13,7 @@ from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
@@ -65,7 +65,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(
     for node, score in enumerate(draft.scores):
         said = tuple(draft.tokens[i] for i in draft.path(node))
         assert permits(rules, said)
-        assert score < CERTAIN
+        assert score < FORCED
         if draft.q is not None:
             assert draft.q[node].sum() == pytest.approx(1)
             assert set(draft.q[node].nonzero().flatten().tolist()) <= rules(said[:-1])

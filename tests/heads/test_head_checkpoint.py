@@ -19,10 +19,10 @@ from paceline.heads.head_checkpoint import (
     SCALE,
     WEIGHTS,
     Card,
+    Int8Weights,
     Storage,
-    Unpacked,
     load,
-    packed,
+    quantize_int8,
     read_card,
     save,
     save_card,
@@ -59,7 +59,7 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_bytes_come_back_as_what_they_stand_for(folder: Path) -> None:
     net, back = random_net(draft_vocab=60), load(folder, PIECES).net
-    stored = Unpacked(packed(net.state_dict()))
+    stored = Int8Weights(quantize_int8(net.state_dict()))
     for name, weight in back.state_dict().items():
         assert torch.equal(weight, stored[name])
     again = load(folder, PIECES).net
@@ -77,9 +77,9 @@ def test_bytes_come_back_as_what_they_stand_for(folder: Path) -> None:
 def test_a_byte_is_off_by_half_a_step_at_most(seed: int, rows: int, columns: int, size: float) -> None:
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     weight[0] *= 0
-    stored = packed({"w": weight, "norm": weight[-1]})
+    stored = quantize_int8({"w": weight, "norm": weight[-1]})
     assert stored["w"].dtype == torch.int8
-    back = Unpacked(stored)
+    back = Int8Weights(stored)
     scales = stored["w" + SCALE]
     step = scales.repeat_interleave(columns // scales.shape[1], 1)
     assert bool(((back["w"] - weight).abs() <= 0.501 * step).all())

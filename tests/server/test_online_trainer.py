@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import main
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
@@ -24,7 +24,7 @@ from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
@@ -49,14 +49,14 @@ PLACES = {
     "India": "New Delhi",
     "China": "Beijing",
 }
-LEARN = LearnConfig(
+LEARN = OnlineTrainingConfig(
     idle_s=1.0,
     patience_s=0.5,
-    new_texts=len(PLACES),
+    min_new_samples=len(PLACES),
     steps=24,
     lr=2e-3,
     held_out=0.3,
-    least_places=10,
+    min_positions=10,
 )
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
@@ -21,13 +21,13 @@ from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.worker import EngineThread
 from paceline.testing import ToyTarget
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from support.running import until
 from support.tiny_heads import random_net, tiny_model
 
 WAIT_S = 60
-Against = Callable[[Path, Sequence[Path], LearnConfig], str]
-CONFIG = LearnConfig(idle_s=0.0, new_texts=1)  # always idle
+Against = Callable[[Path, Sequence[Path], OnlineTrainingConfig], str]
+CONFIG = OnlineTrainingConfig(idle_s=0.0, min_new_samples=1)  # always idle
 
 
 class Taught(OnlineTrainer):

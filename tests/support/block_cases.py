@@ -5,9 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paceline.heads.base import Pieces
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
-from paceline.heads.runner import Before, BlockRunner, Filled, Read, Rows
+from paceline.heads.runner import AnchorContext, BlockOutput, BlockRunner, CacheRows, TapInput
 from paceline.target.native.block_head import NativeBlock
 from paceline.target.native.embeddings import PackedEmbeddings, PackedTable
 from paceline.target.native.int8_weights import DenseWeights, room_for
@@ -33,10 +33,10 @@ def a_net(shape: BlockConfig, seed: int = 0) -> BlockHead:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(seed)
     embed, head = (torch.randn(VOCAB, shape.width, generator=generator) for _ in range(2))
-    pieces = Pieces(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
+    pieces = DenseTargetEmbeddings(embed, head, torch.ones(shape.width), "random", embed_scale=1.5)
     ids = torch.randperm(VOCAB, generator=generator)[: shape.draft_vocab].sort().values
     net = BlockHead(shape, pieces, ids)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
@@ -74,21 +74,21 @@ def some_hidden(shape: BlockConfig, count: int, seed: int = 0) -> dict[int, Tens
 def rows_of(runner: BlockRunner, shape: BlockConfig, hidden: dict[int, Tensor], start: int = 0) -> Tensor:
     count = len(next(iter(hidden.values())))
     rows = runner.like.new_empty(count, shape.layers, 2, shape.kv_heads, shape.head_dim)
-    runner.read([Read(start, hidden, all_of(rows))])
+    runner.read([TapInput(start, hidden, all_of(rows))])
     return rows
 
 
-def all_of(rows: Tensor) -> Rows:
-    return Rows(rows, 0, len(rows))
+def all_of(rows: Tensor) -> CacheRows:
+    return CacheRows(rows, 0, len(rows))
 
 
-def a_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int = 0) -> Before:
+def a_text(runner: BlockRunner, shape: BlockConfig, count: int, seed: int = 0) -> AnchorContext:
     rows = rows_of(runner, shape, some_hidden(shape, count, seed))
-    return Before(7 + seed, count, range(count), all_of(rows))
+    return AnchorContext(7 + seed, count, range(count), all_of(rows))
 
 
-def as_float32(block: Filled) -> Filled:
-    return Filled(block.slots, block.base[: block.slots].clone(), block.hidden[: block.slots].clone())
+def as_float32(block: BlockOutput) -> BlockOutput:
+    return BlockOutput(block.slots, block.base[: block.slots].clone(), block.hidden[: block.slots].clone())
 
 
 @cache

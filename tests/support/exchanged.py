@@ -21,7 +21,7 @@ TARGET = TargetModel("tiny", MODEL.shape, PIECES)
 
 def shaken(net: DraftHead, seed: int) -> DraftHead:
     generator = torch.Generator().manual_seed(seed)
-    net.reset(PIECES, generator)
+    net.init_weights(PIECES, generator)
     with torch.no_grad():
         for weight in net.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=generator))

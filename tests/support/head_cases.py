@@ -57,5 +57,5 @@ def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed
 
 
 def _reset(net: N, seed: int = 0) -> N:
-    net.reset(pieces_of(MODEL), torch.Generator().manual_seed(seed))
+    net.init_weights(pieces_of(MODEL), torch.Generator().manual_seed(seed))
     return net

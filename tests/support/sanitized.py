@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.heads.runner import Place
+from paceline.heads.runner import ChainStart
 from paceline.target.native import kv_memory, library, packing
 from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
@@ -98,7 +98,7 @@ def blocks(path: str) -> None:
             texts = [a_text(runner, shape, count, seed) for seed, count in enumerate(counts)]
             for slots in (1, shape.block):
                 filled = runner.fill(texts, slots)
-                places = [Place(block, 0, 3) for block in filled]
+                places = [ChainStart(block, 0, 3) for block in filled]
                 runner.chains(places, [1, slots, 1])
                 runner.look(places)
 

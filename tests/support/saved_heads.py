@@ -9,7 +9,7 @@ from paceline.heads.block import BlockConfig
 from paceline.heads.eagle import EagleConfig
 from paceline.heads.head_checkpoint import Card, save
 from paceline.heads.medusa import MedusaConfig
-from paceline.heads.registry import KINDS
+from paceline.heads.registry import HEAD_TYPES
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import open_checkpoint
@@ -20,8 +20,8 @@ TOKENS = 2048  # that it can guess
 def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
     """Its guesses are poor: the text must not care."""
     pieces = load_pieces(model)
-    net = KINDS[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
-    net.reset(pieces, torch.Generator().manual_seed(0))
+    net = HEAD_TYPES[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
+    net.init_weights(pieces, torch.Generator().manual_seed(0))
     card = Card(
         kind, net.shape, model.name, pieces.fingerprint, acceptance=(0.5, 0.25), tokens_per_pass=(1.5, 1.6)
     )

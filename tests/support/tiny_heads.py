@@ -104,7 +104,7 @@ def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: 
     pieces = pieces_of(tiny_model())
     net = BlockHead(shape, pieces, ids)
     generator = torch.Generator().manual_seed(seed)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5

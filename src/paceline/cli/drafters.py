@@ -117,12 +117,12 @@ def _trained_lines(row: TrainedRow) -> str:
 
 
 def _trained_rows(model: Path) -> list[TrainedRow]:
-    from paceline.heads.local_heads import draft_models_here, kept_here
+    from paceline.heads.local_heads import available_heads, local_draft_models
     from paceline.loading import model_fingerprint
 
     fingerprint = model_fingerprint(model)
-    heads = [_head_row(folder, fingerprint) for folder in kept_here()]
-    return heads + [_draft_model_row(folder, fingerprint) for folder in draft_models_here()]
+    heads = [_head_row(folder, fingerprint) for folder in available_heads()]
+    return heads + [_draft_model_row(folder, fingerprint) for folder in local_draft_models()]
 
 
 def _head_row(folder: Path, fingerprint: str) -> TrainedRow:
@@ -218,9 +218,9 @@ def import_drafter(
 ) -> None:
     """Import a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
     from paceline.convert import import_
-    from paceline.heads.local_heads import new_path
+    from paceline.heads.local_heads import output_path
 
-    folder, model, name = new_path(out), hub.resolve(target), Path(target).name
+    folder, model, name = output_path(out), hub.resolve(target), Path(target).name
     card = import_(checkpoint, model, folder, weights, name=name)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")
 

@@ -70,7 +70,7 @@ def train(
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.cli.train_model import train_model
     from paceline.heads.head_checkpoint import CARD
-    from paceline.heads.local_heads import drafter_path, new_path
+    from paceline.heads.local_heads import drafter_path, output_path
     from paceline.heads.versions import current
     from paceline.train.data.plan import AnswersConfig
     from paceline.train.data.rollout import Rollout
@@ -78,7 +78,7 @@ def train(
     from paceline.train.head_pipeline import TrainJob, run
     from paceline.train.recipe import TrainConfig
 
-    folder = new_path(out or f"{Path(target).name}-{kind}")
+    folder = output_path(out or f"{Path(target).name}-{kind}")
     answers = AnswersConfig(
         max_prompt=max_prompt,
         max_prompts=prompts,

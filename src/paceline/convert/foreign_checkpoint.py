@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.atomic import write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownModel, UsageError
-from paceline.heads.base import Pieces, Shape
+from paceline.heads.base import DenseTargetEmbeddings, HeadConfig
 from paceline.heads.calibration import Calibration
 from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
@@ -36,7 +36,7 @@ class TargetModel:
 
     name: str
     shape: ModelConfig
-    embeddings: Pieces  # float32
+    embeddings: DenseTargetEmbeddings  # float32
 
     @classmethod
     def open(cls, path: Path) -> "TargetModel":
@@ -89,7 +89,7 @@ class ImportedHead:
     """A checkpoint as a head of ours."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     draft_ids: Tensor  # ascending
     weights: Mapping[str, Tensor]  # of the net
     calibration: Calibration | None = None

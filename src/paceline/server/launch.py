@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from paceline import hub
-from paceline.config import EngineConfig, LearnConfig, SpecConfig
+from paceline.config import EngineConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
@@ -26,6 +26,7 @@ from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import spans_from_environment
 from paceline.target.hardware import share_heaps
+from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_keys import KeyFile
 
@@ -50,7 +51,7 @@ class ServerSettings:
     store: str | None = None  # where traces go; "none": nowhere; None: the usual place
     trace_text: bool = False
     learn: bool = True  # drafters may remember finished requests
-    refresh: LearnConfig | None = None  # how trained drafters go on learning; None: not at all
+    refresh: OnlineTrainingConfig | None = None  # how trained drafters go on learning; None: not at all
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end, once asked to stop

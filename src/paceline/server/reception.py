@@ -18,7 +18,7 @@ from paceline.server.spec_metrics import request_timings, spec_work, speculative
 from paceline.server.telemetry.genai_messages import answered, opening_of, said
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import NO_SPANS, RequestSpan, Spans
-from paceline.trace.online import TrainingSample, wrong_places
+from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord
 from paceline.trace.recorder import Recorder
 from paceline.web.api_errors import ApiError
@@ -199,7 +199,7 @@ class Reception:
         )
         if allowed and isinstance(visit.asked, ChatRequest) and (opening := opening_of(visit.asked.messages)):
             seq = choice.made.seq
-            wrong = wrong_places(choice.rounds)
+            wrong = rejected_positions(choice.rounds)
             bound = seq.cursor is not None
             self.learning.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, bound))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import PromptTooLong
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner, HeadTarget
 from paceline.target.kv.cache import PagedCache
 from paceline.types import CacheStats, Draft, Feed, LayerSkipTarget, Seq
@@ -56,7 +56,7 @@ class PagedTarget(ABC, Generic[F]):
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
 
-    def block_runner(self, head: Stored) -> BlockRunner | None:
+    def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None
 
     def open_with_noise(self, seq: Seq) -> None:

@@ -16,8 +16,8 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
-from paceline.heads.draft_vocab import with_words
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card
+from paceline.heads.draft_vocab import with_draft_vocab
+from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, read_card
 from paceline.loading import model_fingerprint
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
@@ -194,7 +194,7 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(
-    job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: Loaded | None
+    job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: LoadedHead | None
 ) -> Recipe:
     """before: the drafter to go on from, if any. It learns to say what the answers say."""
     if before is None or job.start is None:
@@ -202,7 +202,7 @@ def _recipe(
         return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
     known = before.net.draft_ids.numpy(force=True)
     ids = torch.from_numpy(answers.draft_ids(len(known), known).ids)
-    net = with_words(job.train.kind, before.net, pieces_of(model), ids)
+    net = with_draft_vocab(job.train.kind, before.net, pieces_of(model), ids)
     digest = hashlib.sha256((job.start / WEIGHTS).read_bytes()).hexdigest()
     loss = loss_of(net, model, job.train.anchors)
     return Recipe(job.train.kind, net, loss, before.card.calibration, digest)

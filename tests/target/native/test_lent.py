@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
+from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.heads.head_checkpoint import Card, Stored, read, save
+from paceline.heads.head_checkpoint import Card, StoredHead, read, save
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.runner import BlockRunner, Place, TorchBlock
+from paceline.heads.runner import BlockRunner, ChainStart, TorchBlock
 from paceline.target.weights.pieces import load_pieces
 from support.block_cases import a_text
 from support.native_cases import native_target, tiny_model
@@ -23,17 +23,17 @@ MEDUSA = MedusaConfig(WIDTH, VOCAB, TOKENS, (1,), 3)
 IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:TOKENS].sort().values
 
 
-def shaken(net: DraftHead, pieces: Pieces) -> None:
+def shaken(net: DraftHead, pieces: DenseTargetEmbeddings) -> None:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(0)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
             weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def stored(folder: Path, pieces: Pieces) -> Stored:
+def stored(folder: Path, pieces: DenseTargetEmbeddings) -> StoredHead:
     net = BlockHead(BLOCK, pieces, IDS)
     shaken(net, pieces)
     save(folder, Card("block", BLOCK, "tiny", pieces.fingerprint, "float32"), net)
@@ -104,7 +104,7 @@ def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
     for seed in (0, 90):
         (block,) = runner.fill([a_text(runner, BLOCK, 20, seed)], BLOCK.block)
         hidden.append(block.hidden[: BLOCK.block])
-        logits.append(torch.from_numpy(runner.look([Place(block, 0, 5)])[0]))
+        logits.append(torch.from_numpy(runner.look([ChainStart(block, 0, 5)])[0]))
     return torch.stack(hidden), torch.stack(logits)
 
 

@@ -10,7 +10,7 @@ from paceline.config import require_min
 from paceline.drafters.recycle.table import Successors, Table
 from paceline.drafters.recycle.top import largest
 from paceline.drafters.support.best_first import best_first
-from paceline.drafters.support.grammar_filter import unsure
+from paceline.drafters.support.grammar_filter import unforced
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
 
 if TYPE_CHECKING:  # a command that needs no model starts without torch
@@ -117,4 +117,4 @@ class _Children:
                 free -= chance
             if len(taken) == self._width:
                 break
-        return [(token, unsure(chance / max(free, chance))) for token, chance in taken]
+        return [(token, unforced(chance / max(free, chance))) for token, chance in taken]

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.errors import PacelineError
 from paceline.heads.versions import take_over
 from paceline.llm import LLM
@@ -23,7 +23,7 @@ from paceline.server.online.process import TrainerProcess
 from paceline.server.online.version_watcher import VersionWatcher
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.worker import EngineThread
-from paceline.trace.online import LEAST, RefreshJob, TrainingSample
+from paceline.trace.online import MIN_ANSWER_TOKENS, OnlineTrainingConfig, RefreshJob, TrainingSample
 
 LOOK_S: Final = 0.1  # between two looks at whether anybody waits
 
@@ -71,16 +71,16 @@ class OnlineTrainer:
         model: Path,
         metrics: Metrics,
         engine: EngineConfig,
-        config: LearnConfig,
+        config: OnlineTrainingConfig,
         clock: Callable[[], float] = monotonic,
         begin: Callable[[bytes], TrainerProcess] = TrainerProcess,
-        against: Callable[[Path, Sequence[Path], LearnConfig], str] = reason_against,
+        against: Callable[[Path, Sequence[Path], OnlineTrainingConfig], str] = reason_against,
     ) -> None:
         self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
         self._reason_against, self._warned = against, False
         self._following = VersionWatcher(found, self._serve, config.patience_s, clock)
-        self._kept = Kept(config.kept_tokens)
+        self._kept = Kept(config.buffer_tokens)
         self._pupil: TrainerProcess | None = None
         self._busy_at = clock()
         self._lock = threading.Lock()  # guards the two above
@@ -113,8 +113,8 @@ class OnlineTrainer:
                 self._pupil.pause()
 
     def keep(self, text: TrainingSample) -> None:
-        text = text.first(self._config.max_len)
-        if text.answered < LEAST:
+        text = text.truncate(self._config.max_len)
+        if text.answer_len < MIN_ANSWER_TOKENS:
             return
         self._kept.add(text)
         self._metrics.learn_text()
@@ -140,7 +140,7 @@ class OnlineTrainer:
             return
         if self._pupil is not None:
             self._hear(self._pupil)
-        elif self._kept.new >= self._config.new_texts:
+        elif self._kept.new >= self._config.min_new_samples:
             self._learn()
 
     def _go_on(self) -> bool:
@@ -212,7 +212,7 @@ class OnlineTrainer:
         """Has what was made serve from now on; why not, where that cannot be."""
         root = self._following.roots[told["kind"]]
         try:
-            if take_over(root, told["made"], told["learned_from"], self._config.versions):
+            if take_over(root, told["made"], told["learned_from"], self._config.max_versions):
                 return ""
         except PacelineError as error:
             return str(error)

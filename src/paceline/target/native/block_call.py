@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from paceline.heads.block import BlockConfig
-from paceline.heads.runner import Draw
+from paceline.heads.runner import SampleCall
 from paceline.target.native import library
 
 _PART: Final = struct.Struct("@2P2i")
@@ -59,12 +59,12 @@ class Call:
         _TEXT.pack_into(self._texts, i * _TEXT.size, context, hidden, base, count, position, anchor, 0)
 
     def add_chain(
-        self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: Draw | None
+        self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: SampleCall | None
     ) -> None:
         how = (0, 0, 0) if draw is None else self._draw(i * self._block * _KEY.size, draw)
         _CHAIN.pack_into(self._chains, i * _CHAIN.size, base, hidden, place, previous, steps, 0, *how)
 
-    def _draw(self, offset: int, draw: Draw) -> tuple[int, int, int]:
+    def _draw(self, offset: int, draw: SampleCall) -> tuple[int, int, int]:
         for step, key in enumerate(draw.keys):
             _KEY.pack_into(self._keys, offset + step * _KEY.size, *key)
         return draw.choose, draw.settings, self._keys_at + offset

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.registry import sizes
+from paceline.heads.registry import parameter_shapes
 from paceline.heads.runner import (
-    Before,
+    AnchorContext,
+    BlockOutput,
     BlockRunner,
-    Draws,
-    Filled,
+    CacheRows,
+    Chains,
+    ChainStart,
     First,
     Floats,
-    Place,
-    Read,
-    Rows,
-    Said,
-    places_of,
+    SampleCalls,
+    TapInput,
+    chain_starts,
 )
 from paceline.target.native import library
 from paceline.target.native.block_call import Call
@@ -50,7 +50,7 @@ class NativeBlock(BlockRunner):
     """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
     draws = True
-    foresees = False
+    prefers_batched_lookup = False
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class NativeBlock(BlockRunner):
             self._number[token] = number
         self._row_bytes = 2 * shape.layers * 2 * shape.kv_heads * shape.head_dim
         self._turn = _Rotations(shape)
-        parts = (*sizes("block", shape).values(), (shape.draft_vocab, shape.width))
+        parts = (*parameter_shapes("block", shape).values(), (shape.draft_vocab, shape.width))
         weights = DenseWeights(lib, room_for(parts))
         layers = _layers(shape, own, weights)
         model = _model(shape, own, lent, weights, layers, self.draft_ids)
@@ -84,20 +84,20 @@ class NativeBlock(BlockRunner):
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
         self._call = Call(shape)
 
-    def read(self, parts: Sequence[Read]) -> None:
+    def read(self, parts: Sequence[TapInput]) -> None:
         with self._team.busy():
             self._call.need(len(parts))
             held = self._reading(parts)
             self._run(_last_of(parts), parts=len(held))
 
-    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         with self._team.busy():
             self._call.need(len(texts))
             filled = self._filling(texts, slots)
             self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
         with self._team.busy():
             self._call.need(len(places))
             self._chaining(places, sizes, draws)
@@ -106,23 +106,23 @@ class NativeBlock(BlockRunner):
 
     def guess(
         self,
-        parts: Sequence[Read],
-        texts: Sequence[Before],
+        parts: Sequence[TapInput],
+        texts: Sequence[AnchorContext],
         slots: int,
         firsts: Sequence[First],
         sizes: Sequence[int],
-        draws: Draws = (),
-    ) -> tuple[list[Filled], Said]:
+        draws: SampleCalls = (),
+    ) -> tuple[list[BlockOutput], Chains]:
         with self._team.busy():
             self._call.need(max(len(parts), len(texts)))
             held = self._reading(parts)
             filled = self._filling(texts, slots)
-            self._chaining(places_of(filled, firsts), sizes, draws)
+            self._chaining(chain_starts(filled, firsts), sizes, draws)
             last = max(_last_of(parts), self._end_of(texts))
             self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
             return filled, self._said(sizes)
 
-    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         logits = np.empty((len(places), self._outputs), np.float32)
         sizes = [1] * len(places)
         with self._team.busy():
@@ -132,7 +132,7 @@ class NativeBlock(BlockRunner):
             _, sure = self._said(sizes)
         return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
 
-    def _reading(self, parts: Sequence[Read]) -> list[list[Tensor]]:
+    def _reading(self, parts: Sequence[TapInput]) -> list[list[Tensor]]:
         """What must stay until it is read."""
         held = []
         for i, part in enumerate(parts):
@@ -142,14 +142,14 @@ class NativeBlock(BlockRunner):
             held.append(states)
         return held
 
-    def _states(self, part: Read) -> tuple[list[Tensor], int]:
+    def _states(self, part: TapInput) -> tuple[list[Tensor], int]:
         """Of each layer tapped as the C++ reads them, and the first row that is meant."""
         found = [part.hidden[tap] for tap in self._taps]
         if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
             return found, part.first
         return [part.of(tap).float().contiguous() for tap in self._taps], 0
 
-    def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def _filling(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         filled = [self._room(text.old, slots) for text in texts]
         for i, (text, block) in enumerate(zip(texts, filled, strict=True)):
             if not 0 <= text.token < len(self._number):
@@ -158,14 +158,14 @@ class NativeBlock(BlockRunner):
             self._call.add_text(i, *at, text.rows.count, text.position, text.token)
         return filled
 
-    def _room(self, old: Filled | None, slots: int) -> Filled:
+    def _room(self, old: BlockOutput | None, slots: int) -> BlockOutput:
         """Memory that is used for the first time is slow: it is used again."""
         if old is not None:
-            return old if old.slots == slots else Filled(slots, old.base, old.hidden)
+            return old if old.slots == slots else BlockOutput(slots, old.base, old.hidden)
         base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
-        return Filled(slots, base, torch.empty(self.shape.block, self.shape.width))
+        return BlockOutput(slots, base, torch.empty(self.shape.block, self.shape.width))
 
-    def _chaining(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> None:
+    def _chaining(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> None:
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
             block, draw = place.block, draws[i] if draws else None
             if not 0 < size <= block.slots - place.slot:
@@ -173,20 +173,20 @@ class NativeBlock(BlockRunner):
             previous = self._number[place.previous]
             self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
 
-    def _said(self, sizes: Sequence[int]) -> Said:
+    def _said(self, sizes: Sequence[int]) -> Chains:
         """Tokens and logits of confidence, as the last call left them."""
         call, steps, ids = self._call, max(sizes), self._ids
         starts = range(0, len(sizes) * steps, steps)
         tokens = [[ids[n] for n in call.numbers[at : at + steps]] for at in starts]
         return tokens, [call.sure[at : at + steps] for at in starts]
 
-    def _context(self, rows: Rows) -> int:
+    def _context(self, rows: CacheRows) -> int:
         whole = rows.whole
         if whole.dtype != torch.float16 or not whole.is_contiguous():
             raise ValueError("these rows are not of this runner's type")
         return _at(whole) + rows.first * self._row_bytes
 
-    def _end_of(self, texts: Sequence[Before]) -> int:
+    def _end_of(self, texts: Sequence[AnchorContext]) -> int:
         return max(text.position for text in texts) + self.shape.block
 
     def _run(
@@ -207,7 +207,7 @@ class NativeBlock(BlockRunner):
         self._team.held = self._held
 
 
-def _last_of(parts: Sequence[Read]) -> int:
+def _last_of(parts: Sequence[TapInput]) -> int:
     return max((part.start + part.rows.count for part in parts), default=0)
 
 

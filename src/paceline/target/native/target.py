@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.config import EngineConfig
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.target import hardware
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.eager.rope import frequencies
@@ -81,7 +81,7 @@ class NativeTarget(PagedTarget[_Fed]):
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
 
-    def block_runner(self, head: Stored) -> NativeBlock | None:
+    def block_runner(self, head: StoredHead) -> NativeBlock | None:
         """On the target's own threads, for a block head of a supported shape."""
         if head.card.kind != "block":
             return None

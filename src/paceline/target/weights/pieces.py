@@ -6,12 +6,14 @@ from pathlib import Path
 import torch
 
 from paceline.errors import ModelError
-from paceline.heads.base import Pieces
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.target.weights.reader import open_checkpoint, placed_tensors, read_placed, rounded
 from paceline.target.weights.tensors import fingerprint
 
 
-def load_pieces(path: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Pieces:
+def load_pieces(
+    path: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> DenseTargetEmbeddings:
     """From a GGUF file or a folder, decoded as `load` decodes them."""
     try:
         checkpoint = open_checkpoint(path)
@@ -26,4 +28,4 @@ def load_pieces(path: Path, dtype: torch.dtype = torch.float32, device: torch.de
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     scale = rounded(checkpoint.shape, dtype).embed_scale
-    return Pieces(held["embed"], held.get("head", held["embed"]), held["norm"], mark, scale)
+    return DenseTargetEmbeddings(held["embed"], held.get("head", held["embed"]), held["norm"], mark, scale)
