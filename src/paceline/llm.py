@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from typing import Any, Final, TypeGuard
 
@@ -15,21 +15,12 @@ from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
-from paceline.output import Reader, Result, Stream
+from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.text import StopStrings, TextStream
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready for the engine, and what makes text of its tokens."""
-
-    seq: Seq
-    text: TextStream
-    reader: Reader
 
 
 class LLM:
@@ -96,7 +87,7 @@ class LLM:
         tenant: str = "",
         learn: bool = True,
         template: Mapping[str, Any] | None = None,
-    ) -> Prepared:
+    ) -> RequestOutput:
         """Everything a request needs before the engine sees it. May be called from any thread.
 
         template: variables of the chat template.
@@ -121,8 +112,8 @@ class LLM:
             cursor=self._cursor(wanted, opening, params.ignore_eos),
             learn=learn,
         )
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
-        return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+        parser = OutputParser(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
+        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,
@@ -160,7 +151,7 @@ class LLM:
             output,
             whitespace,
         )
-        made = self.prepare(
+        request = self.prepare(
             prompt,
             _params(params, sampling),
             wanted,
@@ -169,9 +160,9 @@ class LLM:
             tenant=tenant,
             learn=learn,
         )
-        self.engine.submit(made.seq)
-        self._inbox[made.seq.id] = deque()
-        return Stream(self, made.seq, made.text, made.reader)
+        self.engine.submit(request.seq)
+        self._inbox[request.seq.id] = deque()
+        return Stream(self, request)
 
     def _opening(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""

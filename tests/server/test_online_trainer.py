@@ -145,7 +145,7 @@ class Client:
 
     def new_learner(self) -> int:
         """The process, once there is one."""
-        learning = self._server.app.reception.learning
+        learning = self._server.app.log.trainer
         assert learning is not None
         self.until(lambda: learning.pupil is not None)
         pupil = learning.pupil
@@ -153,7 +153,7 @@ class Client:
         return pupil.pid
 
     def counted(self, name: str) -> float:
-        text = self._server.app.reception.metrics.render()[0].decode()
+        text = self._server.app.log.metrics.render()[0].decode()
         found = re.search(rf"^paceline_{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 

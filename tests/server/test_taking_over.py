@@ -16,10 +16,10 @@ from paceline.engine.engine import Engine
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import TrainedHead, find_heads
+from paceline.server.async_engine import EngineThread
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.worker import EngineThread
 from paceline.testing import ToyTarget
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from support.running import until

@@ -62,7 +62,7 @@ def test_a_route_names_it(trained: Running) -> None:
 
 
 def test_it_is_asked_last_where_nothing_is_said(trained: Running) -> None:
-    assert trained.app.service.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
+    assert trained.app.engine.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
     assert said(trained)[0] == said(trained, disabled=True)[0]
 
 
