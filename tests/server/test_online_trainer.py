@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
-from paceline.loading import find_trained
+from paceline.loading import find_heads
 from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
@@ -255,7 +255,7 @@ def test_the_log_tells_what_serves(life: Life) -> None:
 
 
 def test_a_restart_keeps_what_was_learned(life: Life, drafter: Path) -> None:
-    (found,) = find_trained([drafter])
+    (found,) = find_heads([drafter])
     assert (found.name, found.version.number) == ("ours", 1)
 
 

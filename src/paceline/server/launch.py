@@ -16,7 +16,7 @@ from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
-from paceline.loading import on_the_shelf
+from paceline.loading import copy_to_store
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread
@@ -123,12 +123,12 @@ def build(settings: ServerSettings) -> App:
 def _trainer(
     settings: ServerSettings, llm: LLM, thread: EngineThread, metrics: Metrics
 ) -> OnlineTrainer | None:
-    for one in llm.found:
+    for one in llm.heads:
         metrics.drafter_version(one.kind, one.version.number)
     if settings.online_training is None:
         return None
     model = hub.resolve(settings.model)
-    roots = [on_the_shelf(one) for one in llm.found]
+    roots = [copy_to_store(one) for one in llm.heads]
     return OnlineTrainer(llm, thread, roots, model, metrics, settings.engine, settings.online_training)
 
 

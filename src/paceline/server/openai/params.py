@@ -10,6 +10,7 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
 from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
+from paceline.loading import not_loaded
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -195,9 +196,7 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
     for name in names:
         if name not in drafters:
             param = f"speculative_config.{where}"
-            raise ApiError(
-                400, f"{param}: {short(name)} is not loaded. Loaded: {', '.join(drafters)}", param=param
-            )
+            raise ApiError(400, f"{param}: {not_loaded(name, drafters)}", param=param)
     return tuple(drafters[name] for name in names)
 
 
