@@ -15,8 +15,7 @@ from paceline import LLM, EngineConfig, SpecConfig, hub
 from paceline.drafters import model_free
 from paceline.drafters.draft_model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
+from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.errors import PacelineError
 from paceline.loading import Trained, drafters_beside, find_trained, read_trained
 from paceline.target.hardware import give_back_memory

@@ -14,8 +14,7 @@ from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
+from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError

@@ -12,8 +12,8 @@ import torch
 
 from paceline import hub
 from paceline.config import EngineConfig
+from paceline.drafters.heads import drafter_of
 from paceline.drafters.heads.block import BlockDrafter
-from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
