@@ -182,39 +182,3 @@ class EngineConfig:
         require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
         cores = os.cpu_count() or 1
         require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")
-
-
-@dataclass(frozen=True, slots=True)
-class LearnConfig:
-    """How a server's trained drafters go on learning from what it serves, while it is idle."""
-
-    idle_s: float = 5.0  # without a request before anything is done
-    patience_s: float = 60.0  # after which another version is taken up while requests run, too
-    new_texts: int = 32  # since the last time
-    kept_tokens: int = 262_144  # of texts in memory; the oldest go
-    train_tokens: int = 16_384  # of the latest texts that are learned from at once
-    measure_tokens: int = 8_192  # of the latest held-out texts that old and new are measured on
-    max_len: int = 4_096  # tokens of a text that are looked at
-    batch_tokens: int = 512
-    anchors: int = 32  # most places of each text that are guessed from in one step
-    steps: int = 64
-    lr: float = 1e-4
-    others: float = (
-        0.25  # share of the places where nothing went wrong that are learned beside the wrong ones
-    )
-    held_out: float = 0.1  # share of conversations
-    least_places: int = 200  # in held-out texts, for their figures to say anything
-    least_gain: float = 0.01  # in tokens per pass, for a new version to serve
-    versions: int = 8  # kept of each drafter, besides the first
-
-    def __post_init__(self) -> None:
-        tokens = ("kept_tokens", "train_tokens", "measure_tokens", "max_len", "batch_tokens")
-        counts = (*tokens, "new_texts", "anchors", "steps", "least_places", "versions")
-        require_whole(self, *counts)
-        require_min(self, **dict.fromkeys(counts, 1))
-        for name in ("idle_s", "patience_s"):
-            require(lambda x: x >= 0, name, getattr(self, name), "0 or more seconds")
-        require_positive(self, "lr")
-        require_between(self, 0, 1, "others")
-        require(lambda x: 0 < x < 1, "held_out", self.held_out, "more than 0 and less than 1")
-        require_min(self, least_gain=0)

@@ -58,7 +58,6 @@ class Seq:
     priority: int = 0  # higher comes first
     learn: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
-    places: int = 1  # that its request needs, all its outputs together; 0: it came in with an earlier one
     cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
 
     @property

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bench.compare import Comparison, Outcome, Plan
+from bench.compare.rounds import Comparison, Outcome, Plan
+from bench.compare.rows import FIELDS, rows
 from bench.peers.pool import Pool
 from bench.peers.systems import Build, Entry
 from bench.peers.wire import Answer
-from bench.rows import FIELDS, rows
 from bench.workload import Prompt
 from support import SUPPORT
 

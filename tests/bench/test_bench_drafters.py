@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import drafter_rows, drafter_turns
-from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads, wanted
-from bench.drafter_runs import Outcome, Runs, Sample, Settings
-from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather, never_taught
-from bench.drafters import NO_PREDICTION, measurable
+from bench.drafters import rows as drafter_rows
+from bench.drafters import turns as recorded
+from bench.drafters.arms import PLAIN, Arm, Stock, arms, heads, wanted
+from bench.drafters.command import NO_PREDICTION, measurable
+from bench.drafters.runs import Outcome, Runs, Sample, Settings
+from bench.drafters.turns import AGENTS, CHAT, Turn, files, gather, never_taught
 from bench.workload import ROOT, Prompt
 from paceline import SpecConfig
 from paceline.constraints import Compiler
@@ -20,7 +21,7 @@ from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.verify import verify
 from paceline.errors import UsageError
 from paceline.heads.versions import Version
-from paceline.loading import Trained
+from paceline.loading import TrainedHead
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
@@ -119,11 +120,11 @@ def test_a_table_of_nothing_is_refused() -> None:
 def test_trained_drafters_go_by_their_kind_or_by_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(names: Sequence[str]) -> list[Trained]:
+    def find(names: Sequence[str]) -> list[TrainedHead]:
         kind, _, name = names[0].partition(":")
-        return [Trained(name, kind, tmp_path, Version(0, tmp_path))]
+        return [TrainedHead(name, kind, tmp_path, Version(0, tmp_path))]
 
-    monkeypatch.setattr("bench.drafter_arms.find_trained", find)
+    monkeypatch.setattr("bench.drafters.arms.find_heads", find)
     assert list(heads(["block:a", "eagle:b"])) == ["block", "eagle"]
     assert list(heads(["block:a", "block:b", "eagle:b"])) == ["block a", "block b", "eagle"]
     with pytest.raises(SystemExit, match="same name"):
@@ -247,7 +248,7 @@ def test_a_call_is_required_where_one_was_recorded(
     found, refused = gather(files(None), tokenizer, Compiler(tokenizer, tokenizer.vocab_size), 6, 2000)
     assert not any(turn.bound for turn in found)
     assert all("llguidance" in reason for reason in refused)
-    assert drafter_turns.CHAT in {turn.kind for turn in found}
+    assert recorded.CHAT in {turn.kind for turn in found}
 
 
 @pytest.mark.model

@@ -19,8 +19,8 @@ from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
 from paceline.heads.medusa import MedusaHead
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
@@ -55,7 +55,7 @@ def read(smollm2_path: Path) -> Read:
     tokens = Tokenizer.load(smollm2_path).encode(TEXT)
     hidden, final = model.features(torch.tensor([tokens]), range(model.shape.layers))
     rows = {layer: states[0, :-1] for layer, states in hidden.items()}
-    return Read(smollm2_path, load_pieces(smollm2_path), model, tokens, rows, final[0, :-1])
+    return Read(smollm2_path, load_embeddings(smollm2_path), model, tokens, rows, final[0, :-1])
 
 
 def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: str = "") -> Path:

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import main
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
-from paceline.loading import find_trained
+from paceline.loading import find_heads
 from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
@@ -49,14 +49,14 @@ PLACES = {
     "India": "New Delhi",
     "China": "Beijing",
 }
-LEARN = LearnConfig(
+LEARN = OnlineTrainingConfig(
     idle_s=1.0,
     patience_s=0.5,
-    new_texts=len(PLACES),
+    min_new_samples=len(PLACES),
     steps=24,
     lr=2e-3,
     held_out=0.3,
-    least_places=10,
+    min_positions=10,
 )
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}
@@ -145,7 +145,7 @@ class Client:
 
     def new_learner(self) -> int:
         """The process, once there is one."""
-        learning = self._server.app.reception.learning
+        learning = self._server.app.log.trainer
         assert learning is not None
         self.until(lambda: learning.pupil is not None)
         pupil = learning.pupil
@@ -153,7 +153,7 @@ class Client:
         return pupil.pid
 
     def counted(self, name: str) -> float:
-        text = self._server.app.reception.metrics.render()[0].decode()
+        text = self._server.app.log.metrics.render()[0].decode()
         found = re.search(rf"^paceline_{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -255,7 +255,7 @@ def test_the_log_tells_what_serves(life: Life) -> None:
 
 
 def test_a_restart_keeps_what_was_learned(life: Life, drafter: Path) -> None:
-    (found,) = find_trained([drafter])
+    (found,) = find_heads([drafter])
     assert (found.name, found.version.number) == ("ours", 1)
 
 

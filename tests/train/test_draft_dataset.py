@@ -15,6 +15,7 @@ from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
 from paceline.train.draft_model.draft_dataset import retold, same_words, telling
 from paceline.types import Ask, Feed, Scores, Seq
+from support import examples
 from support.two_tokenizers import PASSAGE, Reader, pair
 
 TWO = pair()
@@ -75,7 +76,7 @@ def served(prompt: Sequence[int], said: Sequence[int]) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.text("the cat\n,é9", min_size=1, max_size=40), st.integers(0, 12))
 def test_training_shows_what_serving_shows(text: str, cut: int) -> None:
     prompt = [*START, *spell(b"user\nthe hat"), *END, *START, *spell(PASSAGE[:cut] + b"\n")]
