@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.target.eager.layer import Layer, Store
-from paceline.target.eager.linear import MOST_ROWS, PlainLinear, Product, RowTile, find_row_tile
+from paceline.target.eager.linear import MAX_ROWS, PlainLinear, Product, RowTile, find_row_tile
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
@@ -67,7 +67,7 @@ def test_activations_do_not_depend_on_where_threads_cut() -> None:
     weights = random_weights(ff=5000)
     layer = Layer(0, weights.shape, Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
     layer.gate_up = layer.down = Unchanged()
-    gates = torch.randn(2 * MOST_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
+    gates = torch.randn(2 * MAX_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
