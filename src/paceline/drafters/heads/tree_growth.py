@@ -166,7 +166,7 @@ def _chosen(row: Floats, spot: Spot, mask: Bits | None) -> int:
     """The one token that `draw` would give, without an order of all the others."""
     seq = spot.ask.seq
     place = len(seq.tokens) - seq.prompt_len + len(spot.written)
-    key = noise_key(seq.params.seed, seq.params.choice, CHOICE, place, 0)
+    key = noise_key(seq.params.noise_seed, seq.params.choice, CHOICE, place, 0)
     return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, spot.written), mask)
 
 

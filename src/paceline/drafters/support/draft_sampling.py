@@ -75,7 +75,7 @@ def _key(seq: Seq, depth: int) -> Key:
     """The noise the target will use at this place; where q counts, coins of this round instead."""
     index = len(seq.tokens) - seq.prompt_len
     stream, where, slot = (DRAFT, index, depth) if needs_q(seq) else (CHOICE, index + depth, 0)
-    return noise_key(seq.params.seed, seq.params.choice, stream, where, slot)
+    return noise_key(seq.params.noise_seed, seq.params.choice, stream, where, slot)
 
 
 def _without_replacement(p: Doubles, drawn: Sequence[int]) -> list[Doubles]:
