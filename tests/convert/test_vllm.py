@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
 from paceline.convert.hf_model import config_of
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.reader import load as load_weights
 from paceline.target.weights.reader import load_embeddings

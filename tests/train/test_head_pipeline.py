@@ -8,7 +8,7 @@ import torch
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, load, read_card
 from paceline.target.weights.reader import load as load_weights

@@ -237,7 +237,7 @@ def layers(
     """Find the layers that the drafter `self` can skip, and remember them."""
     config = engine.config()
     from paceline.drafters.draft_model.calibration_text import SAMPLES
-    from paceline.drafters.draft_model.chosen import find_layers
+    from paceline.drafters.draft_model.layer_search import find_layers
     from paceline.target.load import load_target
     from paceline.text import Tokenizer
 

@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,12 +139,13 @@ def _write(
     start: Callable[..., "Stream"], params: SamplingParams, llm: "LLM", display: DisplayOptions
 ) -> None:
     terminal = Terminal(display.show)
-    with terminal.picture(display.svg, _command_line()) if display.svg else nullcontext():
-        stream = start(params)
-        terminal.write(stream)
-        if display.compare:
-            plain = start(params, spec=replace(llm.spec, drafters=())).read()
-            terminal.compare(stream.result, plain)
+    stream = start(params)
+    terminal.write(stream)
+    if display.compare:
+        plain = start(params, spec=replace(llm.spec, drafters=())).read()
+        terminal.compare(stream.result, plain)
+    if display.svg:
+        terminal.save_picture(display.svg, _command_line())
 
 
 def _command_line() -> str:

@@ -12,7 +12,7 @@ import torch
 
 from paceline import hub
 from paceline.atomic import write_json
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
