@@ -4,9 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # read when torch is imported; there is a worker for each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from collections.abc import Iterator
 from pathlib import Path
