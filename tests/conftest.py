@@ -24,8 +24,16 @@ settings.register_profile("quick", settings.get_profile("full"), max_examples=10
 settings.load_profile("full")
 
 
+WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma"}  # fixture -> marker
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that hold slow tests come first, so that workers end together."""
+    """Marks whoever asks for weights. Files that hold slow tests come first, so that workers end together."""
+    for item in items:
+        for fixture, marker in WEIGHTS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
