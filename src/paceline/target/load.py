@@ -11,8 +11,8 @@ from paceline.errors import DrafterMismatch, ModelError, NotCompiled, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
-from paceline.target.native.layout import plan, reason_against
-from paceline.target.native.packing import packed
+from paceline.target.native.packed_file import load_packed
+from paceline.target.native.packing import plan, reason_against
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.target.weights.tensors import fingerprint
@@ -35,7 +35,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     try:
         return _native(path, config)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
             raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
@@ -60,7 +60,7 @@ def load_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTa
     try:
         return _native(path, smaller, most_bytes=int(MOST_OF_TARGET * target.bytes_held))
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as reason:
         raise _no_copy(path, str(reason)) from None
 
@@ -87,7 +87,7 @@ def _native(path: Path, config: EngineConfig, most_bytes: int | None = None) -> 
         raise _Unsuited(f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass")
     mark = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
+        weights = load_packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
     except NotCompiled as error:
         raise _Unsuited(str(error)) from error
     return NativeTarget(checkpoint.shape, weights, mark, where, config)

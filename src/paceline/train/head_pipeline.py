@@ -12,13 +12,13 @@ import torch
 
 from paceline import hub
 from paceline.atomic import write_json
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_draft_vocab
 from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, read_card
-from paceline.loading import fingerprint_of
+from paceline.loading import model_fingerprint
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load, open_checkpoint
@@ -117,7 +117,7 @@ def _check(job: TrainJob, path: Path) -> None:
     card = read_card(job.start)
     if card.kind != job.train.kind:
         raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
-    if card.fingerprint != fingerprint_of(path):
+    if card.fingerprint != model_fingerprint(path):
         raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import EngineConfig
-from paceline.target.native.layout import Layout
-from paceline.target.native.packing import PackedWeights
+from paceline.target.native.packing import Layout, PackedWeights
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
 from support import examples

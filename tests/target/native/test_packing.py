@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.target.weights.dequant import ENCODINGS
 from support import examples
 from support.packed_cases import (

@@ -16,7 +16,7 @@ from paceline.config import EngineConfig
 from paceline.errors import PacelineError
 from paceline.heads.versions import take_over
 from paceline.llm import LLM
-from paceline.loading import Trained, drafters_beside, read_trained
+from paceline.loading import TrainedHead, head_drafters, read_heads
 from paceline.log import log_problem
 from paceline.server.online.memory_estimate import reason_against
 from paceline.server.online.process import TrainerProcess
@@ -76,7 +76,7 @@ class OnlineTrainer:
         self,
         llm: LLM,
         thread: EngineQueue,
-        found: Sequence[Trained],
+        found: Sequence[TrainedHead],
         model: Path,
         metrics: Metrics,
         engine: EngineConfig,
@@ -229,9 +229,9 @@ class OnlineTrainer:
             return f"it cannot be written: {error.strerror}"
         return "another version serves by now"
 
-    def _serve(self, one: Trained) -> None:
-        heads = read_trained([one], self._model)
-        (drafter,) = drafters_beside(self._llm.target, heads, self._engine)
+    def _serve(self, one: TrainedHead) -> None:
+        heads = read_heads([one], self._model)
+        (drafter,) = head_drafters(self._llm.target, heads, self._engine)
 
         def exchange() -> None:
             self._llm.replace_drafter(drafter)

@@ -10,6 +10,7 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
 from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
+from paceline.loading import not_loaded
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -172,8 +173,8 @@ def _spec(
 def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[str, str]) -> SpecConfig:
     changes: dict[str, Any] = {
         "drafters": None if given.drafters is None else _loaded(given.drafters, "drafters", drafters),
-        "max_draft": given.num_speculative_tokens,
-        "threshold": given.acceptance_threshold,
+        "max_draft": given.max_draft,
+        "threshold": given.threshold,
         "tree_width": given.tree_width,
         "accept": given.accept,
         "adaptive": given.adaptive,
@@ -195,9 +196,7 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
     for name in names:
         if name not in drafters:
             param = f"speculative_config.{where}"
-            raise ApiError(
-                400, f"{param}: {short(name)} is not loaded. Loaded: {', '.join(drafters)}", param=param
-            )
+            raise ApiError(400, f"{param}: {not_loaded(name, drafters)}", param=param)
     return tuple(drafters[name] for name in names)
 
 
