@@ -13,7 +13,7 @@ from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, Spe
 from paceline.errors import DrafterMismatch, UnknownModel, UsageError
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.registry import HEAD_TYPES
-from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
@@ -84,9 +84,40 @@ def test_a_name_that_is_taken(folders: dict[str, Path], smollm2_path: Path) -> N
         LLM(str(smollm2_path), drafters=[Mine()], trained=[folders["block"]])
 
 
-def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
-    with pytest.raises(UsageError, match="'eagle': give a trained one"):
-        LLM(str(smollm2_path), spec=SpecConfig(("eagle",)))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eagle", r"'eagle' is known but not loaded: load the model with trained="),
+        ("model", r"'model' is known but not loaded: load the model with draft_model=\.\.\."),
+        ("sufix", "unknown drafter 'sufix'; did you mean 'suffix'"),
+    ],
+)
+def test_a_drafter_that_is_not_loaded(smollm2_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LLM(str(smollm2_path), spec=SpecConfig((name,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "model",
+            r"'model' is known but not loaded: .*draft_model=.* Loaded: block, eagle, ",
+        ),
+        ("self", r"'self' is known but not loaded: load the model with spec=SpecConfig\(\('self', "),
+        ("blok", "unknown drafter 'blok'; did you mean 'block'"),
+    ],
+)
+def test_a_request_for_a_drafter_that_is_not_loaded(llm: LLM, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        llm.generate(PROMPT, spec=SpecConfig((name,)))
+
+
+def test_one_name_may_be_a_text_or_a_path(folders: dict[str, Path], smollm2_path: Path) -> None:
+    for name in (str(folders["block"]), folders["block"]):
+        llm = LLM(str(smollm2_path), trained=name, config=CONFIG)
+        assert llm.trained == {"my-block": "block"}
+        assert llm.spec.drafters == (*SpecConfig().drafters, "block")
 
 
 @pytest.mark.gemma
@@ -102,8 +133,8 @@ def test_one_can_take_the_place_of_another_between_passes(
     spec = SpecConfig((kind,), 3, adaptive=False)
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
-    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
-    (new,) = drafters_beside(llm.target, heads, CONFIG)
+    heads = read_heads(find_heads([folders[kind]]), smollm2_path)
+    (new,) = head_drafters(llm.target, heads, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]

@@ -24,6 +24,7 @@ from paceline.engine.engine import Engine
 from paceline.sampling import Doubles, Floats
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Feed, Round, Scores, Seq, Verdict
+from support import examples
 
 VOCAB = 24
 LENGTH = 40
@@ -207,7 +208,7 @@ def test_recycled_trees_change_speed_not_text(width: int, temperature: float) ->
     assert run(spec, params, 4, controller=Rate())[0] == plain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),

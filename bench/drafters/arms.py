@@ -13,14 +13,18 @@ import torch
 from bench.own.suffix import resident
 from paceline import LLM, EngineConfig, SpecConfig, hub
 from paceline.drafters import model_free
-from paceline.drafters.draft_model import DraftVocab, ModelDrafter, SelfDrafter, drafter_for
-from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
+from paceline.drafters.draft_model import DraftVocab, drafter_for
 from paceline.errors import PacelineError
-from paceline.loading import Trained, drafters_beside, find_trained, read_trained
+from paceline.loading import (
+    TrainedHead,
+    find_heads,
+    head_drafters,
+    layer_skip_drafter,
+    quantized_drafter,
+    read_heads,
+)
 from paceline.target.hardware import give_back_memory
-from paceline.target.load import load_copy, load_target
+from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Drafter
 
@@ -93,9 +97,9 @@ def held(gpu: bool) -> int:
     return resident()
 
 
-def heads(names: Sequence[str]) -> dict[str, Trained]:
+def heads(names: Sequence[str]) -> dict[str, TrainedHead]:
     """Trained drafters by what the table calls them: their kind, and their name where it has several."""
-    found = [one for name in names for one in find_trained([name])]
+    found = [one for name in names for one in find_heads([name])]
     kinds = Counter(one.kind for one in found)
     named = {one.kind if kinds[one.kind] == 1 else f"{one.kind} {one.name}": one for one in found}
     if len(named) < len(found):
@@ -104,27 +108,17 @@ def heads(names: Sequence[str]) -> dict[str, Trained]:
 
 
 def makers(
-    llm: LLM, path: Path, config: EngineConfig, trained: Mapping[str, Trained], draft_model: str | None
+    llm: LLM, path: Path, config: EngineConfig, trained: Mapping[str, TrainedHead], draft_model: str | None
 ) -> dict[str, Make]:
     """Every drafter that could be made here, by the name the table gives it."""
     found: dict[str, Make] = {name: partial(model_free().__getitem__, name) for name in LEARNING}
-    found |= {"self": partial(_self, llm), "quantized": partial(_quantized, llm, path, config)}
+    found |= {
+        "self": partial(layer_skip_drafter, llm.target, llm.tokenizer),
+        "quantized": partial(quantized_drafter, llm.target, path, config),
+    }
     if draft_model is not None:
         found |= _draft_models(llm, draft_model, config)
     return found | {name: partial(_trained, llm, one, path, config) for name, one in trained.items()}
-
-
-def _self(llm: LLM) -> Drafter:
-    texts = [llm.tokenizer.encode(text) for text in SAMPLES]
-    layers = layers_for(llm.target, llm.target.fingerprint, lambda: texts)
-    llm.target.forget(TENANT)
-    return SelfDrafter(llm.target, layers)
-
-
-def _quantized(llm: LLM, path: Path, config: EngineConfig) -> Drafter:
-    copy = load_copy(path, config, llm.target)
-    cost = copy.bytes_held / llm.target.bytes_held
-    return ModelDrafter(copy, llm.target.vocab_size, cost=cost, name="quantized")
 
 
 def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
@@ -140,8 +134,8 @@ def _draft_models(llm: LLM, name: str, config: EngineConfig) -> dict[str, Make]:
     return {f"model by {name}": partial(make, way) for name, way in WAYS.items()}
 
 
-def _trained(llm: LLM, one: Trained, path: Path, config: EngineConfig) -> Drafter:
-    (drafter,) = drafters_beside(llm.target, read_trained([one], path), config)
+def _trained(llm: LLM, one: TrainedHead, path: Path, config: EngineConfig) -> Drafter:
+    (drafter,) = head_drafters(llm.target, read_heads([one], path), config)
     return drafter
 
 

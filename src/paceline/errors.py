@@ -17,11 +17,6 @@ PacelineError                 one line for the user; the command line exits with
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ OutOfMemory               the device has no room for a step of training
  ├─ DrafterMismatch           a drafter cannot draft for this target
- ├─ ConfigFileError           a file of the server's cannot be used; one line per problem
- │   ├─ RouteError            the routes file
- │   └─ KeyFileError          the file of API keys
- ├─ BadBody                   a request's body is not JSON as the server takes it
- │   └─ BodyTooLarge
  ├─ StoreError                the trace store cannot be opened, read or written
  ├─ DataError                 a file of conversations or answers to train on cannot be read
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
@@ -129,30 +124,6 @@ class OutOfMemory(PacelineError):
 
 
 class DrafterMismatch(PacelineError):
-    pass
-
-
-class ConfigFileError(PacelineError):
-    """Lists everything that is wrong with a file, so that it can be mended in one go."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-class RouteError(ConfigFileError):
-    pass
-
-
-class KeyFileError(ConfigFileError):
-    pass
-
-
-class BadBody(PacelineError):
-    pass
-
-
-class BodyTooLarge(BadBody):
     pass
 
 

@@ -21,7 +21,7 @@ from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.verify import verify
 from paceline.errors import UsageError
 from paceline.heads.versions import Version
-from paceline.loading import Trained
+from paceline.loading import TrainedHead
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
@@ -120,11 +120,11 @@ def test_a_table_of_nothing_is_refused() -> None:
 def test_trained_drafters_go_by_their_kind_or_by_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(names: Sequence[str]) -> list[Trained]:
+    def find(names: Sequence[str]) -> list[TrainedHead]:
         kind, _, name = names[0].partition(":")
-        return [Trained(name, kind, tmp_path, Version(0, tmp_path))]
+        return [TrainedHead(name, kind, tmp_path, Version(0, tmp_path))]
 
-    monkeypatch.setattr("bench.drafters.arms.find_trained", find)
+    monkeypatch.setattr("bench.drafters.arms.find_heads", find)
     assert list(heads(["block:a", "eagle:b"])) == ["block", "eagle"]
     assert list(heads(["block:a", "block:b", "eagle:b"])) == ["block a", "block b", "eagle"]
     with pytest.raises(SystemExit, match="same name"):

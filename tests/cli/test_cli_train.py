@@ -13,7 +13,7 @@ from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
 from paceline.heads.registry import HEAD_TYPES
-from paceline.loading import find_trained
+from paceline.loading import find_heads
 from paceline.paths import home
 from paceline.server.launch import ServerSettings
 from paceline.train.data.held_out import is_held_out
@@ -127,7 +127,7 @@ def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, 
     assert (ours["version"], ours["versions"], ours["acceptance"]) == (2, [0, 1, 2], [0.75])
     assert run(capsys, "drafters", "rollback", "ours")[:2] == (0, "ours serves version 1 from now on\n")
     assert versions.current(root).number == 1
-    assert find_trained(["ours"])[0].version.folder == root / "versions" / "0001"
+    assert find_heads(["ours"])[0].version.folder == root / "versions" / "0001"
     assert "as it was trained" in run(capsys, "drafters", "rollback", "ours")[1]
     (ours,) = json.loads(run(capsys, "drafters", "--json")[1])["trained"]
     assert (ours["version"], ours["acceptance"]) == (0, [0.5, 0.25])
@@ -160,7 +160,7 @@ def test_old_names_of_options_work_and_say_what_is_new(
     for given in (option, now):
         with pytest.raises(SystemExit):
             main(["serve", "smollm2-135m", "--trained", "mine", given])
-    assert [(s.refresh is not None, s.learn) for s in seen] == [(trains, remembers)] * 2
+    assert [(s.online_training is not None, s.remember) for s in seen] == [(trains, remembers)] * 2
     assert [record.getMessage() for record in caplog.records] == [
         f"{option} is now called {now}; the old name will be removed"
     ]

@@ -13,6 +13,7 @@ from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, r
 from paceline.constraints.grammars import MAX_BYTES, RequestPart, after
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
+from support import examples
 from support.legal_walks import legal_texts
 
 ODD = [
@@ -43,7 +44,7 @@ def test_a_choice_is_taken_literally(text: str) -> None:
     assert not fits(Choice((text, "other")), text + " ")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50))
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6))
 def test_any_text_can_be_a_choice_or_a_pattern(text: str) -> None:
     assert fits(Choice((text,)), text)

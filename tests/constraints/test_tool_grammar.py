@@ -13,6 +13,7 @@ from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import ToolCall, parse_tool_calls, render_calls
 from paceline.text.tool_calls.formats import FORMATS, ToolFormat
+from support import examples
 from support.legal_walks import legal_texts
 
 WEATHER = {
@@ -126,7 +127,7 @@ def test_closed_schemas_list_all_there_is() -> None:
     assert "additionalProperties" not in closed(composed)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6),

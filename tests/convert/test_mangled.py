@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.convert import dspark, eagle3, import_
 from paceline.convert.foreign_checkpoint import TargetModel
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import RecordedText, replay

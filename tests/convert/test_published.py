@@ -14,13 +14,13 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import import_
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
-from paceline.drafters.heads.tree_growth import Spot
+from paceline.drafters.heads.tree_growth import Position
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
 from paceline.heads.medusa import MedusaHead
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
@@ -55,7 +55,7 @@ def read(smollm2_path: Path) -> Read:
     tokens = Tokenizer.load(smollm2_path).encode(TEXT)
     hidden, final = model.features(torch.tensor([tokens]), range(model.shape.layers))
     rows = {layer: states[0, :-1] for layer, states in hidden.items()}
-    return Read(smollm2_path, load_pieces(smollm2_path), model, tokens, rows, final[0, :-1])
+    return Read(smollm2_path, load_embeddings(smollm2_path), model, tokens, rows, final[0, :-1])
 
 
 def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: str = "") -> Path:
@@ -121,7 +121,7 @@ def test_eagle3(
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
     ids = torch.arange(500) + theirs.d2t
     for step, wanted in enumerate(logits):
-        known = drafter._row(Spot(Ask(seq, 1), tuple(said[:step]), None))
+        known = drafter._row(Position(Ask(seq, 1), tuple(said[:step]), None))
         assert known is not None
         row = torch.from_numpy(known)
         assert torch.allclose(row[ids], wanted, atol=2e-4, rtol=1e-4)

@@ -34,8 +34,8 @@ from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.checkpoint import Fields
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.train.evaluate import RecordedText, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
@@ -108,10 +108,10 @@ def test_a_scaled_embedding_is_written_as_the_layers_read_it() -> None:
 @pytest.mark.parametrize("kind", ["block", "eagle"])
 def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, tmp_path: Path) -> None:
     """Through the files, from int8: the exported weights are those that are served."""
-    from paceline.drafters.heads.choose import drafter_of
+    from paceline.drafters.heads import drafter_of
     from paceline.heads.block import BlockConfig, BlockHead
 
-    embeddings = load_pieces(smollm2_path)
+    embeddings = load_embeddings(smollm2_path)
     model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
     of, ids = model.shape, torch.arange(0, 900, 3)
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))

@@ -17,10 +17,10 @@ from torch import Tensor
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
 from paceline.convert.hf_model import config_of
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.evaluate import RecordedText
 from paceline.train.losses.base import TrainBatch
@@ -116,7 +116,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
 
 def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
     """Our drafts on the way through each of these answers, and how many guesses are kept at each place."""
-    drafter = drafter_of(load(folder, load_pieces(place.path)).net)
+    drafter = drafter_of(load(folder, load_embeddings(place.path)).net)
     drafts: list[list[list[int]]] = []
     kept = [0] * GUESSES
     for text, prompt in zip(place.texts, place.prompts, strict=True):

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.drafter_list import DrafterList
@@ -114,7 +114,6 @@ def any_draft(draw: st.DrawFn) -> Draft:
     return Draft(tokens, parents, ("x",) * n if draw(st.booleans()) else (), scores)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.data())
 def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObject) -> None:
     names = [f"s{i}" for i in range(data.draw(st.integers(0, 3)))]

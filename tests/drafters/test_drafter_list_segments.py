@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.drafter_list import DrafterList
@@ -220,7 +220,6 @@ class Anything(Drafter):
         return Draft(tokens, parents, (), scores)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(0, 500), st.integers(0, 5), st.integers(0, 5), st.data())
 def test_whoever_takes_turns_the_draft_is_legal_and_within_its_budgets(
     seed: int, budget: int, certain: int, data: st.DataObject

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import model_free
@@ -69,7 +69,6 @@ def test_the_cursor_stays_where_it_is() -> None:
     assert cursor.tokens == ()
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(0, 500), st.integers(0, 4), st.integers(0, 4))
 def test_certain_nodes_are_the_only_legal_ones(seed: int, budget: int, certain: int) -> None:
     rules = random_rules(seed)

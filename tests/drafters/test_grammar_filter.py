@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.support.grammar_filter import grammar_valid, valid_prefix
@@ -8,7 +8,6 @@ from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
 from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
-steady = settings(derandomize=True, deadline=None)
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
 
@@ -22,7 +21,6 @@ def said(draft: Draft, node: int) -> tuple[int, ...]:
     return tuple(draft.tokens[i] for i in draft.path(node))
 
 
-@steady
 @given(st.integers(0, 200), token_lists)
 def test_a_chain_is_cut_at_the_first_illegal_token(seed: int, tokens: list[int]) -> None:
     rules = random_rules(seed)
@@ -31,7 +29,6 @@ def test_a_chain_is_cut_at_the_first_illegal_token(seed: int, tokens: list[int])
     assert grammar_valid(ToyCursor(rules), draft) == draft.first(right)
 
 
-@steady
 @given(st.integers(0, 200), token_lists, st.data())
 def test_a_tree_keeps_the_nodes_whose_path_is_legal(
     seed: int, tokens: list[int], data: st.DataObject

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.suffix.memory import STRIDE, Memory, load, save
@@ -85,7 +85,6 @@ def test_tenants_are_strangers() -> None:
     assert memory.index("nobody") is None
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 150)), max_size=12),
     st.integers(10, 300),

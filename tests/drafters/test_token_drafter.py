@@ -17,6 +17,7 @@ from paceline.drafters.support.grammar_filter import FORCED
 from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
+from support import examples
 from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 ANY = set(range(VOCAB))
@@ -46,7 +47,7 @@ def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) ->
     return drafter.draft([Ask(seq, budget, (), cursor, certain)])[0]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(0, 500),
     st.sampled_from([0.0, 0.8]),

@@ -13,6 +13,7 @@ from paceline.engine.accept import Coins, KeyedCoins, ProbsAt, block, match, res
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import ROOT, Draft, Verdict
+from support import examples
 
 VOCAB = 3
 LENGTH = 3
@@ -143,7 +144,7 @@ def test_joint_law_is_the_targets(case: str, zeros: bool) -> None:
     assert max(error(rule, draw, seed, zeros) for seed in range(4)) < 1e-12
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000))
 def test_joint_law_for_any_pair_of_tables(seed: int) -> None:
     assert error(residual, chain, seed, zeros=True) < 1e-12

@@ -1,6 +1,5 @@
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -93,21 +92,21 @@ def test_outputs_of_a_request_find_room_together() -> None:
     e.submit(a_seq("a"))
     e.step()
     with pytest.raises(Busy, match="4 more"):
-        e.submit(replace(a_seq("b"), places=4))
-    e.submit(replace(a_seq("b"), places=3))
+        e.submit(a_seq("b"), slots=4)
+    e.submit(a_seq("b"), slots=3)
     e.submit(a_seq("c"))
     with pytest.raises(Busy, match="1 more"):
         e.submit(a_seq("d"))
     for name in ("b1", "b2"):
-        e.submit(replace(a_seq(name), places=0))
+        e.submit(a_seq(name), slots=0)
     assert (e.running, e.waiting) == (1, 4)
 
 
 def test_a_request_that_is_too_large_for_the_queue_is_let_in_when_it_is_alone() -> None:
     e = engine(config=EngineConfig(max_batch=2, max_waiting=2))
-    e.submit(replace(a_seq("a"), places=9))
+    e.submit(a_seq("a"), slots=9)
     with pytest.raises(Busy):
-        e.submit(replace(a_seq("b"), places=9))
+        e.submit(a_seq("b"), slots=9)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

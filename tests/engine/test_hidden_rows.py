@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.drafters.heads.head_cache import Kept
+from paceline.drafters.heads.head_cache import HeadCache
 from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import CacheFull
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Draft, Drafter, Feed, HiddenRows, Scores, Seq
+from support import examples
 
 VOCAB = 5  # so that random guesses are often right
 TAPS = (0, 3)
@@ -38,7 +39,7 @@ class Reader(Drafter):
         self.read_to: dict[str, int] = {}
         self.rows = self.from_guesses = 0
         self._rng = np.random.default_rng(seed)
-        self._kept = Kept((VOCAB,))
+        self._kept = HeadCache((VOCAB,))
         self._pure = ToyTarget(VOCAB)
 
     def begin(self, seq: Seq) -> None:
@@ -104,7 +105,7 @@ def run(engine: Engine, seqs: Sequence[Seq]) -> None:
         engine.step()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 999),
     width=st.integers(1, 3),

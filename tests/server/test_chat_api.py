@@ -98,7 +98,7 @@ def test_usage_with_every_chunk(server: Running) -> None:
 
 
 def test_metrics_tell_the_passes(server: Running) -> None:
-    found = chat(server, extra_body={"metrics": True, "learn": False})
+    found = chat(server, extra_body={"metrics": True, "remember": False})
     plain = chat(server, extra_body={"metrics": True, "speculative_config": {"disabled": True}})
     assert 1 <= found.to_dict()["metrics"]["passes"] <= plain.to_dict()["metrics"]["passes"]  # type: ignore[index]
 
@@ -157,7 +157,7 @@ def test_logprobs(server: Running) -> None:
 
 
 def test_logit_bias(server: Running) -> None:
-    tokenizer = server.app.service.llm.tokenizer
+    tokenizer = server.app.engine.llm.tokenizer
     (wanted,) = tokenizer.encode(" blue", special=False)
     found = chat(server, logit_bias={str(wanted): 100}, max_completion_tokens=3)
     assert text(found) == " blue blue blue"
@@ -251,9 +251,9 @@ def test_a_prediction_changes_no_text(server: Running) -> None:
 
 SPECULATIONS: list[dict[str, Any]] = [
     {"disabled": True},
-    {"drafters": ["ngram"], "num_speculative_tokens": 4},
+    {"drafters": ["ngram"], "max_draft": 4},
     {"drafters": ["suffix"], "adaptive": False, "num_speculative_tokens": 16},
-    {"draft_model": "ngram", "acceptance_threshold": 0.5},
+    {"draft_model": "ngram", "threshold": 0.5},
     {"tree_width": 2, "adaptive": False},
     {"num_speculative_tokens": 0},
 ]
@@ -283,7 +283,7 @@ def test_completions(server: Running) -> None:
 
 
 def test_prompts_as_tokens_and_several_at_once(server: Running) -> None:
-    tokens = server.app.service.llm.tokenizer.encode(LOG)
+    tokens = server.app.engine.llm.tokenizer.encode(LOG)
     alone = complete(server)
     assert complete(server, tokens).choices[0].text == alone.choices[0].text
     other = "One two three four"
@@ -296,7 +296,7 @@ def test_prompts_as_tokens_and_several_at_once(server: Running) -> None:
     assert alone.usage is not None
     assert second.usage is not None
     assert both.usage.prompt_tokens == alone.usage.prompt_tokens + second.usage.prompt_tokens
-    as_tokens = complete(server, [tokens, server.app.service.llm.tokenizer.encode(other)])
+    as_tokens = complete(server, [tokens, server.app.engine.llm.tokenizer.encode(other)])
     assert [c.text for c in as_tokens.choices] == said
 
 

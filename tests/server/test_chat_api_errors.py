@@ -46,7 +46,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [*ASKED, {"role": "user"}]}, "messages[1].content"),
-    ({"extra_body": {"chat_template_kwargs": {"mood": 1}}}, "chat_template_kwargs"),
+    ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+    ({"extra_body": {"mood": 1}}, "mood"),
     ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
@@ -216,7 +217,7 @@ def test_options_of_a_stream_need_one(server: Running) -> None:
 @pytest.mark.parametrize(
     ("asked", "known"),
     [
-        ({"speculative_config": {"method": "x"}}, "Known: drafters, draft_model, num_speculative_tokens, "),
+        ({"speculative_config": {"method": "x"}}, "Known: drafters, draft_model, max_draft, threshold, "),
         ({"structured_outputs": {"jsn": {}}}, "did you mean 'json'? Known: json, regex, "),
         ({"temprature": 1}, "did you mean 'temperature'? Known: model, temperature, "),
         ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
@@ -250,7 +251,7 @@ ECHOED: list[dict[str, Any]] = [
     {"tools": [TOOL], "tool_choice": LONG},
     {"tools": [{"type": "function", "function": {"name": LONG, "parameters": 5}}]},
     {"tools": [{"type": "function", "function": {"name": LONG}}] * 2},
-    {"chat_template_kwargs": {LONG: 1}},
+    {"chat_template_kwargs": {f"{LONG} ": 1}},
     {"messages": [{"role": LONG, "content": "x"}]},
     {"messages": [{"role": "user", "content": {LONG: 1}}]},
 ]

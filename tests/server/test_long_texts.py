@@ -50,7 +50,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read(
         return [1]
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
-    llm = server.app.service.llm
+    llm = server.app.engine.llm
     long = "a" * (llm.target.max_context * llm.tokenizer.longest_piece)
     client = server.client()
     with pytest.raises(openai.BadRequestError) as caught:

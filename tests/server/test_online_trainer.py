@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
-from paceline.loading import find_trained
+from paceline.loading import find_heads
 from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
@@ -115,7 +115,7 @@ class Client:
 
     def measure(self, when: str) -> None:
         """Held-out questions, of which nothing is kept."""
-        said = [self.ask(country, BLOCK, learn=False) for country in HELD_OUT]
+        said = [self.ask(country, BLOCK, remember=False) for country in HELD_OUT]
         self._life.texts[when] = [one.choices[0].message.content for one in said]
         self._life.passes[when] = sum(one.to_dict()["metrics"]["passes"] for one in said)
 
@@ -145,7 +145,7 @@ class Client:
 
     def new_learner(self) -> int:
         """The process, once there is one."""
-        learning = self._server.app.reception.learning
+        learning = self._server.app.log.trainer
         assert learning is not None
         self.until(lambda: learning.pupil is not None)
         pupil = learning.pupil
@@ -153,7 +153,7 @@ class Client:
         return pupil.pid
 
     def counted(self, name: str) -> float:
-        text = self._server.app.reception.metrics.render()[0].decode()
+        text = self._server.app.log.metrics.render()[0].decode()
         found = re.search(rf"^paceline_{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -169,7 +169,7 @@ def life(drafter: Path) -> Iterator[Life]:
     log.setLevel(logging.INFO)
     try:
         with running(
-            "smollm2-135m", EngineConfig("cpu", cache_mb=64), trained=(str(drafter),), refresh=LEARN
+            "smollm2-135m", EngineConfig("cpu", cache_mb=64), trained=(str(drafter),), online_training=LEARN
         ) as s:
             _live(Client(s, seen), s, drafter, seen)
         yield seen
@@ -179,7 +179,7 @@ def life(drafter: Path) -> Iterator[Life]:
 
 
 def _live(client: Client, server: Running, drafter: Path, seen: Life) -> None:
-    plain = [client.ask(country, PLAIN, learn=False) for country in HELD_OUT]
+    plain = [client.ask(country, PLAIN, remember=False) for country in HELD_OUT]
     seen.texts["plain"] = [one.choices[0].message.content for one in plain]
     client.measure("before")
     client.traffic()
@@ -255,21 +255,21 @@ def test_the_log_tells_what_serves(life: Life) -> None:
 
 
 def test_a_restart_keeps_what_was_learned(life: Life, drafter: Path) -> None:
-    (found,) = find_trained([drafter])
+    (found,) = find_heads([drafter])
     assert (found.name, found.version.number) == ("ours", 1)
 
 
 def test_learning_needs_somebody_who_learns() -> None:
-    with pytest.raises(UsageError, match=r"--learn needs a drafter that can learn: .* --trained"):
-        ServerSettings("smollm2-135m", refresh=LEARN)
-    with pytest.raises(UsageError, match="refresh needs learn=True"):
-        ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN, learn=False)
+    with pytest.raises(UsageError, match=r"--online-training needs a trained drafter: .* --trained"):
+        ServerSettings("smollm2-135m", online_training=LEARN)
+    with pytest.raises(UsageError, match="online_training needs remember=True"):
+        ServerSettings("smollm2-135m", trained=("ours",), online_training=LEARN, remember=False)
 
 
 def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "SIGSTOP")
     with pytest.raises(UsageError, match="needs SIGSTOP, which this system does not have"):
-        ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN)
+        ServerSettings("smollm2-135m", trained=("ours",), online_training=LEARN)
 
 
 @given(st.lists(st.integers(1, 40), max_size=20))

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import CorruptModel
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
-from paceline.loading import Trained, find_trained
+from paceline.loading import TrainedHead, find_heads
 from paceline.server.online.version_watcher import VersionWatcher
 from support.tiny_heads import random_net, tiny_model
 
@@ -21,9 +21,9 @@ class Server:
         self.now = 0.0
         self.tried: list[int] = []
         self.broken: dict[int, Exception] = {}
-        self.following = VersionWatcher(find_trained([root]), self.serve, 60.0, lambda: self.now)
+        self.following = VersionWatcher(find_heads([root]), self.serve, 60.0, lambda: self.now)
 
-    def serve(self, one: Trained) -> None:
+    def serve(self, one: TrainedHead) -> None:
         self.tried.append(one.version.number)
         if one.version.number in self.broken:
             raise self.broken[one.version.number]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from paceline import EngineConfig
-from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.hardware import give_back_memory
 from paceline.target.load import load_target
 from paceline.target.native.target import NativeTarget
@@ -37,7 +37,7 @@ def measured(model: Path, names: list[str]) -> list[tuple[int, int]]:
     assert isinstance(target, NativeTarget)
 
     def made(name: str) -> Drafter:
-        (drafter,) = drafters_beside(target, read_trained(find_trained([name]), model), CONFIG)
+        (drafter,) = head_drafters(target, read_heads(find_heads([name]), model), CONFIG)
         return drafter
 
     kept, found = [], []

@@ -85,7 +85,7 @@ def run(metrics: Metrics) -> list[Round]:
         seq.cursor = ToyCursor(only_digits) if names[0] == "grammar" else None
         if i == 0:
             seq.stopped_by = stop_at(seq)
-        metrics.route_of(seq.id, "agents" if i % 2 else "default")
+        metrics.set_route(seq.id, "agents" if i % 2 else "default")
         engine.submit(seq)
     while engine.busy:
         engine.step()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from paceline.errors import NotCompiled
 from paceline.target import hardware
 from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
 from paceline.target.native.library import (
     CODE_BYTES,
     FORMATS,
@@ -24,6 +23,7 @@ from paceline.target.native.library import (
     UNIT,
     Linear,
 )
+from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.target.weights.dequant import ENCODINGS
 
 PATHS = tuple(library.NEEDS)

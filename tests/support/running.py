@@ -25,7 +25,7 @@ class Running:
 
     @property
     def model(self) -> str:
-        return self.app.service.llm.name
+        return self.app.engine.llm.name
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=600)
@@ -36,8 +36,8 @@ class Running:
     @property
     def in_flight(self) -> int:
         """Requests in the engine, running or waiting."""
-        worker = self.app.service.worker
-        return worker.running + worker.waiting
+        thread = self.app.engine.thread
+        return thread.running + thread.waiting
 
 
 @contextmanager

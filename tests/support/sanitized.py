@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from paceline.heads.runner import ChainStart
-from paceline.target.native import kv_memory, library, packing
-from paceline.target.native.layout import TO_FOUR_BITS
+from paceline.target.native import kv_memory, library, packed_file
+from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 from support import packed_cases
 from support.block_cases import SHAPES, a_net, a_text, native
@@ -34,8 +34,8 @@ def watch(path: str, flags: tuple[str, ...]) -> None:
     library.load = cache(lambda wanted, extra=(): real(wanted, flags))
     packed_cases.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
-    kv_memory._zeros = lambda *shape: np.zeros(shape, np.float16)
-    packing.log.disabled = True
+    kv_memory._memory = lambda nbytes: np.zeros(nbytes, np.uint8)  # type: ignore[assignment, return-value]
+    packed_file.log.disabled = True
     library.load(path)
 
 

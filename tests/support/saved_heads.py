@@ -11,15 +11,14 @@ from paceline.heads.head_checkpoint import Card, save
 from paceline.heads.medusa import MedusaConfig
 from paceline.heads.registry import HEAD_TYPES
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import open_checkpoint
+from paceline.target.weights.reader import load_embeddings, open_checkpoint
 
 TOKENS = 2048  # that it can guess
 
 
 def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
     """Its guesses are poor: the text must not care."""
-    pieces = load_pieces(model)
+    pieces = load_embeddings(model)
     net = HEAD_TYPES[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
     net.init_weights(pieces, torch.Generator().manual_seed(0))
     card = Card(

@@ -23,6 +23,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import TextError
 from paceline.text import TextStream, Tokenizer, ToolCall, parse_tool_calls
+from support import examples
 from support.text_cases import CORPUS, texts
 
 Pair = tuple[Tokenizer, Any]
@@ -101,7 +102,7 @@ def test_the_corpus_is_decoded_equally(pair: Pair) -> None:
         assert b"".join(map(ours.piece, ids)).decode() == ours.decode(ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(text=texts)
 def test_any_text_is_tokenized_and_decoded_equally(pair: Pair, text: str) -> None:
     ours, theirs = pair

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import DataError, UsageError
 from paceline.train.data.dataset import LEAST, Answers, Batch
+from support import examples
 
 VOCAB = 200
 
@@ -67,7 +68,7 @@ def test_a_file_that_holds_no_answers_is_refused(tmp_path: Path) -> None:
         Answers.load(path)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 9), st.integers(40, 400), st.integers(10, 90))
 def test_an_epoch_has_every_usable_training_answer_once(seed: int, budget: int, max_len: int) -> None:
     made = some_answers()

@@ -8,11 +8,11 @@ import torch
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, load, read_card
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train import trainer as the_trainer
 from paceline.train.data.dataset import Answers
@@ -128,7 +128,7 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     assert card.data["began_from"]["name"] == first.name
     assert card.data["began_from"]["answers"] == done.card.data["answers"]
     assert card.acceptance[0] == pytest.approx(done.card.acceptance[0], abs=0.1)
-    pieces = load_pieces(smollm2_path)
+    pieces = load_embeddings(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
     with pytest.raises(
         UsageError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import load
 from paceline.train.calibrate import calibrate

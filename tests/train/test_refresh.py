@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, load, read_card, save

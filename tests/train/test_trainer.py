@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, UsageError
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.train.evaluate import replay

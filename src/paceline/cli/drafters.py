@@ -127,9 +127,9 @@ def _trained_lines(row: TrainedRow) -> str:
 
 def _trained_rows(model: Path) -> list[TrainedRow]:
     from paceline.heads.local_heads import available_heads, local_draft_models
-    from paceline.loading import fingerprint_of
+    from paceline.loading import model_fingerprint
 
-    fingerprint = fingerprint_of(model)
+    fingerprint = model_fingerprint(model)
     heads = [_head_row(folder, fingerprint) for folder in available_heads()]
     return heads + [_draft_model_row(folder, fingerprint) for folder in local_draft_models()]
 
@@ -248,7 +248,7 @@ def layers(
     """Find the layers that the drafter `self` can skip, and remember them."""
     config = engine.config()
     from paceline.drafters.draft_model.calibration_text import SAMPLES
-    from paceline.drafters.draft_model.chosen import find_layers
+    from paceline.drafters.draft_model.layer_search import find_layers
     from paceline.target.load import load_target
     from paceline.text import Tokenizer
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex
 from paceline.errors import ConstraintError, UsageError
@@ -87,24 +86,6 @@ class DrafterOptions:
         if self.drafters == "auto":
             return None
         return tuple(name.strip() for name in self.drafters.split(",") if name.strip())
-
-    def heads(self, model: str, config: EngineConfig) -> Sequence[str]:
-        """Trained drafters to load: those of --trained, or else the default ones if --drafters is auto."""
-        if self.trained or self.names is not None:
-            return self.trained or ()
-        from paceline.loading import usual
-
-        return usual(hub.resolve(model), config)
-
-    def listed(self, heads: Sequence[str], prediction: str = "") -> tuple[str, ...]:
-        if self.names is not None:
-            return self.names
-        from paceline.loading import find_trained
-
-        first = ("prediction",) if prediction else ()
-        last = ("model",) if self.draft_model else ()
-        kinds = [head.kind for head in find_trained(heads)] if heads else []
-        return (*first, *SpecConfig().drafters, *kinds, *last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from paceline.heads.calibration import Calibration
 from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import open_checkpoint
+from paceline.target.weights.reader import load_embeddings, open_checkpoint
 from paceline.target.weights.safetensors import INDEX, SINGLE, read_json
 
 WHOLE_TEXT: Final = 2**30  # a window that holds any text
@@ -40,7 +39,7 @@ class TargetModel:
 
     @classmethod
     def open(cls, path: Path) -> "TargetModel":
-        return cls(path.name, open_checkpoint(path).shape, load_pieces(path))
+        return cls(path.name, open_checkpoint(path).shape, load_embeddings(path))
 
     @property
     def embed(self) -> Tensor:

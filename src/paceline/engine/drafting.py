@@ -7,11 +7,10 @@ from typing import Final
 
 from torch import Tensor
 
-from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.drafter_list import DrafterList
 from paceline.engine.scheduled import Scheduled, by_drafters
 from paceline.errors import UsageError
-from paceline.strings import short
+from paceline.strings import unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
@@ -30,11 +29,8 @@ class Drafting:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
-            unknown = [n for n in names if n not in self._drafters]
-            if unknown:
-                known = ", ".join(sorted(self._drafters))
-                hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise UsageError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
+            if unknown := [n for n in names if n not in self._drafters]:
+                raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             members = [self._drafters[n] for n in names]
             self._lists[names] = DrafterList(members, self._controller.estimates(names))
         return self._lists[names]

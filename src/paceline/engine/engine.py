@@ -82,7 +82,8 @@ class Engine:
         if strange := [token for token in tokens if not 0 <= token < size]:
             raise SettingError(setting, strange[0], f"tokens below {size}")
 
-    def submit(self, seq: Seq) -> None:
+    def submit(self, seq: Seq, slots: int = 1) -> None:
+        """slots: outputs of its request that must find room together; 0: admitted with an earlier one."""
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
             raise PromptTooLong(
@@ -96,7 +97,7 @@ class Engine:
             raise ConstraintError("the constraint allows nothing but an empty answer")
         self._drafting.drafter(seq)  # an unknown name fails here, not in the middle of a pass
         chooser(seq.params)  # builds the native chooser now, if there is none yet
-        self._scheduler.add(seq)
+        self._scheduler.add(seq, slots)
 
     def give_up(self, error: PacelineError) -> list[Round]:
         """Ends every sequence with this error, whatever state the last pass left it in."""

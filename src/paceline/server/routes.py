@@ -1,32 +1,46 @@
 """Routes: which requests speculate how, and within which limits. From a YAML file (docs/routes.md)."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
-from paceline.errors import RouteError, SettingError
-from paceline.server.prompt_class import PromptClass, prompt_class
+from paceline.errors import SettingError
 from paceline.strings import unknown_name
 from paceline.web.config_file import (
     Checked,
+    ConfigFileError,
     Reloaded,
     between,
-    checked,
     expected,
     identifier,
     read,
+    validate,
     whole_between,
 )
 
-__all__ = ["Match", "PromptClass", "Route", "RouteFile", "RouteRequest", "Routes", "load", "prompt_class"]
-
 DEFAULT_NAME: Final = "default"
+PromptClass = Literal["code", "json", "chat", "tools"]
+
+MAX_PROMPT_CHARS: Final = 20_000  # looked at, from the end
+_FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
+_CODE_LINE: Final = re.compile(
+    r"\s*(?:(?:async )?def \w|class \w|(?:from \S+ )?import \w|#include|func(?:tion)? \w|fn \w|return\b"
+    r"|(?:const|let|var) \w|(?:if|for|while)\b.*[:{]$|(?:public|private|static) \w|[@}])"
+    r"|.*[;{]$"
+)
+_CODE_LINES: Final = 3
+_CODE_SHARE: Final = 0.25
+
+
+class RouteError(ConfigFileError):
+    """The routes file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class RouteRequest:
     @classmethod
     def of_body(cls, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> "RouteRequest":
         """From a body of chat completions, completions or responses, checked or not."""
-        asked = body.get("messages", body.get("prompt", body.get("input")))
+        prompt = body.get("messages", body.get("prompt", body.get("input")))
         tools = body.get("tools")
         offered = tools if isinstance(tools, list) else []
         answer = body.get("text")  # where /v1/responses keeps the format
@@ -57,7 +71,7 @@ class RouteRequest:
             model=model if isinstance(model, str) else "",
             headers=headers,
             tools=frozenset(_tool_names(offered)),
-            prompt=prompt_class(asked if isinstance(asked, str | list) else "", offered, format_),
+            prompt=prompt_class(prompt if isinstance(prompt, str | list) else "", offered, format_),
         )
 
 
@@ -93,6 +107,16 @@ def _fits(setting: str, value: Any) -> Any:
 
 
 _Tokens = Annotated[int, AfterValidator(partial(whole_between, 1, 10_000_000))]
+# Settings with a second name: vLLM's, that of SpeculativeConfig before 0.2, and `learn` before 0.2.
+_MaxDraft = Annotated[
+    Annotated[int, AfterValidator(partial(_fits, "max_draft"))] | None,
+    Field(validation_alias=AliasChoices("max_draft", "num_speculative_tokens")),
+]
+_Threshold = Annotated[
+    Annotated[float, AfterValidator(partial(between, 0, 1))] | None,
+    Field(validation_alias=AliasChoices("threshold", "acceptance_threshold")),
+]
+_Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
 class Match(Checked):
@@ -133,17 +157,17 @@ class Route(Checked):
 
     enabled: bool = True  # False: plain decoding
     drafters: tuple[str, ...] | None = None
-    num_speculative_tokens: Annotated[int, AfterValidator(partial(_fits, "max_draft"))] | None = None
+    max_draft: _MaxDraft = None
     tree_width: Annotated[int, AfterValidator(partial(_fits, "tree_width"))] | None = None
     adaptive: bool | None = None
     accept: Accept | None = None
-    acceptance_threshold: Annotated[float, AfterValidator(partial(between, 0, 1))] | None = None
+    threshold: _Threshold = None
 
     max_tokens: _Tokens | None = None
     max_prompt_tokens: _Tokens | None = None
     timeout_s: Annotated[float, AfterValidator(partial(between, 0.001, 86_400))] | None = None
     priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
-    learn: bool | None = None  # whether drafters may remember these requests, or learn from them
+    remember: _Remember = None  # whether drafters may remember these requests, or be trained on them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
 
     def takes(self, request: RouteRequest) -> bool:
@@ -154,14 +178,14 @@ class Route(Checked):
         accept = self.accept or base.accept
         width = base.tree_width if self.tree_width is None else self.tree_width
         drafters = base.drafters if self.drafters is None else self.drafters
-        most = base.max_draft if self.num_speculative_tokens is None else self.num_speculative_tokens
+        max_draft = base.max_draft if self.max_draft is None else self.max_draft
         return SpecConfig(
             drafters=drafters if self.enabled else (),
-            max_draft=most if self.enabled else 0,
+            max_draft=max_draft if self.enabled else 0,
             tree_width=1 if accept == "block" else width,  # for chains, wherever the width is from
             adaptive=base.adaptive if self.adaptive is None else self.adaptive,
             accept=accept,
-            threshold=base.threshold if self.acceptance_threshold is None else self.acceptance_threshold,
+            threshold=base.threshold if self.threshold is None else self.threshold,
         )
 
 
@@ -180,35 +204,45 @@ class Routes:
 
 
 def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Routes:
-    """Reads a routes file; RouteError lists all that is wrong with it."""
-    routes = checked(_File, read(Path(path), RouteError), RouteError).routes
-    if problems := [*_order_problems(routes), *_drafter_problems(routes, known_drafters)]:
+    """Reads a routes file; RouteError lists every problem of it."""
+    data = read(Path(path), RouteError)
+    file, problems = validate(_File, data)
+    listed = data.get("routes") if isinstance(data, Mapping) else None
+    indexed = enumerate(listed if isinstance(listed, list) else ())
+    raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
+    problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
+    if file is None or problems:
         raise RouteError(*problems)
+    routes = file.routes
     ends = routes and routes[-1].match is None
     return Routes(routes if ends else (*routes, Route(name=DEFAULT_NAME)))
 
 
-def _order_problems(routes: Sequence[Route]) -> Iterator[str]:
+def _order_problems(routes: Mapping[int, Mapping[Any, Any]]) -> Iterator[str]:
+    """Of routes as the file has them, by index: one may have other problems as well."""
     first: dict[str, int] = {}
-    for i, route in enumerate(routes):
-        place = f"routes[{i}]"
-        if route.name in first:
-            yield f"{place}.name: {route.name!r} is the name of routes[{first[route.name]}] already"
-        first.setdefault(route.name, i)
-        if route.match is None and i + 1 < len(routes):
-            yield f"{place}: has no match and so takes every request: expected it to be the last route"
-        if route.match is not None and route.name == DEFAULT_NAME:
-            yield f"{place}.name: {DEFAULT_NAME!r} is the route of what no other takes: expected another name"
-        if route.accept == "block" and (route.tree_width or 1) > 1:
-            yield f"{place}.tree_width: {route.tree_width} is not usable: expected 1, as accept is 'block'"
+    for i, route in routes.items():
+        path, name, matches = f"routes[{i}]", route.get("name"), "match" in route
+        if isinstance(name, str) and first.setdefault(name, i) != i:
+            yield f"{path}.name: {name!r} is the name of routes[{first[name]}] already"
+        if not matches and i < max(routes):
+            yield f"{path}: has no match and so takes every request: expected it to be the last route"
+        if matches and name == DEFAULT_NAME:
+            yield f"{path}.name: {DEFAULT_NAME!r} is the route of what no other takes: expected another name"
+        width = route.get("tree_width")
+        if route.get("accept") == "block" and isinstance(width, int) and 1 < width <= 16:
+            yield f"{path}.tree_width: {width} is not usable: expected 1, as accept is 'block'"
 
 
-def _drafter_problems(routes: Iterable[Route], known: Collection[str] | None) -> Iterator[str]:
+def _drafter_problems(
+    routes: Mapping[int, Mapping[Any, Any]], known: Collection[str] | None
+) -> Iterator[str]:
     if known is None:
         return
-    for i, route in enumerate(routes):
-        for j, name in enumerate(route.drafters or ()):
-            if name not in known:
+    for i, route in routes.items():
+        drafters = route.get("drafters")
+        for j, name in enumerate(drafters if isinstance(drafters, list) else ()):
+            if isinstance(name, str) and name not in known:
                 yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
 
 
@@ -217,3 +251,47 @@ class RouteFile(Reloaded[Routes]):
 
     def __init__(self, path: Path | str, known_drafters: Collection[str] | None = None) -> None:
         super().__init__(path, partial(load, known_drafters=known_drafters))
+
+
+def prompt_class(
+    messages_or_text: str | Sequence[Any], tools: Sequence[Any] | None = None, response_format: Any = None
+) -> PromptClass:
+    """The kind of text that a request is after: the first of these that holds.
+
+    tools: the request offers any.
+    json: `response_format` asks for it (`json_object` or `json_schema`).
+    code: the end of the prompt, or of the user's last message, has a fenced block, or at least three lines
+        that look like code and make up a quarter of it.
+    chat: everything else.
+    """
+    if tools:
+        return "tools"
+    if isinstance(response_format, Mapping) and response_format.get("type") in ("json_object", "json_schema"):
+        return "json"
+    text = messages_or_text if isinstance(messages_or_text, str) else _last_user_text(messages_or_text)
+    return "code" if _like_code(text[-MAX_PROMPT_CHARS:]) else "chat"
+
+
+def _like_code(text: str) -> bool:
+    if _FENCE.search(text):
+        return True
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    code = sum(_CODE_LINE.match(line) is not None for line in lines)
+    return code >= max(_CODE_LINES, _CODE_SHARE * len(lines))
+
+
+def _last_user_text(messages: Sequence[Any]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            return _text(message.get("content"))
+    return ""
+
+
+def _text(content: Any) -> str:
+    """A message's text, also where it comes in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    parts = (part.get("text") for part in content if isinstance(part, Mapping))
+    return "\n".join(part for part in parts if isinstance(part, str))

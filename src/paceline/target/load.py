@@ -11,8 +11,8 @@ from paceline.errors import DrafterMismatch, ModelError, NotCompiled, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
-from paceline.target.native.layout import plan, reason_against
-from paceline.target.native.packing import packed
+from paceline.target.native.packed_file import load_packed
+from paceline.target.native.packing import plan, reason_against
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.target.weights.tensors import fingerprint
@@ -87,7 +87,7 @@ def _native(path: Path, config: EngineConfig, most_bytes: int | None = None) -> 
         raise _Unsuited(f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass")
     mark = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
+        weights = load_packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
     except NotCompiled as error:
         raise _Unsuited(str(error)) from error
     return NativeTarget(checkpoint.shape, weights, mark, where, config)

@@ -18,7 +18,7 @@ import torch
 
 from paceline import hub
 from paceline.atomic import rename, write_json
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import DataError, DrafterMismatch, PacelineError, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
@@ -26,7 +26,7 @@ from paceline.heads.draft_vocab import with_draft_vocab
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, LoadedHead, read_card
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.versions import current
-from paceline.loading import fingerprint_of
+from paceline.loading import model_fingerprint
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load, open_checkpoint
@@ -200,7 +200,7 @@ def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
         raise SettingError("draft_vocab", job.train.draft_vocab, expected)
     if in_use is not None and not job.replace:
         card = read_card(in_use)
-        if (card.kind, card.fingerprint) != (job.train.kind, fingerprint_of(path)):
+        if (card.kind, card.fingerprint) != (job.train.kind, model_fingerprint(path)):
             raise UsageError(
                 f"{job.folder.name} is the name of a {card.kind} drafter for {card.target}: give another "
                 "--out, or --replace"
@@ -210,7 +210,7 @@ def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
     card = read_card(job.start)
     if card.kind != job.train.kind:
         raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
-    if card.fingerprint != fingerprint_of(path):
+    if card.fingerprint != model_fingerprint(path):
         raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
 

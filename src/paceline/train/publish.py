@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.head_checkpoint import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import (

@@ -323,7 +323,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     (quick,) = drafter.draft([Ask(seq, 14)])
     few = len(looks)
     drafter._blocks[seq.id].said.clear()
-    monkeypatch.setattr(grow_module, "ABREAST", 1)
+    monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 14)])
     assert (one_by_one.tokens, one_by_one.parents) == (quick.tokens, quick.parents)
     assert one_by_one.scores == pytest.approx(quick.scores, rel=1e-4)

@@ -14,7 +14,7 @@ from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
-from paceline.drafters.heads.tree_growth import Spot
+from paceline.drafters.heads.tree_growth import Position
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine import engine as engine_module
@@ -196,7 +196,7 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(net), a_seq()
     a_text(drafter, seq)
     after = tuple(batch.tokens[0, 20:23].tolist())
-    spots = [Spot(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
+    spots = [Position(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
     with torch.inference_mode():
         found = drafter._look(spots)
     for n, (row, _) in zip((3, 0, 1, 2), found, strict=True):
@@ -232,7 +232,7 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
     assert len(draft) == 16
     quick = len(passes)
     drafter._ahead["a"].guessed.clear()
-    monkeypatch.setattr(grow_module, "ABREAST", 1)
+    monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 16)])
     assert (one_by_one.tokens, one_by_one.parents) == (draft.tokens, draft.parents)
     assert one_by_one.scores == pytest.approx(draft.scores, rel=1e-4)
@@ -266,7 +266,7 @@ def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleHead) -> None:
     for seq in seqs:
         a_text(drafter, seq)
     (one, other), tails = seqs, [(3,), (5,), (8,)]
-    spots = [Spot(Ask(other, 4), (7,), None), *(Spot(Ask(one, 4), tail, None) for tail in tails)]
+    spots = [Position(Ask(other, 4), (7,), None), *(Position(Ask(one, 4), tail, None) for tail in tails)]
     with torch.inference_mode():
         together = [row for row, _ in drafter._look([spots[1], spots[0], *spots[2:]])]
         for spot, row in zip([spots[1], spots[0], *spots[2:]], together, strict=True):
@@ -318,7 +318,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: 
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
     for node, token in enumerate(draft.tokens):
-        row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
+        row, history = drafter._row(Position(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
         assert row is not None
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
         assert token == choose(distribution(row, seq.params, history), key)
@@ -331,7 +331,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
     (draft,) = drafter.draft([Ask(seq, 3)])
     assert draft.q is not None
     for node in range(3):
-        row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
+        row = drafter._row(Position(Ask(seq, 1), draft.tokens[:node], None))
         assert row is not None
         want = distribution(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)

@@ -12,7 +12,7 @@ from paceline.errors import CacheFull, PromptTooLong, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.kv.cache import BLOCK
-from paceline.target.weights.pieces import load_pieces
+from paceline.target.weights.reader import load_embeddings
 from paceline.types import NO_DRAFT, Draft, Feed, Seq
 from support.torch_cases import (
     CONFIG,
@@ -62,7 +62,7 @@ def test_holds_its_weights_once_and_the_tied_head_twice() -> None:
 def test_heads_borrow_the_weights_that_the_file_has(family: str, dtype: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     target = TorchTarget.load(tmp_path, replace(CONFIG, dtype=dtype))
-    lent, read = target.embeddings(), load_pieces(tmp_path, getattr(torch, dtype))
+    lent, read = target.embeddings(), load_embeddings(tmp_path, getattr(torch, dtype))
     tokens = torch.arange(VOCAB)
     for ours, theirs in ((lent.embed, read.embed), (lent.head, read.head)):
         assert len(ours) == VOCAB

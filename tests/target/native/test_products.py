@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.target.weights.dequant import ENCODINGS
+from support import examples
 from support.packed_cases import (
     HALVES,
     KINDS,
@@ -56,7 +57,7 @@ def inputs_of(kind: str, blocks: int) -> int:
 
 
 @pytest.mark.parametrize("path", every_path())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @shapes
 def test_products_equal_a_float64_reference(
     path: str, kind: str, outputs: int, blocks: int, rows: int, seed: int
@@ -72,7 +73,7 @@ def test_products_equal_a_float64_reference(
     assert not found[:, outputs:].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @shapes
 def test_all_paths_give_the_same_bits(kind: str, outputs: int, blocks: int, rows: int, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.heads.head_checkpoint import WEIGHTS, read_card
 from paceline.heads.versions import current
-from paceline.target.memory import available
+from paceline.target.hardware import available_memory
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.trace.online import OnlineTrainingConfig
 
@@ -28,7 +28,7 @@ def reason_against(
 
     room: bytes; None: what there is now.
     """
-    room = available() if room is None else room
+    room = available_memory() if room is None else room
     needed = needed_bytes(model, roots, config)
     if room is None or needed <= room:
         return ""

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paceline.errors import ConstraintError, PacelineError, PromptTooLong, TextError
-from paceline.web.api_errors import ApiError, failure
+from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError
+from paceline.web.api_errors import ApiError, api_error
 
 _PROMPTS: Final = ("messages", "prompt", "input")
+_RENAMED: Final = {"stop_tokens": "stop_token_ids"}  # settings and OpenAI's names for them
 _SHAPING: Final = ("tools", "response_format", "text", "structured_outputs")
 _RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/responses
     ("response_format.json_schema", "text.format"),
@@ -17,11 +18,14 @@ _RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/response
 Body = Mapping[str, Any]  # as sent
 
 
-def placed(error: PacelineError, body: Body) -> ApiError:
+def request_error(error: PacelineError, body: Body) -> ApiError:
+    """The API error for an error of the engine, with the parameter of this body that it is about."""
     if isinstance(error, ConstraintError):
-        return failure(ConstraintError(error.reason, _constraint_param(error.param, body)))
+        return api_error(ConstraintError(error.reason, _constraint_param(error.param, body)))
+    if isinstance(error, SettingError):
+        return api_error(error.renamed(_RENAMED.get(error.setting, error.setting)))
     about_prompt = isinstance(error, TextError | PromptTooLong)
-    return failure(error, prompt_param(body) if about_prompt else None)
+    return api_error(error, prompt_param(body) if about_prompt else None)
 
 
 def prompt_param(body: Body) -> str | None:

@@ -1,6 +1,7 @@
 """The network that fills blocks in C++: see heads/block.py for what it is, block.cpp for how it runs."""
 
 import ctypes as c
+import struct
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -21,12 +22,12 @@ from paceline.heads.runner import (
     ChainStart,
     First,
     Floats,
+    SampleCall,
     SampleCalls,
     TapInput,
     chain_starts,
 )
 from paceline.target.native import library
-from paceline.target.native.block_call import Call
 from paceline.target.native.embeddings import PackedEmbeddings
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
@@ -34,6 +35,18 @@ from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import ModelConfig
 
 _GROWTH: Final = 1024  # positions
+_PART: Final = struct.Struct("@2P2i")
+_TEXT: Final = struct.Struct("@3P4i")
+_CHAIN: Final = struct.Struct("@2P4i3P")
+_KEY: Final = struct.Struct("@2I")
+_DRAFTING: Final = struct.Struct("@2i3P2i3P2i4P")
+_STRUCTS: Final = (
+    (_PART, library.Part),
+    (_TEXT, library.Text),
+    (_CHAIN, library.Chain),
+    (_DRAFTING, library.DraftCall),
+)
+assert all(ours.size == c.sizeof(theirs) for ours, theirs in _STRUCTS)
 
 
 def reason_against(shape: BlockConfig, target: ModelConfig) -> str | None:
@@ -82,7 +95,7 @@ class NativeBlock(BlockRunner):
         if not self._filler:
             raise ModelError("no memory for the native drafter")
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
-        self._call = Call(shape)
+        self._call = _Call(shape)
 
     def read(self, parts: Sequence[TapInput]) -> None:
         with self._team.busy():
@@ -213,6 +226,74 @@ def _last_of(parts: Sequence[TapInput]) -> int:
 
 def _at(tensor: Tensor) -> int:
     return tensor.data_ptr()
+
+
+class _Call:
+    """The arguments of one native call (see block_model.h).
+
+    Reused: building the ctypes structures, or setting their fields one by one, costs as much as one layer.
+    """
+
+    def __init__(self, shape: BlockConfig) -> None:
+        self._taps, self._block, self._many = len(shape.taps), shape.block, 0
+        self._hidden_of = struct.Struct(f"@{self._taps}P")
+        self._drafting = library.DraftCall()
+        self._given = c.byref(self._drafting)
+        self.need(1)
+
+    def need(self, many: int) -> None:
+        """Room for so many sequences; what was there is lost."""
+        if many <= self._many:
+            return
+        self._many, guesses = many, many * self._block
+        self._hidden = (c.c_void_p * (many * self._taps))()  # of each part, of each layer tapped
+        self._hidden_at = c.addressof(self._hidden)
+        self._parts, self._texts = (library.Part * many)(), (library.Text * many)()
+        self._chains = (library.Chain * many)()
+        self._keys = (c.c_uint32 * (2 * guesses))()
+        self._keys_at = c.addressof(self._keys)
+        self.numbers, self.sure = (c.c_int32 * guesses)(), (c.c_float * guesses)()
+        lists = self._parts, self._texts, self._chains, self.numbers, self.sure
+        self._at = tuple(c.addressof(one) for one in lists)
+
+    def add_part(self, i: int, hidden: Sequence[int], context: int, start: int, rows: int) -> None:
+        offset = i * self._hidden_of.size
+        self._hidden_of.pack_into(self._hidden, offset, *hidden)
+        _PART.pack_into(self._parts, i * _PART.size, self._hidden_at + offset, context, start, rows)
+
+    def add_text(
+        self, i: int, context: int, hidden: int, base: int, count: int, position: int, anchor: int
+    ) -> None:
+        _TEXT.pack_into(self._texts, i * _TEXT.size, context, hidden, base, count, position, anchor, 0)
+
+    def add_chain(
+        self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: SampleCall | None
+    ) -> None:
+        how = (0, 0, 0) if draw is None else self._draw(i * self._block * _KEY.size, draw)
+        _CHAIN.pack_into(self._chains, i * _CHAIN.size, base, hidden, place, previous, steps, 0, *how)
+
+    def _draw(self, offset: int, draw: SampleCall) -> tuple[int, int, int]:
+        for step, key in enumerate(draw.keys):
+            _KEY.pack_into(self._keys, offset + step * _KEY.size, *key)
+        return draw.choose, draw.settings, self._keys_at + offset
+
+    def whole(
+        self,
+        turn: tuple[int, int],
+        parts: int,
+        texts: int,
+        slots: int,
+        chains: int,
+        steps: int,
+        logits: int,
+    ) -> Any:
+        """To be given to paceline_block_run. turn: where cosines and sines start."""
+        part, text, chain, numbers, sure = self._at
+        reading = parts, self._taps, part, *turn
+        filling = texts, slots, text, *turn
+        chaining = chains, steps, chain, numbers, sure, logits
+        _DRAFTING.pack_into(self._drafting, 0, *reading, *filling, *chaining)
+        return self._given
 
 
 class _Rotations:

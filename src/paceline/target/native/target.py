@@ -129,7 +129,10 @@ class NativeTarget(PagedTarget[_Fed]):
             self._rows.move(found, wanted)
 
     def _fill_with_noise(self, slots: list[int]) -> None:
-        self._rows.scribble(slots)
+        self._rows.fill_with_noise(slots)
+
+    def _release_memory(self) -> None:
+        self._rows.release()
 
     def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
         base = self._cache.length(feed.seq_id)

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args
 import torch
 
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
 from paceline.log import place_of
