@@ -214,7 +214,7 @@ def _identity(model: Path) -> tuple[str, int]:
         checkpoint = open_checkpoint(model)
         return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(model, error) from error
 
 
 def copy_to_store(head: TrainedHead) -> TrainedHead:

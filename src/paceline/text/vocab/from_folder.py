@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import CorruptModel, TextError
+from paceline.errors import CorruptModel, ModelError, TextError
 from paceline.text.vocab.vocabulary import Spelling, Vocabulary, end_tokens
 
 _NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -54,6 +54,8 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError.unreadable(file, error) from error
     except ValueError as problem:
         raise CorruptModel(f"{file} is damaged ({problem}): fetch it again") from None
     if not isinstance(found, dict):
