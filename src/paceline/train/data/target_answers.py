@@ -110,8 +110,9 @@ def rolled_out(
 
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     """At the start of an answer that must call one of the prompt's tools."""
-    opening = tokenizer.opening(list(prompt.messages), list(prompt.tools))
-    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, opening)
+    messages, tools = list(prompt.messages), list(prompt.tools)
+    prompt_end = tokenizer.generation_prompt(tokenizer.render(messages, tools), messages, tools)
+    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, prompt_end)
     assert constraint is not None
     return compiler.cursor(constraint)
 
