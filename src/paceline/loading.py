@@ -149,7 +149,7 @@ def _weight_bytes(model: Path) -> int:
     try:
         return sum(stored.nbytes for _, stored in placed_tensors(open_checkpoint(model)))
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(model, error) from error
 
 
 def _custom(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
@@ -257,7 +257,7 @@ def _identity(model: Path) -> tuple[str, int]:
         checkpoint = open_checkpoint(model)
         return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(model, error) from error
 
 
 def copy_to_store(head: TrainedHead) -> TrainedHead:

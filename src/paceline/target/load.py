@@ -35,7 +35,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     try:
         return _native(path, config)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
             raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
@@ -60,7 +60,7 @@ def load_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTa
     try:
         return _native(path, smaller, four_bits=True)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as problem:
         raise _no_copy(path, str(problem)) from None
 
@@ -79,7 +79,7 @@ def reason_against_copy(path: Path, config: EngineConfig, target_bytes: int | No
     try:
         checkpoint = open_checkpoint(path)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     tensors = dict(placed_tensors(checkpoint))
     if against := reason_against(checkpoint.shape, tensors, quantise=True):
         return against
