@@ -132,7 +132,7 @@ def _played(
     for i, text in enumerate(texts):
         anchors = text.anchors()
         start = anchors[0] if anchors else 0
-        seq = Seq(f"replay {first + i}", list(text.tokens[:start]), start, _GREEDY, _SPEC, learn=False)
+        seq = Seq(f"replay {first + i}", list(text.tokens[:start]), start, _GREEDY, _SPEC, remember=False)
         playing.append(_Playing(i, text, seq, iter(anchors)))
         drafter.begin(seq)
     guesses, seqs = [], [p.seq for p in playing]
