@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.errors import CorruptModel, UsageError
 from paceline.train.draft_model.finetune import TuneConfig, loss_of, tune
 from paceline.train.draft_model.model import DraftNet
-from paceline.train.trainer import CHECKPOINT, Progress
+from paceline.train.trainer import CHECKPOINT, TrainProgress
 from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 
 STEPS = 7
@@ -46,7 +46,7 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, lora: int) -> None
     straight, killed, again = (fresh(config) for _ in range(3))
     tune(straight, batches, config)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainProgress) -> None:
         if progress.step == 4:
             raise Killed
 

@@ -18,8 +18,8 @@ from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
 from paceline.train.online.online_batches import split
 from paceline.train.online.refresh import refresh, run, saves
-from paceline.train.publish import MEASURED, publish
-from paceline.train.recipe import pieces_of, recipe
+from paceline.train.publish import EVAL_DRAFT, publish
+from paceline.train.recipe import new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
 from support.torch_cases import VOCAB
@@ -46,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def untrained(root: Path) -> Path:
-    made = recipe(tiny_config(1), MODEL, torch.arange(VOCAB))
+    made = new_recipe(tiny_config(1), MODEL, torch.arange(VOCAB))
     save(root, Card("block", made.net.shape, "tiny", MODEL.fingerprint), made.net)
     return root
 
@@ -74,7 +74,7 @@ def rate(folder: Path) -> float:
     net, texts = load(folder, pieces_of(MODEL)).net, PARTS.recorded()
     most = net.shape.block
     found = acceptance(replay(drafter_of(net), MODEL, texts, most), texts, most)
-    return found.tokens_per_pass[min(MEASURED, most) - 1]
+    return found.tokens_per_pass[min(EVAL_DRAFT, most) - 1]
 
 
 def test_what_it_learned_serves_and_the_first_stays(learned: tuple[Path, dict[str, Any]]) -> None:
@@ -99,7 +99,7 @@ def test_what_it_learned_serves_and_the_first_stays(learned: tuple[Path, dict[st
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
-    made = recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
+    made = new_recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
     save(tmp_path, Card(kind, made.net.shape, "tiny", MODEL.fingerprint), made.net)
     texts = [replace(text, rejected={kind: text.rejected["block"]}) for text in served()]
     only = replace(CONFIG, accepted_share=0.0)  # what another was wrong about teaches it nothing

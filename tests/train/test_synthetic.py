@@ -13,7 +13,7 @@ from paceline.text import Tokenizer
 from paceline.train.data import synthetic
 from paceline.train.data.prompts import collect
 from paceline.train.data.rollout import Job, Rollout, roll_out
-from paceline.train.data.synthetic import make_up
+from paceline.train.data.synthetic import synthesize
 from paceline.train.train_decoder import TrainDecoder
 from support.talk import called, record, user, write
 
@@ -44,7 +44,7 @@ def test_new_requests_for_the_same_tools(model: TrainDecoder, smollm2_path: Path
     tokenizer = Tokenizer.load(smollm2_path)
     source = write(tmp_path / "a.jsonl", [record(user("Rain in Oslo?"), called("Oslo"))])
     (prompt,) = collect(tokenizer, [source], 1024, share=0.0).prompts
-    made = make_up(model, tokenizer, [prompt], lambda _: 4, HOW, 1024)
+    made = synthesize(model, tokenizer, [prompt], lambda _: 4, HOW, 1024)
     assert 1 <= len(made) <= 4
     for new in made:
         assert new.tools == prompt.tools
@@ -54,10 +54,10 @@ def test_new_requests_for_the_same_tools(model: TrainDecoder, smollm2_path: Path
         assert new.messages != prompt.messages
         assert new.tokens == tuple(tokenizer.encode_chat(new.messages, list(new.tools)))
     assert len({new.tokens for new in made}) == len(made)
-    assert make_up(model, tokenizer, [prompt], lambda _: 4, HOW, 1024) == made
-    assert make_up(model, tokenizer, [replace(prompt, held_out=True)], lambda _: 4, HOW, 1024) == []
+    assert synthesize(model, tokenizer, [prompt], lambda _: 4, HOW, 1024) == made
+    assert synthesize(model, tokenizer, [replace(prompt, held_out=True)], lambda _: 4, HOW, 1024) == []
     assert (
-        make_up(model, tokenizer, [prompt], lambda _: 4, HOW, max(len(new.tokens) for new in made) - 1)
+        synthesize(model, tokenizer, [prompt], lambda _: 4, HOW, max(len(new.tokens) for new in made) - 1)
         != made
     )
 
@@ -69,7 +69,7 @@ def test_every_second_one_begins_as_the_recorded_one_and_no_two_chats_are_the_sa
     asked = ["Name a river in France and say where it ends.", "Write a line about the sea at night, please."]
     talks = [{"messages": [user(text)], "group": text} for text in asked]
     chats = collect(tokenizer, [write(tmp_path / "a.jsonl", talks)], 1024, share=0.0).prompts
-    made = make_up(model, tokenizer, chats, lambda prompt: 4, HOW, 1024)
+    made = synthesize(model, tokenizer, chats, lambda prompt: 4, HOW, 1024)
     new = [str(prompt.messages[-1]["content"]) for prompt in made]
     assert len(new) == len(set(new))
     assert len(new) >= 4  # from nothing, too, the two go different ways
