@@ -26,7 +26,7 @@ from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
-from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from support.processes import state
 from support.running import Running, running, until
@@ -80,7 +80,7 @@ def drafter(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     ids = torch.tensor(sorted({*range(64), *words, *tokenizer.eos_ids}))
     model = TrainDecoder(weights, "cpu", torch.float32)
     shape = TrainConfig(layers=1, block=4, markov_rank=32, ff_width=256)
-    net = recipe(shape, model, ids, weights.tensors).net
+    net = new_recipe(shape, model, ids, weights.tensors).net
     save(folder, Card("block", net.shape, "smollm2-135m", model.fingerprint), net)
     return folder
 

@@ -1,4 +1,4 @@
-"""The training process: it pauses when it is signalled, reports line by line, and never outlives its server."""
+"""The training process: it pauses at a signal, reports line by line, and never outlives its server."""
 
 import os
 import signal
@@ -92,23 +92,23 @@ def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STAYS = """
-import sys, time
-from paceline.train.online import process_main, refresh
-def run(*_):
+import sys, time, types
+from paceline.train.online import process_main
+def stay():
     print("{}", flush=True)
     time.sleep(300)
-refresh.run = run
+sys.modules["paceline.train.online.refresh"] = types.SimpleNamespace(main=stay)
 process_main.main(int(sys.argv[1]))
 """
 SERVES = """
-import os, signal, sys
+import os, signal, sys, time
 sys.path.append({tests!r})
 from paceline.server.online.process import TrainerProcess
 from support.processes import state
 process = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
-while not process.messages(): pass
+while not process.messages(): time.sleep(0.01)
 if {paused}: process.pause()
-while {paused} and state(process.pid) != "T": pass
+while {paused} and state(process.pid) != "T": time.sleep(0.01)
 print(process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
