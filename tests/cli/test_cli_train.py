@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.cli.about import DRAFTERS
-from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters import DRAFTERS, TARGET_DRAFTERS, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
 from paceline.heads.registry import HEAD_TYPES
@@ -35,7 +34,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_drafter_is_told_of() -> None:
-    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *HEAD_TYPES}
+    assert set(DRAFTERS) == {*model_free(), "model", *TARGET_DRAFTERS, *HEAD_TYPES}
 
 
 @pytest.mark.model

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import hub
-from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
+from paceline.drafters import DRAFTERS, NEEDS, DrafterInfo
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class TrainedRow:
     version: int = 0  # the one in use; 0: as it was trained
     versions: tuple[int, ...] = (0,)
     problem: str | None = None
+    counts: tuple[int, ...] = ()  # tokens that each share of `acceptance` is of; () if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class DrafterRow:
     needs: str
     usable: bool
     given: list[str]  # names of models or trained drafters that satisfy what it needs
+    reason: str | None = None  # why the model cannot use it, whatever is given
 
 
 @drafters_app.callback()
@@ -57,7 +59,7 @@ def drafters(
     if context.invoked_subcommand is not None:
         return
     trained = _trained_rows(hub.resolve(model))
-    rows = [_row(name, about, model, trained) for name, about in DRAFTERS.items()]
+    rows = [_row(name, info, model, trained) for name, info in DRAFTERS.items()]
     if as_json:
         listed = {
             "model": model,
@@ -68,24 +70,23 @@ def drafters(
         return
     out = Console(highlight=False)
     out.print(drafters_table(rows, model))
+    for reason in (f"{row.name}: {row.reason}" for row in rows if row.reason):
+        out.print(reason, markup=False, soft_wrap=True)
     for row in trained:
         out.print(_trained_lines(row), markup=False, soft_wrap=True)
 
 
-def _row(name: str, about: About, model: str, trained: list[TrainedRow]) -> DrafterRow:
-    given = [row.name for row in trained if row.kind == name and row.suits]
-    if about.needs == "draft model":
-        given = _smaller_models(model) + given
-    usable = bool(given) or about.needs not in ("draft model", "trained")
-    return DrafterRow(name, about.guesses, NEEDS[about.needs], usable, given)
+def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) -> DrafterRow:
+    from paceline.loading import unusable
 
-
-def _smaller_models(model: str) -> list[str]:
-    """Pulled models with fewer bytes than this one: a draft model must be cheaper than its target."""
     path = hub.resolve(model)
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    return [m.name for m in hub.installed() if m.pulled and m.path != path and m.size < size]
+    given = [row.name for row in trained if row.kind == name and row.suits]
+    if info.needs == "draft model":
+        others = [m for m in hub.installed() if m.pulled and m.path != path]
+        given = [m.name for m in others if unusable(name, path, draft_model=m.path) is None] + given
+    reason = unusable(name, path)
+    missing = not given and info.needs in ("draft model", "trained")
+    return DrafterRow(name, info.about, NEEDS[info.needs], not missing and reason is None, given, reason)
 
 
 def drafters_table(rows: list[DrafterRow], model: str) -> Table:
@@ -106,12 +107,20 @@ def _usable(row: DrafterRow) -> str:
 
 
 def _trained_lines(row: TrainedRow) -> str:
+    from paceline.heads.calibration import wilson_interval
+
     if row.problem:
         return f"{row.name}: {row.problem}"
     target = row.target if row.suits else f"{row.target}, not this model"
     lines = [f"{row.name}: {row.kind}, version {row.version}, trained for {target}"]
     if row.acceptance:
         lines.append(f"    accepted, by position       {' '.join(f'{x:.0%}' for x in row.acceptance)}")
+        if row.counts:
+            intervals = map(wilson_interval, row.acceptance, row.counts)
+            lines.append(
+                f"    95 % interval               {' '.join(f'{a:.0%}-{b:.0%}' for a, b in intervals)}"
+            )
+            lines.append(f"    of tokens                   n {' '.join(map(str, row.counts))}")
         lines.append(f"    tokens per pass, by length  {' '.join(f'{x:.2f}' for x in row.tokens_per_pass)}")
     return "\n".join(lines)
 
@@ -143,6 +152,7 @@ def _head_row(folder: Path, fingerprint: str) -> TrainedRow:
         card.tokens_per_pass,
         version.number,
         tuple(numbers(folder)),
+        counts=card.counts,
     )
 
 
@@ -154,7 +164,8 @@ def _draft_model_row(folder: Path, fingerprint: str) -> TrainedRow:
     except PacelineError as error:
         return TrainedRow(folder.name, "", "", False, (), (), problem=str(error))
     suits, after = card.fingerprint == fingerprint, card.after
-    return TrainedRow(folder.name, "model", card.target, suits, after.by_place, after.tokens_per_pass)
+    figures = after.by_position, after.tokens_per_pass
+    return TrainedRow(folder.name, "model", card.target, suits, *figures, counts=after.counts)
 
 
 @drafters_app.command()

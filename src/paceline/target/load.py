@@ -54,15 +54,45 @@ def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
 
 def load_quantized_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTarget:
     """The same model in 4 bits a weight, with a smaller cache of its own: something to guess with."""
-    if placement(config)[0].type != "cpu":
-        raise _no_copy(path, "nothing here runs such weights on a GPU")
+    if reason := unsupported_copy_reason(path, config, target.bytes_held):
+        raise _no_copy(path, reason)
     smaller = replace(config, cache_mb=min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4)))
     try:
-        return _native(path, smaller, max_bytes=int(MAX_COPY_SHARE * target.bytes_held))
+        return _native(path, smaller, four_bits=True)
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
-    except _Unsupported as reason:
-        raise _no_copy(path, str(reason)) from None
+    except _Unsupported as problem:
+        raise _no_copy(path, str(problem)) from None
+
+
+def unsupported_copy_reason(path: Path, config: EngineConfig, target_bytes: int | None = None) -> str | None:
+    """Why a copy of a model in 4 bits cannot draft for it, without reading its weights; None: it can.
+
+    target_bytes: those of the loaded model's weights; without it, those it would have.
+    """
+    device, dtype = placement(config)
+    if device.type != "cpu":
+        return "nothing here runs such weights on a GPU"
+    where, why = native_path()
+    if where is None:
+        return why
+    try:
+        checkpoint = open_checkpoint(path)
+    except OSError as error:
+        raise ModelError.unreadable(path, error) from error
+    tensors = dict(canonical_tensors(checkpoint))
+    if against := unsupported_reason(checkpoint.shape, tensors, quantise=True):
+        return against
+    if target_bytes is None:
+        native = config.dtype in ("auto", "int8") and not unsupported_reason(
+            checkpoint.shape, tensors, quantise=config.dtype == "int8"
+        )
+        dense = sum(entry.elements for entry in tensors.values()) * dtype.itemsize
+        target_bytes = plan(tensors).nbytes if native else dense
+    mb, max_mb = plan(tensors, four_bits=True).nbytes / 1e6, MAX_COPY_SHARE * target_bytes / 1e6
+    if mb <= max_mb:
+        return None
+    return f"it would take {mb:.0f} MB, and more than {max_mb:.0f} MB save too little of a pass"
 
 
 def _no_copy(path: Path, reason: str) -> DrafterMismatch:
@@ -71,25 +101,19 @@ def _no_copy(path: Path, reason: str) -> DrafterMismatch:
     )
 
 
-def _native(path: Path, config: EngineConfig, max_bytes: int | None = None) -> NativeTarget:
-    """most_bytes: for a copy in 4 bits a weight, which is of no use if it takes more."""
-    copied = max_bytes is not None
+def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> NativeTarget:
+    """four_bits: weights that take more are rounded to 4 bits."""
     where, why = native_path()
     if where is None:
         raise _Unsupported(why)
     checkpoint = open_checkpoint(path)
     tensors = dict(canonical_tensors(checkpoint))
-    against = unsupported_reason(checkpoint.shape, tensors, quantise=copied or config.dtype == "int8")
+    against = unsupported_reason(checkpoint.shape, tensors, quantise=four_bits or config.dtype == "int8")
     if against:
         raise _Unsupported(against)
-    if max_bytes is not None and (nbytes := plan(tensors, four_bits=True).nbytes) > max_bytes:
-        mb, most = nbytes / 1e6, max_bytes / 1e6
-        raise _Unsupported(
-            f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass"
-        )
     weights_id = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=copied)
+        weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=four_bits)
     except NotCompiled as error:
         raise _Unsupported(str(error)) from error
     return NativeTarget(checkpoint.shape, weights, weights_id, where, config)

@@ -26,7 +26,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
-from paceline.train.losses.block import guesses
+from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from support.torch_cases import CONFIG, VOCAB
@@ -149,7 +149,7 @@ def teacher_forced(net: BlockHead, seq: Seq, drafted: Sequence[int]) -> Floats:
     text = torch.tensor([[*seq.tokens, *drafted]])
     hidden, final = tiny_model().features(text, net.shape.taps)
     with torch.no_grad():
-        logits, _ = guesses(
+        logits, _ = draft_logits(
             net, TrainBatch(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]])
         )
     whole = np.full((net.shape.block, VOCAB), -np.inf, np.float32)

@@ -50,16 +50,16 @@ def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) 
 
 @pytest.fixture(scope="module")
 def medusa() -> MedusaHead:
-    net, lesson = medusa_net(), a_lesson((4,), 16)
-    learn(list(net.parameters()), lambda: medusa_loss(net, lesson)[0], 60)
+    net, batch = medusa_net(), a_lesson((4,), 16)
+    learn(list(net.parameters()), lambda: medusa_loss(net, batch)[0], 60)
     return net
 
 
 @pytest.fixture(scope="module")
 def eagle() -> EagleHead:
-    net, lesson = eagle_net(), a_lesson(TAPS, 16)
+    net, batch = eagle_net(), a_lesson(TAPS, 16)
     drawn = torch.Generator().manual_seed(0)
-    learn(list(net.parameters()), lambda: eagle_loss(net, lesson, MODEL.head, drawn)[0], 30)
+    learn(list(net.parameters()), lambda: eagle_loss(net, batch, MODEL.head, drawn)[0], 30)
     return net
 
 
@@ -188,14 +188,14 @@ def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, le
 
 def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     """Along the true text, each guess's logits are those of the training step; window and chunks included."""
-    lesson = a_lesson(TAPS, 1)
+    batch = a_lesson(TAPS, 1)
     net = eagle_net(window=9)
     net.load_state_dict(eagle.state_dict())
     with torch.no_grad():
-        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, lesson, every_place(lesson), 4)]
+        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, batch, every_place(batch), 4)]
     drafter, seq = EagleDrafter(net), a_seq()
     a_text(drafter, seq)
-    after = tuple(lesson.tokens[0, 20:23].tolist())
+    after = tuple(batch.tokens[0, 20:23].tolist())
     spots = [Position(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
     with torch.inference_mode():
         found = drafter._look(spots)
@@ -205,12 +205,12 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
 
 
 def test_medusa_is_used_as_it_was_taught(medusa: MedusaHead) -> None:
-    lesson = a_lesson((4,), 1)
+    batch = a_lesson((4,), 1)
     drafter, seq = MedusaDrafter(medusa), a_seq(temperature=0.0)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 9)])
     with torch.no_grad():
-        wanted = medusa(lesson.hidden[4])[0, 18].argmax(-1)
+        wanted = medusa(batch.hidden[4])[0, 18].argmax(-1)
     assert draft.tokens == tuple(medusa.draft_ids[wanted].tolist())
     assert draft.parents is None
 

@@ -310,5 +310,5 @@ def _draw(ask: Ask, size: int) -> SampleCall | None:
     owner = chooser(params)
     assert owner.among is not None
     place = len(seq.tokens) - seq.prompt_len + len(ask.after)
-    keys = [noise_key(params.seed, params.choice, CHOICE, place + i) for i in range(size)]
+    keys = [noise_key(params.noise_seed, params.choice, CHOICE, place + i) for i in range(size)]
     return SampleCall(owner.among.function, owner.among.settings, keys, owner)

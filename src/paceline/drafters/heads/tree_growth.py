@@ -147,7 +147,7 @@ def _choice(row: Floats, position: Position, mask: Bits | None) -> int:
     """The one token that `sample_tokens` would give, without ranking all the others."""
     seq = position.ask.seq
     index = len(seq.tokens) - seq.prompt_len + len(position.written)
-    key = noise_key(seq.params.seed, seq.params.choice, CHOICE, index, 0)
+    key = noise_key(seq.params.noise_seed, seq.params.choice, CHOICE, index, 0)
     return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, position.written), mask)
 
 

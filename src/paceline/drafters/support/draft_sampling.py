@@ -74,7 +74,7 @@ def _key(seq: Seq, depth: int) -> Key:
     """The noise the target will use at this position; where q is needed, coins of this round instead."""
     index = len(seq.tokens) - seq.prompt_len
     stream, position, slot = (DRAFT, index, depth) if needs_q(seq) else (CHOICE, index + depth, 0)
-    return noise_key(seq.params.seed, seq.params.choice, stream, position, slot)
+    return noise_key(seq.params.noise_seed, seq.params.choice, stream, position, slot)
 
 
 def _without_replacement(p: Doubles, tokens: Sequence[int]) -> list[Doubles]:

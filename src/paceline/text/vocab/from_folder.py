@@ -40,8 +40,9 @@ def vocabulary_from_folder(folder: Path) -> Vocabulary:
 def _backend(file: Path) -> Backend:
     if not file.is_file():
         raise TextError(f"{file.parent} has no tokenizer.json: expected a folder saved with its tokenizer")
+    data = file.read_bytes()
     try:
-        backend = Backend.from_file(str(file))
+        backend = Backend.from_buffer(data)
     except Exception as problem:  # the library raises bare exceptions
         raise CorruptModel(f"{file} is damaged ({problem}): fetch it again") from None
     backend.no_truncation()
