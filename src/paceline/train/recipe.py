@@ -87,10 +87,10 @@ def new_recipe(
 
     draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
     """
-    pieces = pieces_of(model)
-    net = HEAD_TYPES[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+    embeddings = pieces_of(model)
+    net = HEAD_TYPES[config.kind].net(_shape(config, model.shape, len(draft_ids)), embeddings, draft_ids)
     generator = torch.Generator().manual_seed(config.seed)
-    net.init_weights(pieces, generator)
+    net.init_weights(embeddings, generator)
     if isinstance(net, BlockHead):
         if weights is not None:
             net.init_from_target(weights, model.shape.layers)

@@ -71,7 +71,7 @@ class BlockLoss:
         """Of the r places that count: `parts`, whose sum are the logits [r, draft_vocab], and `sure` [r]."""
         net, weights, real = self.net, self.weights, anchors.real
         best, p = self._wanted(batch, anchors)
-        wanted = net.number[best]
+        wanted = net.draft_index[best]
         known = wanted < net.shape.draft_vocab
         cross, apart, divergence, right = compared(*parts, p, wanted.clamp(max=net.shape.draft_vocab - 1))
         worth = choice_weights(torch.where(known, (-cross).exp(), 0.0).detach(), real, weights.smoothing)
@@ -110,7 +110,7 @@ def run_blocks(net: BlockHead, batch: TrainBatch, at: Tensor) -> tuple[Tensor, T
     """Blocks from anchors `at` [b, a]: the net's output [b, a, block, width], and the tokens before each."""
     positions = torch.arange(batch.tokens.shape[1], device=at.device).expand_as(batch.tokens)
     context = net.context(net.features(batch.hidden), positions)
-    hidden = net.block(batch.tokens.gather(1, at), at, context, net.sees(at, positions))
+    hidden = net.block(batch.tokens.gather(1, at), at, context, net.visible(at, positions))
     return hidden, _after(batch.tokens, at, net.shape.block, 0)
 
 

@@ -53,9 +53,9 @@ def unrolled(net: EagleHead, batch: TrainBatch, at: Tensor, steps: int) -> list[
     step 0 at every place, and each chain sees its own later steps besides.
     """
     everywhere = torch.arange(batch.tokens.shape[1], device=at.device).expand_as(batch.tokens)
-    fused = net.fused(batch.hidden)
+    fused = net.fuse_taps(batch.hidden)
     text = checkpointed(net.rows, shift_left(batch.tokens, 1), fused, everywhere).keys_values
-    sees, chain = net.sees(at, everywhere), text.new_zeros(*at.shape, 0, *text.shape[2:])
+    sees, chain = net.visible(at, everywhere), text.new_zeros(*at.shape, 0, *text.shape[2:])
     out = [fused.gather(1, at[:, :, None].expand(-1, -1, fused.shape[-1]))]
     for j in range(steps):
         tokens = shift_left(batch.tokens, 1 + j).gather(1, at)
@@ -93,7 +93,7 @@ def _wanted(net: EagleHead, batch: TrainBatch, head: Tensor) -> tuple[Tensor, Te
     Only of those whose likeliest token can be guessed; what cannot is left out of the law.
     """
     wanted = soft_targets(batch, head, net.draft_ids)
-    fits = net.number[wanted.best] < net.shape.draft_vocab
+    fits = net.draft_index[wanted.best] < net.shape.draft_vocab
     number = torch.full_like(batch.tokens, -1)
     number[wanted.which >= 0] = torch.where(fits, fits.cumsum(0) - 1, -1)
     law = wanted.law[fits]

@@ -15,7 +15,7 @@ def medusa_loss(net: MedusaHead, batch: TrainBatch, decay: float = 0.8) -> tuple
     real = valid_starts(batch)  # and whether all up to the guessed token are the target's own words
     for i in range(net.shape.block):
         real = real & shift_left(batch.mask, 2 + i)
-        wanted = net.number[shift_left(batch.tokens, 2 + i)]
+        wanted = net.draft_index[shift_left(batch.tokens, 2 + i)]
         counts = real & (wanted < net.shape.draft_vocab)
         right = torch.zeros_like(real)
         if counts.any():
