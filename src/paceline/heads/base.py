@@ -50,7 +50,7 @@ class HeadConfig(Protocol):
 
 
 class DraftHead(nn.Module):
-    """A draft head. Its parameters are its own weights; the target's tensors are buffers that are not saved."""
+    """A draft head. Parameters are its own weights; the target's tensors are buffers that are not saved."""
 
     draft_ids: Tensor  # [draft_vocab]: the draft vocabulary, ascending
     draft_index: Tensor  # [vocab]: index of a token in draft_ids; draft_vocab for a token outside
