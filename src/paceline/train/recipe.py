@@ -49,9 +49,7 @@ class TrainConfig(Schedule):
         Schedule.__post_init__(self)
         for name in ("kind", "optimizer"):
             known = get_args(Kind if name == "kind" else Optimizer)
-            require(
-                lambda x, known=known: x in known, name, getattr(self, name), f"one of {', '.join(known)}"
-            )
+            require(known.__contains__, name, getattr(self, name), f"one of {', '.join(known)}")
         counts = {"eval_steps": 1, "taps": 1, "draft_vocab": 1, "layers": 1, "block": 2}
         counts |= {"markov_rank": 1, "window": 1, "anchors": 1}
         require_whole(self, *counts)
