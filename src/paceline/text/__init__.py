@@ -1,7 +1,7 @@
 """The only place where text exists: tokenizer, chat template, streaming, tool calls."""
 
 from paceline.text.chat_template import Message, Tool
-from paceline.text.detokenizer import Detokenizer, StopStrings, TextStream
+from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tool_calls.formats import FORMATS, ToolCall, ToolFormat, render_calls, tool_format
 from paceline.text.tool_calls.parse import parse_tool_calls
@@ -13,9 +13,9 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "Detokenizer",
+    "IncrementalDecoder",
     "Message",
-    "StopStrings",
-    "TextStream",
+    "StopChecker",
     "Tokenizer",
     "Tool",
     "ToolCall",

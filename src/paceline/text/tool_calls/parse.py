@@ -15,8 +15,8 @@ from paceline.text.tool_calls.formats import (
     ToolFormat,
     render_calls,
 )
-from paceline.text.tool_calls.parser import ToolReader
-from paceline.text.tool_calls.tool_events import Arguments, Begun, Broken, Ended, Text
+from paceline.text.tool_calls.parser import ToolCallParser
+from paceline.text.tool_calls.tool_events import CallArguments, CallBegin, CallEnd, CallError, TextEvent
 
 _FENCE: Final = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 
@@ -117,22 +117,22 @@ def _bare_calls(text: str) -> list[ToolCall]:
 
 
 def _read(text: str, format: ToolFormat) -> tuple[str, list[ToolCall], list[str]]:
-    reader = ToolReader(format)
+    reader = ToolCallParser(format)
     content: list[str] = []
     calls: list[ToolCall] = []
     errors: list[str] = []
     name = arguments = ""
     for event in [*reader.push(text), *reader.flush()]:
         match event:
-            case Text():
+            case TextEvent():
                 content.append(event.text)
-            case Begun():
+            case CallBegin():
                 name, arguments = event.name, ""
-            case Arguments():
+            case CallArguments():
                 arguments += event.text
-            case Ended():
+            case CallEnd():
                 calls.append(ToolCall(name, json.loads(arguments), arguments))
-            case Broken():
+            case CallError():
                 errors.append(
                     f"the tool call at character {event.at} {event.problem}: {_short(text[event.at :])}"
                 )

@@ -4,11 +4,18 @@ import json
 import re
 from typing import Final
 
-from paceline.text.detokenizer import held_back
+from paceline.text.detokenizer import partial_match_len
 from paceline.text.tool_calls.call_json import CALL_HEAD, decoded_name, has_only_other_members, read_call
 from paceline.text.tool_calls.formats import ToolFormat
 from paceline.text.tool_calls.json_scanner import JsonScanner
-from paceline.text.tool_calls.tool_events import Arguments, Begun, Broken, Ended, Event, Text
+from paceline.text.tool_calls.tool_events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallError,
+    Event,
+    TextEvent,
+)
 
 _NAMED: Final = re.compile(r"([\w.-]{1,99})(?:\[CALL_ID\]\w{1,60})?(?:\[ARGS\])?\s{0,9}(?=\{)", re.ASCII)
 _NAMED_SO_FAR: Final = re.compile(r"[\w.-][\w.\-\[\]]{0,200}\s{0,9}", re.ASCII)
@@ -22,7 +29,7 @@ _NO_CALL: Final = f"needs {_SHAPE}"
 _CUT_OFF: Final = "is not valid JSON: it has no end"
 
 
-class ToolReader:
+class ToolCallParser:
     """Cutting the text in another way never changes what is read.
 
     Blanks before the first call, between calls and after the last, and one line break between text and a
@@ -83,7 +90,7 @@ class ToolReader:
             self._tell_text(self._take(at - line_break))
             return self._open(line_break, trigger)
         marks = (trigger, f"\n{trigger}") if self._format.anywhere and not self._last else ()
-        self._tell_text(self._take(len(self._text) - held_back(self._text, marks)))
+        self._tell_text(self._take(len(self._text) - partial_match_len(self._text, marks)))
         return False
 
     def _open(self, blank: int, trigger: str) -> bool:
@@ -168,7 +175,7 @@ class ToolReader:
             return self._break(_NO_CALL)
         name, arguments = call
         self._begin_call(name, self._scanned)
-        self._events.append(Arguments(arguments))
+        self._events.append(CallArguments(arguments))
         self._end_call()
         self._step = self._after_call
         return True
@@ -179,7 +186,7 @@ class ToolReader:
         self._take(length)
         if not self._wrapped:
             self._scanner = JsonScanner()
-        self._events.append(Begun(name, self._begun_at))
+        self._events.append(CallBegin(name, self._begun_at))
         self._step = self._arguments
 
     def _arguments(self) -> bool:
@@ -202,10 +209,10 @@ class ToolReader:
     def _tell_arguments(self, told: str, length: int) -> None:
         self._take(length)
         if told:
-            self._events.append(Arguments(told))
+            self._events.append(CallArguments(told))
 
     def _end_call(self) -> None:
-        self._events.append(Ended())
+        self._events.append(CallEnd())
         self._called = True
 
     def _rest_of_object(self) -> bool:
@@ -255,13 +262,13 @@ class ToolReader:
     def _break(self, problem: str) -> bool:
         """No call begins here: what was taken for one is text, and may hold a call further on."""
         start = self._at - len(self._lead)
-        self._events.append(Broken(problem, start, start))
+        self._events.append(CallError(problem, start, start))
         self._tell_text(self._lead)
         return self._continue_as_prose()
 
     def _break_off(self, problem: str) -> bool:
         """A call that has begun goes no further."""
-        self._events.append(Broken(problem, self._begun_at, self._at))
+        self._events.append(CallError(problem, self._begun_at, self._at))
         return self._continue_as_prose()
 
     def _continue_as_prose(self) -> bool:
@@ -272,7 +279,7 @@ class ToolReader:
 
     def _tell_text(self, text: str) -> None:
         if text:
-            self._events.append(Text(text))
+            self._events.append(TextEvent(text))
 
     def _scan(self, end: int) -> bool:
         """Feeds the scanner up to `end`, or up to the object's end; False if the text is not JSON."""

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.text.tool_calls.formats import ToolFormat
-from paceline.text.tool_calls.parser import ToolReader
-from paceline.text.tool_calls.tool_events import Arguments, Begun, Broken, Ended, Event, Text
+from paceline.text.tool_calls.parser import ToolCallParser
+from paceline.text.tool_calls.tool_events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallError,
+    Event,
+    TextEvent,
+)
 
 _ID_LETTERS: Final = string.ascii_letters + string.digits
 
@@ -38,7 +45,7 @@ class ToolStream:
     """
 
     def __init__(self, format: ToolFormat) -> None:
-        self._reader = ToolReader(format)
+        self._reader = ToolCallParser(format)
         self._index = 0  # of the call that is read, or else of the next
 
     def push(self, text: str) -> list[Delta]:
@@ -52,15 +59,15 @@ class ToolStream:
         deltas: list[Delta] = []
         for event in events:
             match event:
-                case Text():
+                case TextEvent():
                     _append(deltas, ContentDelta(event.text))
-                case Begun():
+                case CallBegin():
                     _append(deltas, CallDelta(self._index, event.name, ""))
-                case Arguments():
+                case CallArguments():
                     _append(deltas, CallDelta(self._index, None, event.text))
-                case Ended():
+                case CallEnd():
                     self._index += 1
-                case Broken(begun=True):
+                case CallError(begun=True):
                     self._index += 1
         return deltas
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextEvent:
     """What is no part of a call."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class CallBegin:
     """A call; Arguments follow, then Ended or Broken."""
 
     name: str
@@ -19,17 +19,17 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CallArguments:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CallEnd:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class CallError:
     """What looked like a call cannot be read as one. The text from `end` on follows as Text."""
 
     problem: str
@@ -41,4 +41,4 @@ class Broken:
         return self.end > self.at
 
 
-Event = Text | Begun | Arguments | Ended | Broken
+Event = TextEvent | CallBegin | CallArguments | CallEnd | CallError
