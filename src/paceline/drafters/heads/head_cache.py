@@ -136,7 +136,7 @@ class HeadCache:
 
     def end(self, seq: Seq) -> None:
         followed = self._live.pop(seq.id, None)
-        if followed is None or not seq.learn or not len(followed.track):
+        if followed is None or not seq.remember or not len(followed.track):
             return
         tokens, shelf = np.array(seq.tokens, np.int64), self._past.pop(seq.tenant, OrderedDict())
         self._past[seq.tenant] = shelf  # the tenant heard of last is last
@@ -171,7 +171,7 @@ class HeadCache:
         if not seq.cached:
             return best
         for other in self._live.values():
-            if other.seq.tenant == seq.tenant and other.seq.learn:
+            if other.seq.tenant == seq.tenant and other.seq.remember:
                 best = max(best, self._usable(np.array(other.seq.tokens), other.track, tokens, seq), key=len)
         shelf = self._past.get(seq.tenant, OrderedDict())
         for number, past in shelf.items():
