@@ -114,7 +114,7 @@ class Admission:
         route = self._route(path, http.headers, body)
         ticket = self._charge(key, body)
         if self._trainer is not None:
-            self._trainer.arrived()
+            self._trainer.request_arrived()
         context = http.state.context = RequestContext(
             endpoint=path,
             route=route,

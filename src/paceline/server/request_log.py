@@ -143,7 +143,9 @@ class RequestLog:
             seq = output.seq
             wrong = rejected_positions(output.rounds)
             constrained = seq.cursor is not None
-            self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
+            self.trainer.add_sample(
+                TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained)
+            )
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs

@@ -20,12 +20,12 @@ from paceline.heads.runner import (
     chain_starts,
 )
 from paceline.sampling import CHOICE, chooser, noise_key
-from paceline.target.native.block_head import NativeBlock, reason_against
+from paceline.target.native.block_head import NativeBlock, unsupported_reason
 from support.block_cases import (
     SHAPES,
     a_net,
+    a_pool,
     a_target,
-    a_team,
     a_text,
     all_of,
     as_float32,
@@ -204,9 +204,11 @@ def test_what_it_cannot_run_is_refused() -> None:
     shape = SHAPES["odd"]
     net = a_net(shape)
     target = a_target().shape
-    assert reason_against(shape, target) is None
-    assert reason_against(replace(shape, markov_rank=24), target) == "markov_rank is 24, no multiple of 32"
-    assert reason_against(replace(shape, width=96), target) == "its width is 96, and the target's is 64"
+    assert unsupported_reason(shape, target) is None
+    assert (
+        unsupported_reason(replace(shape, markov_rank=24), target) == "markov_rank is 24, no multiple of 32"
+    )
+    assert unsupported_reason(replace(shape, width=96), target) == "its width is 96, and the target's is 64"
     runner = native(net)
     text = a_text(runner, shape, 4)
     with pytest.raises(ValueError, match="not of this runner's type"):
@@ -254,12 +256,12 @@ def test_a_net_may_be_gone_before_its_runner() -> None:
 
 def test_weights_stay_as_long_as_threads_may_fetch_them() -> None:
     shape = SHAPES["odd"]
-    net, team = a_net(shape), a_team()
-    first = beside(net, team)
+    net, pool = a_net(shape), a_pool()
+    first = beside(net, pool)
     first.fill([a_text(first, shape, 3)], shape.block)
     weights = weakref.ref(first._held[0])
     del first
     assert weights() is not None
-    second = beside(net, team)
+    second = beside(net, pool)
     second.fill([a_text(second, shape, 3)], shape.block)
     assert weights() is None

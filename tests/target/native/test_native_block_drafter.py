@@ -15,7 +15,7 @@ from paceline.heads.runner import BlockRunner, TorchBlock
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
-from support.block_cases import a_target, a_team, a_trained_net, beside, its_words
+from support.block_cases import a_pool, a_target, a_trained_net, beside, its_words
 from support.torch_cases import CONFIG
 
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -31,7 +31,7 @@ class NoGuess(Drafter):
 
 def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
     net = a_trained_net()
-    return BlockDrafter(runner or beside(net, a_team()))
+    return BlockDrafter(runner or beside(net, a_pool()))
 
 
 def run(
