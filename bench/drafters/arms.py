@@ -23,7 +23,7 @@ from paceline.loading import (
     quantized_drafter,
     read_heads,
 )
-from paceline.target.hardware import give_back_memory
+from paceline.target.hardware import trim_heap
 from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Drafter
@@ -93,7 +93,7 @@ def held(gpu: bool) -> int:
     gc.collect()
     if gpu:
         return torch.cuda.memory_allocated()
-    give_back_memory()
+    trim_heap()
     return resident()
 
 

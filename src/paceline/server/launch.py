@@ -27,7 +27,7 @@ from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import spans_from_environment
-from paceline.target.hardware import share_heaps
+from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_keys import KeyFile
@@ -200,7 +200,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
-    share_heaps()
+    limit_heap_arenas()
     app = build(settings)
     config = uvicorn.Config(
         asgi(app, settings),

@@ -7,7 +7,7 @@ from typing import Final
 from paceline.heads.head_checkpoint import WEIGHTS, read_card
 from paceline.heads.versions import current
 from paceline.target.hardware import available_memory
-from paceline.target.weights.reader import open_checkpoint, placed_tensors
+from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.trace.online import OnlineTrainingConfig
 
 MB: Final = 1 << 20
@@ -43,7 +43,7 @@ def memory_shortage(
 def needed_bytes(model: Path, roots: Sequence[Path], config: OnlineTrainingConfig) -> int:
     """The peak. Drafters are trained one after the other."""
     checkpoint = open_checkpoint(model)
-    sizes = {name: stored.elements for name, stored in placed_tensors(checkpoint)}
+    sizes = {name: stored.elements for name, stored in canonical_tensors(checkpoint)}
     weights = sum(sizes.values())
     twice = sum(size for name, size in sizes.items() if name.rpartition(".")[2] in FUSED_WEIGHTS)
     shape = checkpoint.shape
