@@ -7,15 +7,15 @@ from itertools import count
 from typing import Any, Final, TypeGuard
 
 from paceline import hub
-from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
+from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
+from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.text import StopStrings, TextStream
+from paceline.text import Detokenizer, StopChecker
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -79,12 +79,12 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        wanted: OutputSpec = ANYTHING,
+        wanted: OutputSpec = UNCONSTRAINED,
         *,
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
-        learn: bool = True,
+        remember: bool = True,
         template: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
         """Everything a request needs before the engine sees it. May be called from any thread.
@@ -105,12 +105,12 @@ class LLM:
             spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
+            stopped_by=StopChecker(self.tokenizer, params.stop, keep=marks) if params.stop else None,
             cursor=self._cursor(wanted, prompt_end, params.ignore_eos),
-            learn=learn,
+            remember=remember,
         )
         parser = OutputParser(wanted.parser(prompt_end), self.tokenizer.tool_format if wanted.calls else None)
-        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
+        return RequestOutput(seq, Detokenizer(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,
@@ -126,7 +126,8 @@ class LLM:
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
-        learn: bool = True,
+        remember: bool = True,
+        learn: bool | None = None,
         **sampling: Any,
     ) -> Stream:
         """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
@@ -134,12 +135,14 @@ class LLM:
         Without a seed in either, each request draws one.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
-        learn=False: drafters remember nothing of it for later requests.
+        remember=False: drafters remember nothing of it for later requests (`learn` is the name before 0.2).
 
         With tools, every call the model makes is one that its tool's schema allows; tool_choice is auto,
         required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
         model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
         """
+        if learn is not None:
+            warn_renamed("learn", "remember")
         wanted = OutputSpec(
             tuple(tools or ()),
             tool_choice or "auto",
@@ -155,7 +158,7 @@ class LLM:
             spec=spec,
             prediction=prediction,
             tenant=tenant,
-            learn=learn,
+            remember=remember if learn is None else learn,
         )
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()

@@ -34,8 +34,8 @@ from paceline.strings import unknown_name
 from paceline.target.base import ModelTarget
 from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement
-from paceline.target.load import load_copy, load_draft, load_target, reason_against_copy
-from paceline.target.weights.reader import open_checkpoint, placed_tensors
+from paceline.target.load import load_draft, load_quantized_copy, load_target, unsupported_copy_reason
+from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 from paceline.text import Tokenizer
 from paceline.types import Drafter
@@ -118,7 +118,7 @@ def unusable(
     draft_model: the one in question for the drafter `model`.
     """
     if drafter == "quantized":
-        return reason_against_copy(model, config or EngineConfig())
+        return unsupported_copy_reason(model, config or EngineConfig())
     if drafter == "model" and draft_model is not None:
         try:
             smaller = _weight_bytes(draft_model) < _weight_bytes(model)
@@ -147,7 +147,7 @@ def _check_usable(
 def _weight_bytes(model: Path) -> int:
     """Bytes of the weights in its file; a pass reads about as many."""
     try:
-        return sum(stored.nbytes for _, stored in placed_tensors(open_checkpoint(model)))
+        return sum(stored.nbytes for _, stored in canonical_tensors(open_checkpoint(model)))
     except OSError as error:
         raise ModelError.unreadable(model, error) from error
 
@@ -196,7 +196,7 @@ def model_drafter(
 
 def quantized_drafter(target: ModelTarget, path: Path, config: EngineConfig) -> Drafter:
     """The target's weights in 4 bits. Loaded only if named: it takes memory."""
-    copy = load_copy(path, config, target)
+    copy = load_quantized_copy(path, config, target)
     cost = copy.bytes_held / target.bytes_held
     return ModelDrafter(copy, target.vocab_size, cost=cost, name="quantized")
 
@@ -255,7 +255,7 @@ def _identity(model: Path) -> tuple[str, int]:
     """Fingerprint and vocabulary size."""
     try:
         checkpoint = open_checkpoint(model)
-        return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
+        return fingerprint(checkpoint.identity, canonical_tensors(checkpoint)), checkpoint.shape.vocab_size
     except OSError as error:
         raise ModelError.unreadable(model, error) from error
 

@@ -92,7 +92,7 @@ class AsyncEngine:
             spec=params.spec,
             prediction=params.prediction,
             tenant=context.tenant,
-            learn=context.remember,
+            remember=context.remember,
             template=params.template,
         )
         output.seq.priority, output.seq.deadline = context.priority, context.deadline

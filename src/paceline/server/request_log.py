@@ -131,7 +131,7 @@ class RequestLog:
         self._recorder.finished(record, seq.id, context.route.trace_text)
 
     def _add_training_sample(self, context: RequestContext, output: RequestOutput) -> None:
-        """Unless the request, its route or the server asked that nothing of it be kept."""
+        """Unless the request, its route or the server opted out."""
         if self.trainer is None or output.finish not in ("stop", "length"):
             return
         allowed = (
@@ -143,7 +143,9 @@ class RequestLog:
             seq = output.seq
             wrong = rejected_positions(output.rounds)
             constrained = seq.cursor is not None
-            self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
+            self.trainer.add_sample(
+                TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained)
+            )
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs

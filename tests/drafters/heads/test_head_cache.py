@@ -40,7 +40,7 @@ def turns(draw: st.DrawFn) -> list[Seq]:
         if len(made) and draw(st.booleans()):
             tokens = [*draw(st.sampled_from(made)).tokens, *tokens]
         seq = Seq(f"s{i}", tokens, len(tokens), tenant=draw(st.sampled_from("ab")))
-        seq.cached, seq.learn = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
+        seq.cached, seq.remember = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
         made.append(seq)
     return made
 
@@ -86,7 +86,7 @@ def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from(
     cache = HeadCache((2,))
     tokens = list(range(20))
     for learn, tenant in ((True, "other"), (False, "")):
-        seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, learn=learn)
+        seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, remember=learn)
         cache.begin(seq)
         cache.append(seq.id, 0, torch.ones(20, 2))
         again = Seq("again", tokens, 20, cached=19)

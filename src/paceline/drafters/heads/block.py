@@ -204,7 +204,7 @@ class BlockDrafter(Drafter):
             bound = ask.cursor.fill(mask)
         except ConstraintError:  # raised again if the output gets here
             return NO_DRAFT
-        (row,), (logit,) = self.runner.look([self._chain_start(ask, ask.after)])
+        (row,), (logit,) = self.runner.logits_at([self._chain_start(ask, ask.after)])
         if bound:
             row[(mask[self._mask_words] >> self._mask_bits & 1) == 0] = -np.inf
         best = int(row.argmax())
@@ -244,7 +244,7 @@ class BlockDrafter(Drafter):
         sizes, texts = list(map(self._length, asks)), [self._context(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
         calls, slots = list(map(_sample_call, asks, sizes)), max(map(self._slots, asks))
-        outputs, chains = self.runner.guess(parts, texts, slots, firsts, sizes, calls)
+        outputs, chains = self.runner.draft_chains(parts, texts, slots, firsts, sizes, calls)
         for ask, output in zip(asks, outputs, strict=True):
             self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), output)
         return [self._chain(*parts) for parts in zip(asks, sizes, *chains, strict=True)]
@@ -283,7 +283,7 @@ class BlockDrafter(Drafter):
         new = [p for p in inside if p.written not in self._blocks[p.ask.seq.id].logits]
         if not new:
             return
-        logits, confidences = self.runner.look([self._chain_start(p.ask, p.written) for p in new])
+        logits, confidences = self.runner.logits_at([self._chain_start(p.ask, p.written) for p in new])
         for p, row, logit in zip(new, logits, confidences, strict=True):
             chance = self.calibration.chance(len(p.written), logit)
             self._blocks[p.ask.seq.id].logits[p.written] = row, chance
@@ -308,7 +308,7 @@ class BlockDrafter(Drafter):
         if params.temperature == 0:
             return not params.logit_bias
         cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # which the grammar would change
-        return self.runner.draws and not (cut and ask.cursor) and chooser(params).among is not None
+        return self.runner.samples and not (cut and ask.cursor) and chooser(params).among is not None
 
 
 def _sample_call(ask: Ask, size: int) -> SampleCall | None:

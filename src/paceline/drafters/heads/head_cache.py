@@ -141,7 +141,7 @@ class HeadCache:
 
     def end(self, seq: Seq) -> None:
         running = self._running.pop(seq.id, None)
-        if running is None or not seq.learn or not len(running.rows):
+        if running is None or not seq.remember or not len(running.rows):
             return
         tokens, ended = array("q", seq.tokens), self._ended.pop(seq.tenant, OrderedDict())
         self._ended[seq.tenant] = ended  # the most recently used tenant is last
@@ -176,7 +176,7 @@ class HeadCache:
             return best
         tokens = array("q", seq.tokens)
         for other in self._running.values():
-            if other.seq.tenant == seq.tenant and other.seq.learn:
+            if other.seq.tenant == seq.tenant and other.seq.remember:
                 usable = self._usable(array("q", other.seq.tokens), other.rows, tokens, seq)
                 best = max(best, usable, key=len)
         ended = self._ended.get(seq.tenant, OrderedDict())
