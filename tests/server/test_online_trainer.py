@@ -31,7 +31,7 @@ from paceline.train.train_decoder import TrainDecoder
 from support.processes import state
 from support.running import Running, running, until
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PLACES = {
     "Japan": "Tokyo",

@@ -16,7 +16,7 @@ import pytest
 from support.process import COMMAND, MODEL, Process, served
 from support.running import until
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 STORY: list[Any] = [{"role": "user", "content": "Tell a long story."}]
 EXIT_S = 60.0

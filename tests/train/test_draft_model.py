@@ -32,7 +32,7 @@ from support.killed_once import Done as AnyDone
 from support.talk import WEATHER, user
 from support.torch_cases import some_layers
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[DraftJob, DraftCard]
 

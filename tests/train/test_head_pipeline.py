@@ -35,7 +35,7 @@ from support.killed_once import (
 from support.killed_once import Done as AnyDone
 from support.talk import WEATHER, user
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[TrainJob, Card]
 

@@ -24,6 +24,8 @@ from paceline.train.train_decoder import TrainDecoder
 from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
 from support.torch_cases import VOCAB
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_model()
 CONFIG = OnlineTrainingConfig(steps=40, lr=8e-3, held_out=0.3, min_positions=1, batch_tokens=320)
 

@@ -17,7 +17,7 @@ from paceline.train.data.synthetic import synthesize
 from paceline.train.train_decoder import TrainDecoder
 from support.talk import called, record, user, write
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 HOW = Rollout(slots=8)
 
 

@@ -18,6 +18,8 @@ from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verd
 from support.block_cases import a_pool, a_target, a_trained_net, beside, its_words
 from support.torch_cases import CONFIG
 
+pytestmark = pytest.mark.slow
+
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
 

@@ -16,6 +16,8 @@ from support.packed_cases import built
 from support.scarce import FLAGS, Scarce
 from support.torch_cases import open_with, some_tokens
 
+pytestmark = pytest.mark.slow
+
 PATH = "portable"  # every path allocates alike
 SHAPE = SHAPES["odd"]
 
