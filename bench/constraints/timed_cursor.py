@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.constraints import Compiler, Constraint, Triggered
+from paceline.constraints import Compiler, Constraint, StructuralTag
 from paceline.types import Bits, Cursor
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class WatchedCompiler(Compiler):
 
     clock = Clock()
 
-    def cursor(self, constraint: Constraint | Triggered, ignore_eos: bool = False) -> Cursor:
+    def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         return WatchedCursor(
             self.clock.timed(lambda: super(WatchedCompiler, self).cursor(constraint, ignore_eos)), self.clock
         )

@@ -17,7 +17,7 @@ from bench.peers.wire import Answer
 from bench.serve.http_client import Reading, read
 from bench.serve.servers import COMPLETIONS, Way
 from bench.spread import Spread
-from paceline.text import TextStream, Tokenizer
+from paceline.text import Detokenizer, Tokenizer
 
 PATIENCE: Final = 300.0
 TEMPERATURES: Final = (0.0, 0.7)
@@ -76,5 +76,5 @@ def _row(
 
 def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """As an answer shows them."""
-    stream = TextStream(tokenizer, ())
+    stream = Detokenizer(tokenizer, ())
     return "".join(stream.push(token) for token in tokens) + stream.flush()

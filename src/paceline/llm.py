@@ -8,14 +8,14 @@ from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
-from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
+from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.text import StopStrings, TextStream
+from paceline.text import Detokenizer, StopChecker
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
@@ -79,7 +79,7 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        wanted: OutputSpec = ANYTHING,
+        wanted: OutputSpec = UNCONSTRAINED,
         *,
         spec: SpecConfig | None = None,
         prediction: str = "",
@@ -105,12 +105,12 @@ class LLM:
             spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
+            stopped_by=StopChecker(self.tokenizer, params.stop, keep=marks) if params.stop else None,
             cursor=self._cursor(wanted, prompt_end, params.ignore_eos),
             remember=remember,
         )
         parser = OutputParser(wanted.parser(prompt_end), self.tokenizer.tool_format if wanted.calls else None)
-        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
+        return RequestOutput(seq, Detokenizer(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,

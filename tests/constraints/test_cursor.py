@@ -162,8 +162,8 @@ class Spy:
 
 def test_ends_are_not_shown_to_the_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    real = compiler.compiled
-    monkeypatch.setattr(compiler, "compiled", lambda *given: Spy(real(*given), shown))
+    real = compiler.compile_grammar
+    monkeypatch.setattr(compiler, "compile_grammar", lambda *given: Spy(real(*given), shown))
     cursor = Compiler(TOKENIZER, VOCAB).cursor(Regex("ab*"))
     assert cursor.advance(A)
     for _ in range(3):

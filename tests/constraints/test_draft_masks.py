@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Triggered, compiler
-from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, masks, words
+from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, StructuralTag, compiler
+from paceline.constraints.draft_masks import FREE, UNREACHABLE, Masks, allows, masks, words
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Bits, Cursor, Draft
@@ -21,13 +21,13 @@ VOCAB = TOKENIZER.vocab_size
 WORDS = words(VOCAB)
 (END,) = TOKENIZER.eos_ids
 COMPILER = Compiler(TOKENIZER, VOCAB)
-CONSTRAINTS: list[Constraint | Triggered] = [
+CONSTRAINTS: list[Constraint | StructuralTag] = [
     Regex("a(bc)?a*"),
     Regex("abca(aab|bcb)abcab"),
     Choice(("abc", "abcabc", "aab", "c")),
     Json.of({"type": "array", "items": {"enum": ["a", "ab", None]}, "maxItems": 3}),
-    Triggered("ab", Regex("ab(ca|bc)c?"), again=True),
-    Triggered("ab", None),
+    StructuralTag("ab", Regex("ab(ca|bc)c?"), again=True),
+    StructuralTag("ab", None),
 ]
 
 
@@ -63,7 +63,7 @@ def check(made: Masks, draft: Draft, fresh: Callable[[], Cursor], width: int) ->
                 break
         found = made.rows[node + 1]
         if state == "illegal":
-            assert found is UNREACHED
+            assert found is UNREACHABLE
         elif state == "over" or cursor.finished:
             assert found is None
         else:

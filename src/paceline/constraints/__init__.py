@@ -22,17 +22,17 @@ from paceline.constraints.grammars import (
     Json,
     Lark,
     Regex,
-    Triggered,
+    StructuralTag,
     Whitespace,
     response_format,
 )
 from paceline.constraints.python_types import Output, output
-from paceline.constraints.request import ANYTHING, OutputSpec
+from paceline.constraints.request import UNCONSTRAINED, OutputSpec
 from paceline.constraints.template import Template
 from paceline.constraints.tool_grammar import tool_calls
 
 __all__ = [
-    "ANYTHING",
+    "UNCONSTRAINED",
     "Choice",
     "Compiler",
     "Constraint",
@@ -41,8 +41,8 @@ __all__ = [
     "Output",
     "OutputSpec",
     "Regex",
+    "StructuralTag",
     "Template",
-    "Triggered",
     "Whitespace",
     "check",
     "output",

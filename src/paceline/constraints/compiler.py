@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, Triggered, quoted
+from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, quoted
 from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-KEPT: Final = 256  # compiled grammars
-KEPT_BYTES: Final = 16 << 20  # of their texts
+MAX_CACHED: Final = 256  # compiled grammars
+MAX_CACHED_BYTES: Final = 16 << 20  # of their texts
 _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: line and column
 # Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
 LIMITS: Final = {
@@ -37,7 +37,7 @@ LIMITS: Final = {
 }
 
 
-class _Kept(Generic[K, V]):
+class _LruCache(Generic[K, V]):
     """What was made last, up to a number of things and of bytes."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -69,12 +69,14 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may be more than the tokenizer has
-        self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
-        self._triggers: _Kept[tuple[str, Triggered], Trigger] = _Kept(KEPT, KEPT_BYTES)
+        self._grammars: _LruCache[str, Grammar] = _LruCache(MAX_CACHED, MAX_CACHED_BYTES)
+        self._triggers: _LruCache[tuple[str, StructuralTag], Trigger] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES
+        )
 
-    def cursor(self, constraint: Constraint | Triggered, ignore_eos: bool = False) -> Cursor:
+    def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """At the start of an output. ignore_eos: an end token does not end its free text."""
-        if isinstance(constraint, Triggered):
+        if isinstance(constraint, StructuralTag):
             return TriggerCursor(self._trigger(constraint), ignore_eos)
         return GrammarCursor(self._grammar(constraint))
 
@@ -83,14 +85,14 @@ class Compiler:
         return self._grammars.get(
             rules,
             len(rules),
-            lambda: Grammar(lambda: compiled(rules, self._tables), self._tables),
+            lambda: Grammar(lambda: compile_grammar(rules, self._tables), self._tables),
         )
 
-    def _trigger(self, switched: Triggered) -> Trigger:
+    def _trigger(self, switched: StructuralTag) -> Trigger:
         grammar = "" if switched.then is None else switched.then.rules("start", self.spell)
         return self._triggers.get((grammar, switched), len(grammar), lambda: self._new_trigger(switched))
 
-    def _new_trigger(self, switched: Triggered) -> Trigger:
+    def _new_trigger(self, switched: StructuralTag) -> Trigger:
         grammar = None if switched.then is None else self._grammar(switched.then)
 
         def start(written: bytes) -> Cursor | None:
@@ -140,15 +142,15 @@ class Compiler:
 
 def check(constraint: Constraint) -> None:
     """Raises if the constraint cannot be enforced, whatever the model."""
-    bytewise(constraint)
+    byte_matcher(constraint)
 
 
-def bytewise(constraint: Constraint) -> "LLMatcher":
+def byte_matcher(constraint: Constraint) -> "LLMatcher":
     """A matcher whose tokens are the text's bytes."""
-    return compiled(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
+    return compile_grammar(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
 
 
-def compiled(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
+def compile_grammar(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
     """A matcher at the start of the grammar, to be copied for each output."""
     library = _library()
     limits = library.LLParserLimits(verbose_errors=False, **LIMITS)

@@ -27,7 +27,7 @@ class Masks:
 
 
 FREE: Final = Masks(())
-UNREACHED: Final = ConstraintError("a row was read that no legal text leads to")
+UNREACHABLE: Final = ConstraintError("a row was read that no legal text leads to")
 
 
 def refused(token: int) -> ConstraintError:
@@ -49,7 +49,7 @@ def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
     rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):
         before = cursors.get(draft.parent(node))
-        row: Row = UNREACHED
+        row: Row = UNREACHABLE
         if before is not None and before.finished:
             cursors[node], row = before, None
         elif before is not None and _legal(rows[draft.parent(node) + 1], token):

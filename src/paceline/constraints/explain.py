@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.constraints.json_schema import parts
 
-MOST: Final = 400  # characters of an explanation
+MAX_CHARACTERS: Final = 400  # characters of an explanation
 _LONG_WORD: Final = re.compile(r"\S{61,}")
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
 _KEYS: Final = re.compile(r"Unimplemented keys: (\[.*?\])")
@@ -37,7 +37,7 @@ def explain(message: str, schema: Any = None) -> str:
 def _cut(line: str) -> str:
     """What the engine says may repeat a pattern or a name, however long that is."""
     line = _LONG_WORD.sub(lambda word: f"{word[0][:57]}...", line)
-    return line if len(line) <= MOST else f"{line[:MOST]}..."
+    return line if len(line) <= MAX_CHARACTERS else f"{line[:MAX_CHARACTERS]}..."
 
 
 def _explained(message: str, schema: Any) -> str:

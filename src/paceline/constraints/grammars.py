@@ -127,7 +127,7 @@ class RequestPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Triggered:
+class StructuralTag:
     """Free text until `trigger` appears; from there on `then`, whose text begins with the trigger."""
 
     trigger: str
@@ -149,9 +149,9 @@ class _After:
         return f"{name}: {spell(self.text)} /\\s{{0,4}}/ {inner}\n{self.constraint.rules(inner, spell)}"
 
 
-def after(mark: str, constraint: Constraint) -> Triggered:
+def after(mark: str, constraint: Constraint) -> StructuralTag:
     """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
-    return Triggered(mark, _After(mark, constraint), must=True)
+    return StructuralTag(mark, _After(mark, constraint), must=True)
 
 
 def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from paceline.constraints.compiler import bytewise
+from paceline.constraints.compiler import byte_matcher
 from paceline.constraints.grammars import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-KEPT: Final = 256  # compiled constraints
+MAX_CACHED: Final = 256  # compiled constraints
 
 
 def fits(constraint: Constraint, text: str) -> bool:
@@ -38,6 +38,6 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-@lru_cache(KEPT)
+@lru_cache(MAX_CACHED)
 def _pristine(constraint: Constraint) -> "LLMatcher":
-    return bytewise(constraint)
+    return byte_matcher(constraint)

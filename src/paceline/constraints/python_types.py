@@ -24,7 +24,7 @@ EXPECTED: Final = (
 )
 _FLAGS: Final = {re.IGNORECASE: "i", re.DOTALL: "s"}  # as the engine writes them, which knows no others
 _SHOWN: Final = 4  # reasons why a value is refused
-KEPT: Final = 256  # outputs: to make one of a type takes milliseconds
+MAX_CACHED: Final = 256  # outputs: to make one of a type takes milliseconds
 
 Parse = Callable[[str], Any]
 
@@ -73,7 +73,7 @@ def _made(of: Any, whitespace: Whitespace) -> Output:
     )
 
 
-_kept = lru_cache(KEPT, typed=True)(_made)
+_kept = lru_cache(MAX_CACHED, typed=True)(_made)
 
 
 def _pattern(pattern: re.Pattern[Any]) -> str:

@@ -9,7 +9,7 @@ from paceline.constraints.grammars import (
     Constraint,
     RequestPart,
     Spell,
-    Triggered,
+    StructuralTag,
     Whitespace,
     after,
     response_format,
@@ -50,7 +50,7 @@ class OutputSpec:
         """Whether the answer may hold tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Triggered | None:
+    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | StructuralTag | None:
         """`opening`: how the prompt lets the model begin. Reasoning that it opens is free."""
         answer = self._answer()
         if not self.tools:
@@ -62,8 +62,8 @@ class OutputSpec:
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):
             return _thought(calls, opening)
-        if isinstance(calls, Triggered) and calls.then is not None:
-            answer = Either((calls.then, answer))
+        if isinstance(calls, StructuralTag) and calls.then is not None:
+            answer = Alternatives((calls.then, answer))
         return _thought(answer, opening)
 
     @property
@@ -92,11 +92,11 @@ class OutputSpec:
         return (lambda text: parse(_said(text))) if thinks(opening) else parse
 
 
-ANYTHING: Final = OutputSpec()
+UNCONSTRAINED: Final = OutputSpec()
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Alternatives:
     """One constraint or another."""
 
     options: tuple[Constraint, ...]
@@ -113,9 +113,11 @@ def thinks(opening: str) -> bool:
     return opening.rfind(begun) > opening.rfind(ended)
 
 
-def _thought(constraint: Constraint | Triggered | None, opening: str) -> Constraint | Triggered | None:
+def _thought(
+    constraint: Constraint | StructuralTag | None, opening: str
+) -> Constraint | StructuralTag | None:
     """Tool calls wait for their trigger in any case; everything else waits for the end of reasoning."""
-    if constraint is None or isinstance(constraint, Triggered) or not thinks(opening):
+    if constraint is None or isinstance(constraint, StructuralTag) or not thinks(opening):
         return constraint
     return after(THINKING[1], constraint)
 

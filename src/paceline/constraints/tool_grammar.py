@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Json, RequestPart, Spell, Triggered, Whitespace, quoted
+from paceline.constraints.grammars import (
+    Constraint,
+    Json,
+    RequestPart,
+    Spell,
+    StructuralTag,
+    Whitespace,
+    quoted,
+)
 from paceline.constraints.json_schema import closed
 from paceline.errors import ConstraintError
 from paceline.strings import short
@@ -59,7 +67,7 @@ def tool_calls(
     form: ToolFormat,
     parallel: bool = True,
     whitespace: Whitespace = "fixed",
-) -> Constraint | Triggered:
+) -> Constraint | StructuralTag:
     """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
     auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
@@ -67,14 +75,16 @@ def tool_calls(
     """
     known = read_tools(tools, whitespace)
     if choice == "none":
-        return Triggered(form.trigger, None, anywhere=form.anywhere)
+        return StructuralTag(form.trigger, None, anywhere=form.anywhere)
     if not known:
         raise ConstraintError(f"{short(choice)} needs tools: give at least one", "tool_choice")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
         several = parallel and not form.wraps_each
-        return Triggered(form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere)
+        return StructuralTag(
+            form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere
+        )
     return Calls(calls, form, several=parallel and named is None)
 
 

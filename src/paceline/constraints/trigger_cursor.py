@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.types import Bits, Cursor
 
-NEVER: Final = -1  # the trigger counts only at the start, and the text began otherwise
+DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
 
 Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes; None: it cannot read them
 
@@ -46,7 +46,7 @@ class Trigger:
         """How much of the trigger the text ends with after a token that does not complete it."""
         text = self.text[:written] + self.pieces[token]
         if not self.anywhere:
-            return len(text) if self.text.startswith(text) else NEVER
+            return len(text) if self.text.startswith(text) else DISABLED
         most = min(len(text), len(self.text) - 1)
         return next((n for n in range(most, 0, -1) if text.endswith(self.text[:n])), 0)
 
@@ -61,14 +61,14 @@ class Trigger:
 
     def gate(self, written: int) -> Bits | None:
         """What may come while free: None if any token may."""
-        if written == NEVER and not self.must:
+        if written == DISABLED and not self.must:
             return None
         if written not in self._gates:
             self._gates[written] = self._closed(written)
         return self._gates[written]
 
     def _closed(self, written: int) -> Bits | None:
-        completing = [t for t in self._last if written != NEVER and self.completes(written, t)]
+        completing = [t for t in self._last if written != DISABLED and self.completes(written, t)]
         words = (len(self.pieces) + 31) // 32
         row = np.full(words, 0xFFFFFFFF, np.uint32)
         shut = [t for t in completing if self.entered(written, t) is None]
@@ -116,10 +116,10 @@ class TriggerCursor:
         if token in trigger.eos and not self._ignore_eos:
             self._ended = not trigger.must
             return self._ended
-        if self._written != NEVER and trigger.completes(self._written, token):
+        if self._written != DISABLED and trigger.completes(self._written, token):
             self._inner = trigger.entered(self._written, token)
             return self._inner is not None
-        if self._written != NEVER:
+        if self._written != DISABLED:
             self._written = trigger.after(self._written, token)
         return True
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
+from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
 from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
 from paceline.loading import not_loaded
@@ -144,7 +144,7 @@ def _output_spec(request: ChatRequest) -> OutputSpec:
 
 def _structured(request: StructuredOutputs | None) -> OutputSpec:
     if request is None:
-        return ANYTHING
+        return UNCONSTRAINED
     given = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
     if len(given) != 1:
         raise ApiError(

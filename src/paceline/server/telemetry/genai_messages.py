@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.output import RequestOutput
-from paceline.text.tool_calls.parse import text_of
+from paceline.text import content_text
 from paceline.trace.record import write_json
 
 
@@ -25,7 +25,7 @@ def output_messages(outputs: Sequence[RequestOutput]) -> str:
 def first_user_text(messages: Sequence[Any]) -> str:
     """The text of the first user message: all turns of a conversation share it."""
     content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
-    return text_of(content) if isinstance(content, list) else str(content or "")
+    return content_text(content) if isinstance(content, list) else str(content or "")
 
 
 def _answer(output: RequestOutput) -> dict[str, Any]:

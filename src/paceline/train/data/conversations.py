@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, StoreError, TextError
-from paceline.text.tool_calls.parse import text_of
+from paceline.text import content_text
 
 Message = Mapping[str, Any]
 Source = str | Path  # a .jsonl or .jsonl.gz file; else a trace store: a path or a URL
@@ -129,4 +129,4 @@ def _are_objects(values: object) -> bool:
 
 def words_of(message: Message) -> str:
     content = message.get("content")
-    return text_of(content) if isinstance(content, list) else str(content or "")
+    return content_text(content) if isinstance(content, list) else str(content or "")
