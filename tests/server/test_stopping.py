@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.process import COMMAND, MODEL, Process, served
-from support.running import until
+from support.servers import COMMAND, MODEL, Process, served, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from paceline.server.openai.protocol import ChatRequest, CompletionRequest
 from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.trace.store import Store
-from support.running import IDLE_S, Running, until
-from support.toy_chat import NAME, toy_running
+from support.servers import IDLE_S, NAME, Running, toy_running, until
 
 MODEL = NAME
 SECRET = "xyzzy-plugh"

@@ -12,7 +12,7 @@ from paceline.errors import CorruptModel, UsageError
 from paceline.train.draft_model.finetune import TuneConfig, loss_of, tune
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.trainer import CHECKPOINT, TrainProgress
-from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
+from support.heads import PROMPT, batches, tiny_model, tiny_weights
 
 STEPS = 7
 BATCH = next(iter(batches(0)))
