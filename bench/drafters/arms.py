@@ -1,4 +1,4 @@
-"""The drafters of the table: which there are here, how each is asked, and the memory each takes."""
+"""The lists of drafters in the table: which exist here, their settings, and their memory."""
 
 import gc
 from collections import Counter
@@ -154,7 +154,7 @@ def arms(names: Collection[str], trained: Sequence[str], trees: Sequence[int]) -
     return chains + [Arm(f"{arm.name}, trees of {n}", arm.drafters, n) for arm in wide for n in trees]
 
 
-def wanted(every: Sequence[Arm], names: Sequence[str] | None) -> list[Arm]:
+def select(every: Sequence[Arm], names: Sequence[str] | None) -> list[Arm]:
     """Those that go by these names, and plain decoding; None: all. A name that no line goes by ends it."""
     if names is None:
         return list(every)

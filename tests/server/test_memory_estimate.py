@@ -50,6 +50,6 @@ def test_too_little_is_told_with_what_to_do(root: Path, smollm2_path: Path) -> N
     assert memory_shortage(smollm2_path, [root], CONFIG, available=needed) == ""
     against = memory_shortage(smollm2_path, [root], CONFIG, available=300 * MB)
     assert against.startswith(
-        f"learning needs about {needed // MB} MB of memory for a copy of the model, and 300"
+        f"online training needs about {needed // MB} MB of memory for a copy of the model, and 300"
     )
-    assert "leave out --learn" in against
+    assert "leave out --online-training" in against

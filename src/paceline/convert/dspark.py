@@ -58,7 +58,7 @@ def to_checkpoint(net: BlockHead, card: Card, target: TargetModel, verifier: str
     pairs = own["markov_in.weight"]
     tensors = {theirs: own[ours] for ours, theirs in _names(shape.layers).items()} | {
         EMBED: torch.cat((target.embed, own["mask"])),
-        MARKOV_IN: torch.cat((pairs[net.number], pairs[-1:])),
+        MARKOV_IN: torch.cat((pairs[net.draft_index], pairs[-1:])),
         MARKOV_OUT: own["markov_out.weight"],
         f"{SURE}.weight": own["sure.weight"],
         f"{SURE}.bias": own["sure.bias"],

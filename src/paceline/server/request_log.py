@@ -131,7 +131,7 @@ class RequestLog:
         self._recorder.finished(record, seq.id, context.route.trace_text)
 
     def _add_training_sample(self, context: RequestContext, output: RequestOutput) -> None:
-        """Unless the request, its route or the server asked that nothing of it be kept."""
+        """Unless the request, its route or the server opted out."""
         if self.trainer is None or output.finish not in ("stop", "length"):
             return
         allowed = (

@@ -311,11 +311,11 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     net: BlockHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, looks = TorchBlock(net), list[int]()
-    look = runner.look
+    logits_at = runner.logits_at
 
     def counted(places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         looks.append(len(places))
-        return look(places)
+        return logits_at(places)
 
     monkeypatch.setattr(runner, "look", counted)
     drafter = BlockDrafter(runner)

@@ -72,7 +72,7 @@ def test_text_equals_plain_decoding(temperature: float, batch: int, width: int) 
 def test_chains_that_the_runner_draws_are_those_of_the_long_way(more: dict[str, Any]) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, **more)
     spec, long = SpecConfig(("block",), adaptive=False), drafter()
-    long.runner.draws = False
+    long.runner.samples = False
     one, other = (run(spec, params, [by], 3)[1] for by in (drafter(), long))
     assert [r.draft for r in one] == [r.draft for r in other]
 

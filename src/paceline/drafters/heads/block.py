@@ -196,7 +196,7 @@ class BlockDrafter(Drafter):
             bound = ask.cursor.fill(mask)
         except ConstraintError:  # which ends the output only if it comes by here
             return NO_DRAFT
-        (row,), (logit,) = self.runner.look([self._place(ask, ask.after)])
+        (row,), (logit,) = self.runner.logits_at([self._place(ask, ask.after)])
         if bound:
             row[(mask[self._words] >> self._bits & 1) == 0] = -np.inf
         best = int(row.argmax())
@@ -235,8 +235,8 @@ class BlockDrafter(Drafter):
         """All that there is to do, at once: the blocks are as large as any must be."""
         sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
-        draws, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
-        filled, said = self.runner.guess(parts, texts, slots, firsts, sizes, draws)
+        samples, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
+        filled, said = self.runner.draft_chains(parts, texts, slots, firsts, sizes, samples)
         for ask, block in zip(asks, filled, strict=True):
             self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)
         return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
@@ -275,7 +275,7 @@ class BlockDrafter(Drafter):
         new = [spot for spot in inside if spot.written not in self._blocks[spot.ask.seq.id].said]
         if not new:
             return
-        logits, sure = self.runner.look([self._place(spot.ask, spot.written) for spot in new])
+        logits, sure = self.runner.logits_at([self._place(spot.ask, spot.written) for spot in new])
         for spot, row, logit in zip(new, logits, sure, strict=True):
             chance = self.calibration.chance(len(spot.written), logit)
             self._blocks[spot.ask.seq.id].said[spot.written] = row, chance
@@ -300,7 +300,7 @@ class BlockDrafter(Drafter):
         if params.temperature == 0:
             return not params.logit_bias
         cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # by what the grammar allows
-        return self.runner.draws and not (cut and ask.cursor) and chooser(params).among is not None
+        return self.runner.samples and not (cut and ask.cursor) and chooser(params).among is not None
 
 
 def _draw(ask: Ask, size: int) -> SampleCall | None:

@@ -16,7 +16,7 @@ from paceline.drafters.heads.head_cache import DEFAULT_POSITIONS, HeadCache
 from paceline.drafters.heads.tree_growth import Position, grow
 from paceline.drafters.support.draft_sampling import needs_q
 from paceline.drafters.support.grammar_filter import unforced
-from paceline.heads.eagle import EagleHead, Rows
+from paceline.heads.eagle import DraftRows, EagleHead
 from paceline.sampling import Floats
 from paceline.sampling.distribution import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
@@ -83,7 +83,7 @@ class EagleDrafter(Drafter):
         parts = [s.hidden for s in hidden_rows]
         sizes = [len(part[self.taps[0]]) for part in parts]
         hidden = {tap: torch.cat([part[tap] for part in parts]).to(self._device) for tap in self.taps}
-        fused = self.net.fused(hidden)
+        fused = self.net.fuse_taps(hidden)
         spans = [(s, range(s.start, s.start + n)) for s, n in zip(hidden_rows, sizes, strict=True)]
         positions = self._ints([p for _, span in spans for p in span])
         tokens = self._ints([s.seq.tokens[p + 1] for s, span in spans for p in span])
@@ -179,7 +179,7 @@ class EagleDrafter(Drafter):
             return own[:, None][:, :0]
         return torch.cat((torch.stack(before), own[:, None]), 1)
 
-    def _forward(self, new: Sequence[tuple[Seq, Path]], rows: Rows, chains: Tensor) -> Tensor:
+    def _forward(self, new: Sequence[tuple[Seq, Path]], rows: DraftRows, chains: Tensor) -> Tensor:
         """[len(new), width]; paths of one sequence stand beside one another, repeated where there are few."""
         seqs = {seq.id: seq for seq, _ in new}
         members: dict[str, list[int]] = {name: [] for name in seqs}
@@ -190,8 +190,10 @@ class EagleDrafter(Drafter):
         where = {i: row * most + n for row, own in enumerate(members.values()) for n, i in enumerate(own)}
         pick = self._ints(grid)
         texts = self._side_by_side(list(seqs.values()))
-        beside = Rows(*(part[0][pick] for part in (rows.hidden, rows.queries, rows.keys_values)))
-        sees = self.net.sees(texts.last.expand(-1, most), texts.positions) & (texts.positions >= 0)[:, None]
+        beside = DraftRows(*(part[0][pick] for part in (rows.hidden, rows.queries, rows.keys_values)))
+        sees = (
+            self.net.visible(texts.last.expand(-1, most), texts.positions) & (texts.positions >= 0)[:, None]
+        )
         out: Tensor = self.net(beside, texts.rows, sees, chains[pick])
         return out.flatten(0, 1)[self._ints([where[i] for i in range(len(new))])]
 

@@ -20,10 +20,10 @@ from paceline.heads.runner import (
     CacheRows,
     Chains,
     ChainStart,
-    First,
     Floats,
     SampleCall,
     SampleCalls,
+    SlotStart,
     TapInput,
     chain_starts,
 )
@@ -62,7 +62,7 @@ def unsupported_reason(shape: BlockConfig, target: ModelConfig) -> str | None:
 class NativeBlock(BlockRunner):
     """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
-    draws = True
+    samples = True
     prefers_batched_lookup = False
 
     def __init__(
@@ -110,32 +110,32 @@ class NativeBlock(BlockRunner):
             self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
         with self._pool.busy():
             self._call.need(len(places))
-            self._chaining(places, sizes, draws)
+            self._chaining(places, sizes, samples)
             self._run(chains=len(places), steps=max(sizes))
             return self._said(sizes)
 
-    def guess(
+    def draft_chains(
         self,
         parts: Sequence[TapInput],
         texts: Sequence[AnchorContext],
         slots: int,
-        firsts: Sequence[First],
+        firsts: Sequence[SlotStart],
         sizes: Sequence[int],
-        draws: SampleCalls = (),
+        samples: SampleCalls = (),
     ) -> tuple[list[BlockOutput], Chains]:
         with self._pool.busy():
             self._call.need(max(len(parts), len(texts)))
             held = self._reading(parts)
             filled = self._filling(texts, slots)
-            self._chaining(chain_starts(filled, firsts), sizes, draws)
+            self._chaining(chain_starts(filled, firsts), sizes, samples)
             last = max(_last_of(parts), self._end_of(texts))
             self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
             return filled, self._said(sizes)
 
-    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
+    def logits_at(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         logits = np.empty((len(places), self._outputs), np.float32)
         sizes = [1] * len(places)
         with self._pool.busy():
@@ -178,9 +178,11 @@ class NativeBlock(BlockRunner):
         base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
         return BlockOutput(slots, base, torch.empty(self.shape.block, self.shape.width))
 
-    def _chaining(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> None:
+    def _chaining(
+        self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()
+    ) -> None:
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            block, draw = place.block, draws[i] if draws else None
+            block, draw = place.block, samples[i] if samples else None
             if not 0 < size <= block.slots - place.slot:
                 raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
             previous = self._number[place.previous]

@@ -62,7 +62,7 @@ def refresh(
     most, block = min(EVAL_DRAFT, net.shape.block), net.shape.block
     old = replay(drafter_of(net), model, texts, block, batch=REPLAY_BATCH)
     new: list[DraftOutcome] = []
-    recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors), card.calibration)
+    recipe = Recipe(_kind(card), net, loss_of(card.kind, net, model, config.anchors), card.calibration)
     cached = batches(card.kind, net.shape.taps, model, parts.training, config)
     train_online(net, recipe.loss, cached, config, torch.Generator().manual_seed(began.number), report)
     with versions.making(root) as folder:
