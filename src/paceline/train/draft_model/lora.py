@@ -33,7 +33,7 @@ def add_adapters(
 ) -> dict[str, Tensor]:
     """Adds adapters to every matrix of every layer; returns the trainable tensors by name."""
     trained: dict[str, Tensor] = {}
-    for place, layer, name in _matrices(model):
+    for name_prefix, layer, name in _matrices(model):
         rows, columns = layer.parts[name].shape
         bound = columns**-0.5
         down = (2 * torch.rand(rank, columns, generator=generator) - 1) * bound
@@ -43,7 +43,7 @@ def add_adapters(
             alpha / rank,
         )
         layer.added[name] = made
-        trained |= {f"{place}.{name}.down": made.down, f"{place}.{name}.up": made.up}
+        trained |= {f"{name_prefix}.{name}.down": made.down, f"{name_prefix}.{name}.up": made.up}
     return trained
 
 

@@ -128,8 +128,8 @@ class _ModelPair:
     def by_kind(self, drafts: Sequence[DraftOutcome], texts: Sequence[RecordedText]) -> dict[str, Any]:
         kinds = [text_kinds(self._target, text.tokens) for text in texts]
 
-        def kind_at(text: int, place: int) -> str:
-            return TextKind(int(kinds[text][place])).name.lower()
+        def kind_at(text: int, position: int) -> str:
+            return TextKind(int(kinds[text][position])).name.lower()
 
         found = by_text_kind(drafts, texts, EVAL_DRAFT, kind_at)
         return {kind: asdict(figures) for kind, figures in found.items()}
