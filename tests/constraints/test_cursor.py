@@ -16,7 +16,7 @@ from paceline.text import Tokenizer
 from paceline.types import Cursor
 from support import examples
 from support.cursors import after, allowed, random_token, row_of, said
-from support.small import small_tokenizer
+from support.grammars import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 VOCAB = TOKENIZER.vocab_size
@@ -193,7 +193,7 @@ def cursor_text(last: int) -> list[int]:
 def test_a_dead_end_is_an_error() -> None:
     """The mask allows nothing: no token of this model spells what must come."""
     cursor = COMPILER.cursor(Regex("ab"))
-    cursor._ask = lambda *_: None  # type: ignore[attr-defined]
+    cursor._query = lambda *_: None  # type: ignore[attr-defined]
     with pytest.raises(ConstraintError, match="dead end"):
         cursor.fill(np.zeros(9, np.uint32))
 

@@ -16,7 +16,7 @@ from paceline.train.data.dataset import Answers
 from paceline.train.draft_model.draft_dataset import retokenize, retokenizer_for, same_tokenizer
 from paceline.types import Ask, Feed, Scores, Seq
 from support import examples
-from support.two_tokenizers import PASSAGE, Reader, pair
+from support.tokenizers import PASSAGE, Reader, pair
 
 TWO = pair()
 DRAFT, TARGET = TWO.draft, TWO.target

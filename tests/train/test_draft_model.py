@@ -17,22 +17,23 @@ from paceline.train.draft_model import finetune as the_trainer
 from paceline.train.draft_model.card import DraftCard, read_draft_card
 from paceline.train.draft_model.finetune import FinetuneConfig
 from paceline.train.draft_model.pipeline import DraftJob, run
-from support.killed_once import (
+from support.models import some_layers
+from support.training import (
     ASKED,
     HELD_OUT,
     TOWNS,
+    WEATHER,
     ask,
     check_held_out_is_never_taught,
     check_it_went_on,
     copied,
     killed_once,
     talks,
+    user,
 )
-from support.killed_once import Done as AnyDone
-from support.talk import WEATHER, user
-from support.torch_cases import some_layers
+from support.training import Done as AnyDone
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[DraftJob, DraftCard]
 

@@ -12,7 +12,7 @@ from paceline.errors import CorruptModel, UsageError
 from paceline.train.draft_model.finetune import FinetuneConfig, finetune, loss_of
 from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.trainer import CHECKPOINT, TrainProgress
-from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
+from support.heads import PROMPT, batches, tiny_model, tiny_weights
 
 STEPS = 7
 BATCH = next(iter(batches(0)))

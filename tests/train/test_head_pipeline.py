@@ -21,21 +21,22 @@ from paceline.train.head_pipeline import ANSWERS, TrainJob, run
 from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import CHECKPOINT
-from support.killed_once import (
+from support.training import (
     ASKED,
     HELD_OUT,
     TOWNS,
+    WEATHER,
     ask,
     check_held_out_is_never_taught,
     check_it_went_on,
     copied,
     killed_once,
     talks,
+    user,
 )
-from support.killed_once import Done as AnyDone
-from support.talk import WEATHER, user
+from support.training import Done as AnyDone
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[TrainJob, Card]
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from paceline.train.draft_model.lora import MATRICES, LoraAdapter, add_adapters, merge
 from paceline.train.train_decoder import TrainDecoder
-from support.tiny_heads import tiny_weights
-from support.torch_cases import some_tokens
+from support.heads import tiny_weights
+from support.models import some_tokens
 
 TOKENS = torch.tensor([some_tokens(30), some_tokens(30, 1)])
 RANK, ALPHA = 3, 12.0

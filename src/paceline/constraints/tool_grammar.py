@@ -1,4 +1,4 @@
-"""Tool calls in a model family's own format: which may be made, and with which arguments."""
+"""Grammars of tool calls in a model family's own format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One or more calls, from the text that announces them to the text that ends them."""
+    """One or more calls, with the text that begins and ends them."""
 
     calls: tuple[Call, ...]
     format: ToolFormat
@@ -70,8 +70,8 @@ def tool_calls(
 ) -> Constraint | StructuralTag:
     """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
-    auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
-    A tool's name: nothing but calls of it. none: free text without calls.
+    auto: free text; every call that the model begins is enforced. required: only calls. A tool's name: only
+    calls of it. none: free text without calls.
     """
     known = read_tools(tools, whitespace)
     if choice == "none":
@@ -89,7 +89,7 @@ def tool_calls(
 
 
 def _named(choice: str | Mapping[str, Any], known: Mapping[str, Constraint]) -> str | None:
-    """The one tool that may be called; None: any."""
+    """The only tool that may be called; None: any."""
     inner = choice.get("function", choice) if isinstance(choice, Mapping) else {"name": choice}
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if choice in ("auto", "required"):

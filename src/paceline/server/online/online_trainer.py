@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.heads.versions import take_over
 from paceline.llm import LLM
 from paceline.loading import TrainedHead, head_drafters, read_heads
-from paceline.log import log_problem
+from paceline.log import log_error
 from paceline.server.online.memory_estimate import memory_shortage
 from paceline.server.online.process import TrainerProcess
 from paceline.server.online.version_watcher import VersionWatcher
@@ -137,7 +137,7 @@ class OnlineTrainer:
         try:
             call()
         except Exception as problem:
-            log_problem(log, "online training failed; requests are served as before", problem)
+            log_error(log, "online training failed; requests are served as before", problem)
 
     def poll(self) -> None:
         """Pauses or resumes the process, starts one, and handles its messages."""

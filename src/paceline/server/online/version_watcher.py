@@ -12,7 +12,7 @@ from typing import Final
 from paceline.errors import PacelineError
 from paceline.heads.versions import POINTER, current
 from paceline.loading import TrainedHead
-from paceline.log import place_of
+from paceline.log import origin
 
 Stamp = tuple[int, int]  # inode and modification time (ns) of the file that names the version
 
@@ -66,7 +66,7 @@ class VersionWatcher:
                 self._load(new)
                 it.head = new
         except Exception as problem:
-            why = str(problem) if isinstance(problem, PacelineError) else place_of(problem)
+            why = str(problem) if isinstance(problem, PacelineError) else origin(problem)
             log.error("keeping %s at version %d: %s", head.name, head.version.number, why)
 
 

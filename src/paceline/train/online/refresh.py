@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
-from paceline.log import place_of
+from paceline.log import origin
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load as load_weights
 from paceline.trace.online import OnlineTrainingConfig, RefreshJob
@@ -107,5 +107,5 @@ def main() -> None:
     try:
         run(RefreshJob.decode(sys.stdin.buffer.read()), _print_event)
     except Exception as problem:
-        _print_event({"failed": place_of(problem)})
+        _print_event({"failed": origin(problem)})
         sys.exit(1)
