@@ -17,7 +17,7 @@ from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
-from support.saved_heads import save_untrained
+from support.heads import save_untrained
 
 pytestmark = pytest.mark.model
 
