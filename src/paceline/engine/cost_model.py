@@ -1,17 +1,17 @@
-"""What a pass of the target costs: a curve that was measured beforehand, corrected by what passes take."""
+"""The time of a target pass: a curve measured beforehand, corrected by the passes of this process."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Final
 
-SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
-STALE: Final = 128  # passes after which what was learned of a row count is forgotten
+DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
+MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 
 
-def _guess(rows: int, context: int) -> float:
-    return 1 + SLOPE * rows
+def _default_prior(rows: int, context: int) -> float:
+    return 1 + DEFAULT_SLOPE * rows
 
 
 class CostCurve:
@@ -23,7 +23,7 @@ class CostCurve:
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
-        self._prior = prior or _guess
+        self._prior = prior or _default_prior
         self._speed = 1000.0 if prior else 1.0  # microseconds for a unit of the prior, until measured
         self._fresh = True
         self._correction: dict[int, float] = {}
@@ -53,7 +53,7 @@ class CostCurve:
         self._learned.pop(rows, None)
         self._learned[rows] = self._passes
         oldest = next(iter(self._learned))
-        if self._learned[oldest] < self._passes - STALE:
+        if self._learned[oldest] < self._passes - MAX_AGE:
             del self._learned[oldest], self._correction[oldest]
             self._known.remove(oldest)
 

@@ -1,4 +1,4 @@
-"""What past sequences said, kept apart by tenant, bounded over all of them, saved to one file."""
+"""The memory of past sequences: an index for each tenant, bounded over all of them, saved to one file."""
 
 import json
 from array import array
@@ -22,22 +22,22 @@ from paceline.errors import (
     UnknownModel,
 )
 
-STRIDE: Final = 32  # tokens from one mark to the next
+STRIDE: Final = 32  # tokens from one prefix hash to the next
 FORMAT: Final = "paceline suffix memory 1"
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-class Shelf:
-    """One tenant's documents. A mark is a hash of everything up to it, so equal marks mean equal pasts."""
+class TenantMemory:
+    """One tenant's documents. Prefix hashes every STRIDE tokens tell which prefixes are known."""
 
     def __init__(self, depth: int) -> None:
         self.index = ContextIndex(depth)
         self.marks: deque[list[int]] = deque()  # of each document, oldest first
-        self.holders: dict[int, int] = {}  # mark -> number of the latest document that holds it
+        self.holders: dict[int, int] = {}  # hash -> number of the latest document that holds it
         self.evicted = 0  # documents; the oldest one left has this number
 
     def known(self, marks: Sequence[int]) -> int:
-        """How many of a sequence's marks, from its start, are held."""
+        """How many of a sequence's prefix hashes, from its start, are held."""
         return next((i for i, mark in enumerate(marks) if mark not in self.holders), len(marks))
 
     def add(self, context: Sequence[int], tokens: Sequence[int], marks: list[int]) -> None:
@@ -46,7 +46,7 @@ class Shelf:
         self.hold(marks)
 
     def hold(self, marks: list[int]) -> None:
-        """Notes the marks of the document added last."""
+        """Records the prefix hashes of the document added last."""
         self.holders.update(dict.fromkeys(marks, self.evicted + len(self.marks)))
         self.marks.append(marks)
 
@@ -59,13 +59,13 @@ class Shelf:
 
 
 class Memory:
-    """Agents send their whole history every turn; only what a sequence adds to it is learnt again."""
+    """Agents send their whole history every turn; only the new part of a sequence is indexed."""
 
     def __init__(self, max_tokens: int, depth: int) -> None:
         self.max_tokens = max_tokens
         self.depth = depth
-        self.shelves: dict[str, Shelf] = {}
-        self.order: deque[str] = deque()  # whose document each one is, oldest first
+        self.shelves: dict[str, TenantMemory] = {}
+        self.order: deque[str] = deque()  # the tenant of each document, oldest first
         self.held = 0
 
     def __len__(self) -> int:
@@ -77,13 +77,13 @@ class Memory:
         return shelf.index if shelf else None
 
     def known(self, tenant: str, tokens: Sequence[int]) -> int:
-        """How many tokens from the start of a sequence need not be learnt again."""
+        """How many tokens from the start of a sequence are indexed already."""
         shelf = self.shelves.get(tenant)
-        return STRIDE * shelf.known(marks_of(tokens)) if shelf else 0
+        return STRIDE * shelf.known(prefix_hashes(tokens)) if shelf else 0
 
     def learn(self, tenant: str, tokens: Sequence[int]) -> None:
-        shelf = self.shelves.get(tenant) or Shelf(self.depth)
-        marks = marks_of(tokens)
+        shelf = self.shelves.get(tenant) or TenantMemory(self.depth)
+        marks = prefix_hashes(tokens)
         known = shelf.known(marks)
         start, room = known * STRIDE, self.max_tokens - 2  # a separator and the last token of the context
         if len(tokens) - start > room:
@@ -109,7 +109,7 @@ class Memory:
                 del self.shelves[tenant]
 
 
-def marks_of(tokens: Sequence[int]) -> list[int]:
+def prefix_hashes(tokens: Sequence[int]) -> list[int]:
     raw, size, marks, past = array("I", tokens).tobytes(), STRIDE * 4, [], b""
     for end in range(size, len(raw) + 1, size):
         past = blake2b(past + raw[end - size : end], digest_size=8).digest()
@@ -178,7 +178,7 @@ def _pack(memory: Memory, tokenizer: str) -> Arrays:
 def _unpack(arrays: Arrays, tenants: list[str], memory: Memory) -> None:
     for i, tenant in enumerate(tenants):
         snapshot = arrays[f"log.{i}"], arrays[f"places.{i}"], arrays[f"spans.{i}"]
-        shelf = Shelf(memory.depth)
+        shelf = TenantMemory(memory.depth)
         shelf.index = ContextIndex.restore(memory.depth, snapshot)
         ends = np.cumsum(arrays[f"counts.{i}"])[:-1]
         for marks in np.split(arrays[f"marks.{i}"], ends):
