@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.errors import CorruptModel, UnknownModel, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
 
 NET = random_net(draft_vocab=60)
 

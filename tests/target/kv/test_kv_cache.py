@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.errors import CacheFull
 from paceline.target.kv.block_table import FreeRuns
 from paceline.target.kv.cache import SLACK, TorchKVMemory
-from support.kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
+from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
 
