@@ -229,7 +229,7 @@ BLOCKS: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (
         retensored(lambda t: t["markov_head.markov_w1.weight"].add_(torch.rand(VOCAB + 1, 8))),
         UnknownArchitecture,
-        "tells tokens apart",
+        "different rows for tokens",
     ),
 ]
 

@@ -132,7 +132,7 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     pieces = load_embeddings(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
     with pytest.raises(
-        UsageError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
+        UsageError, match=r"made with other settings \(per_prompt\): give the same again, or another"
     ):
         run(replace(again, answers=replace(again.answers, per_prompt=2)))
     with pytest.raises(UsageError, match="is a block drafter: give kind=block"):
