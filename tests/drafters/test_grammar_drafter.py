@@ -6,7 +6,7 @@ from paceline.drafters.grammar import CANONICAL, Grammar
 from paceline.drafters.support.grammar_filter import FORCED, unforced
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Seq
-from support.toy_grammar import permits, random_rules, sentence
+from support.grammars import permits, random_rules, sentence
 
 
 def guess(cursor: Cursor | None, budget: int = 8, certain: int = 8) -> Draft:

@@ -17,12 +17,21 @@ from paceline.heads.runner import ChainStart
 from paceline.target.native import kv_memory, library, packed_file
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
-from support import packed_cases
-from support.block_cases import SHAPES, a_net, a_text, native
-from support.native_cases import native_target, sized, tiny_model
-from support.packed_cases import KINDS, pack, random_blocks
-from support.row_checks import check_chain, check_tree, story
-from support.torch_cases import open_with, random_tree, some_tokens
+from support import native_targets
+from support.checks import check_chain, check_tree, story
+from support.models import open_with, random_tree, some_tokens
+from support.native_targets import (
+    KINDS,
+    SHAPES,
+    a_net,
+    a_text,
+    native,
+    native_target,
+    pack,
+    random_blocks,
+    sized,
+    tiny_model,
+)
 
 
 def full(*_: object) -> None:
@@ -33,7 +42,7 @@ def watch(flags: tuple[str, ...]) -> None:
     """Builds libraries with these flags, and gives them memory that a sanitizer knows the bounds of."""
     real = library.load.__wrapped__
     library.load = cache(lambda wanted, extra=(): real(wanted, flags))
-    packed_cases.library.load = library.load  # type: ignore[attr-defined]
+    native_targets.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
     kv_memory._memory = lambda nbytes: np.zeros(nbytes, np.uint8)  # type: ignore[assignment, return-value]
     packed_file.log.disabled = True

@@ -14,6 +14,8 @@ from paceline.target import hardware
 from paceline.target.native import library
 from support import SUPPORT
 
+pytestmark = pytest.mark.slow
+
 LIGHT = ("-O1", "-g1")
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *LIGHT)
 THREADS = ("-fsanitize=thread", *LIGHT)
