@@ -17,7 +17,7 @@ from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
-from support.saved_heads import save_untrained
+from support.heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -152,7 +152,7 @@ def test_one_can_take_the_place_of_another_between_passes(
 def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
     """What the target finds in its cache it does not compute again, so no drafter sees it again."""
     assert isinstance(llm.target, PagedTarget)
-    assert llm.drafters[kind]._kept._most == llm.target.capacity  # type: ignore[attr-defined]
+    assert llm.drafters[kind]._cache._max_positions == llm.target.capacity  # type: ignore[attr-defined]
 
 
 def test_none_holds_the_targets_embedding_again(
