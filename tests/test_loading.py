@@ -152,7 +152,7 @@ def test_one_can_take_the_place_of_another_between_passes(
 def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
     """What the target finds in its cache it does not compute again, so no drafter sees it again."""
     assert isinstance(llm.target, PagedTarget)
-    assert llm.drafters[kind]._kept._most == llm.target.capacity  # type: ignore[attr-defined]
+    assert llm.drafters[kind]._cache._max_positions == llm.target.capacity  # type: ignore[attr-defined]
 
 
 def test_none_holds_the_targets_embedding_again(
