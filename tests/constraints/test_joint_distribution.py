@@ -22,6 +22,8 @@ from paceline.testing import BranchCoins, every_outcome
 from paceline.types import Ask, Cursor, Draft, Seq, Verdict
 from support.grammars import small_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = small_tokenizer("abcd")
 VOCAB = TOKENIZER.vocab_size
 WORDS = (VOCAB + 31) // 32

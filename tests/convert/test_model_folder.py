@@ -20,6 +20,8 @@ from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from support.models import FAMILIES, random_weights, save_reference, some_tokens
 
+pytestmark = pytest.mark.slow
+
 hf = pytest.importorskip("transformers")
 
 BOUND = 1e-5  # of the largest logit

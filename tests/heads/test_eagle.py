@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +43,7 @@ def test_a_window_ends_what_is_seen() -> None:
     assert told == list(range(9, 15))
 
 
+@pytest.mark.slow
 def test_it_learns_a_text_by_heart() -> None:
     net, batch = eagle_net(), a_lesson(TAPS, 1)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)

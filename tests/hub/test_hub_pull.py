@@ -66,6 +66,7 @@ def test_a_second_pull_fetches_nothing(shelf: Shelf) -> None:
     assert shelf.asked == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attempt", "blow"),
     [(try_pull, interrupt), (try_pull, disk_full), (pull_in_child, sudden_death)],

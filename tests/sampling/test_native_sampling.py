@@ -33,6 +33,8 @@ from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
 from paceline.types import Bits
 from support import examples, memory
 
+pytestmark = pytest.mark.slow
+
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
 SIZES = (1, 2, 33, 63, 64, 65, 1000, 4096, 4097, 9000, 49_152)
 SHARES = (1.0, 0.5, 0.01, 0.0)  # of the tokens that a mask allows; one is always allowed

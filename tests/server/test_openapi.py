@@ -23,6 +23,8 @@ from paceline.server.openai.openapi import document
 from support import examples
 from support.servers import NAME, Running, toy_running
 
+pytestmark = pytest.mark.slow
+
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,

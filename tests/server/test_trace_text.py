@@ -15,6 +15,8 @@ from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.trace.store import Store
 from support.servers import IDLE_S, NAME, Running, toy_running, until
 
+pytestmark = pytest.mark.slow
+
 MODEL = NAME
 SECRET = "xyzzy-plugh"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -60,15 +60,13 @@ Doubles = NDArray[np.float64]
 
 def every_path() -> list[Any]:
     """Parameters of a test: all paths, those that cannot run here skipped with the reason."""
-    return [
-        pytest.param(
-            path,
-            marks=pytest.mark.skipif(
-                not hardware.has(library.NEEDS[path]), reason=f"the CPU lists no {path.replace('_', '-')}"
-            ),
-        )
-        for path in PATHS
-    ]
+
+    def marks(path: str) -> list[pytest.MarkDecorator]:
+        reason = f"the CPU lists no {path.replace('_', '-')}"
+        skipped = pytest.mark.skipif(not hardware.has(library.NEEDS[path]), reason=reason)
+        return [skipped, pytest.mark.slow] if path == "portable" else [skipped]
+
+    return [pytest.param(path, marks=marks(path)) for path in PATHS]
 
 
 def runnable() -> list[str]:

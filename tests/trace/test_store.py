@@ -23,6 +23,8 @@ from paceline.trace.store import Store, connect, migrations
 from support import examples, traces
 from support.traces import NOW, a_request, a_round, any_request, any_round, rounds_of
 
+pytestmark = pytest.mark.slow
+
 Places = Callable[[], str]  # a new URL each time
 
 

@@ -19,6 +19,8 @@ from paceline.train.losses.block import draft_logits
 from paceline.types import HiddenRows
 from support.heads import answers, own, recorded, said, tiny_model, trained_net
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_model()
 TEXTS = recorded(said())
 

@@ -14,6 +14,8 @@ from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.trainer import CHECKPOINT, TrainProgress
 from support.heads import PROMPT, batches, tiny_model, tiny_weights
 
+pytestmark = pytest.mark.slow
+
 STEPS = 7
 BATCH = next(iter(batches(0)))
 

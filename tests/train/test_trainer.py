@@ -17,6 +17,8 @@ from paceline.train.trainer import CHECKPOINT, TrainProgress, train
 from support.heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from support.models import VOCAB
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_model()
 
 

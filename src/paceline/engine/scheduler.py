@@ -43,7 +43,7 @@ class Scheduler:
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
-        """Whether all outputs of its request find a place; one that never could comes in if it is alone."""
+        """Whether all outputs of its request fit in the queue; one that never could is admitted alone."""
         if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)

@@ -31,6 +31,8 @@ from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Roun
 from support.heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from support.models import CONFIG, VOCAB
 
+pytestmark = pytest.mark.slow
+
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
 Rules = Callable[[tuple[int, ...]], set[int] | None]

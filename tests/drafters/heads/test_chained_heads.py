@@ -33,6 +33,8 @@ from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Ve
 from support.heads import MODEL, a_lesson, eagle_net, every_place, medusa_net, said, tiny_weights
 from support.models import CONFIG, VOCAB
 
+pytestmark = pytest.mark.slow
+
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30
 TAPS = (0, 2, 4)

@@ -83,6 +83,7 @@ def step(model: Model, rng: Random) -> None:
     model.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [4, 10, 20, 400])
 @pytest.mark.parametrize("block", [2, 3, 7])
 def test_a_long_life_goes_by_the_book(block: int, blocks: int) -> None:

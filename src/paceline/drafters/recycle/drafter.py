@@ -1,6 +1,6 @@
 """Token Recycling (arXiv 2408.08696): the candidates of earlier passes, expanded into a tree.
 
-Special here: chances are calibrated by how often candidates come true, and tables are kept by tenant.
+Special here: chances are calibrated by how often candidates are right, and each tenant has its own table.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # a command that needs no model starts without torch
 @dataclass(frozen=True, slots=True)
 class RecycleSettings:
     learn: bool = True  # remember what the target thought, for the sequence's tenant only
-    successors: int = 8  # kept for each token
+    successors: int = 8  # for each token
     max_lists: int = 400_000  # of successors, of all tenants together; tenants not heard of longest go first
-    min_chance: float = 0.02  # a guess less likely than this to be reached and right is not made
+    min_chance: float = 0.02  # a node less likely than this to be accepted is not drafted
 
     def __post_init__(self) -> None:
         require_min(self, successors=1, max_lists=1, min_chance=0)
@@ -104,13 +104,13 @@ class _Children:
             self._cursors[()] = ask.cursor
 
     def __call__(self, path: tuple[int, ...]) -> Successors:
-        found = self._table.successors(path[-1] if path else self._last)
-        return self._valid(path, found) if self._cursors else found
+        successors = self._table.successors(path[-1] if path else self._last)
+        return self._valid(path, successors) if self._cursors else successors
 
-    def _valid(self, path: tuple[int, ...], found: Successors) -> Successors:
+    def _valid(self, path: tuple[int, ...], successors: Successors) -> Successors:
         """The most likely valid ones; the chance of the others is shared out among them."""
         at, free, taken = self._cursors[path], 1.0, list[tuple[int, float]]()
-        for token, chance in found if not at.finished else ():
+        for token, chance in successors if not at.finished else ():
             after = at.fork()
             if after.advance(token):
                 self._cursors[(*path, token)] = after

@@ -61,8 +61,8 @@ class Table:
         if row is None:
             return []
         chances = (self._right / self._tried)[self._levels[row]].tolist()
-        found = [(t, c) for t, c in zip(self._tokens[row].tolist(), chances, strict=True) if t != EMPTY]
-        return sorted(found, key=lambda pair: -pair[1])
+        pairs = [(t, c) for t, c in zip(self._tokens[row].tolist(), chances, strict=True) if t != EMPTY]
+        return sorted(pairs, key=lambda pair: -pair[1])
 
     def write(self, tokens: Sequence[int], successors: Ids, chances: NDArray[np.float32]) -> None:
         """Row i of successors follows tokens[i]; the target gave them these chances."""
@@ -137,6 +137,6 @@ def largest_here(rows: Floats, k: int) -> tuple[Floats, Ids]:
 
 def _top(values: Floats, k: int) -> Ids:
     """Columns of the k largest of each row, largest first."""
-    found = np.argpartition(values, -k, 1)[:, -k:]
-    order = np.argsort(-np.take_along_axis(values, found, 1), 1, kind="stable")
-    return np.take_along_axis(found, order, 1)
+    top = np.argpartition(values, -k, 1)[:, -k:]
+    order = np.argsort(-np.take_along_axis(values, top, 1), 1, kind="stable")
+    return np.take_along_axis(top, order, 1)

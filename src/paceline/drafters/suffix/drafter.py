@@ -24,7 +24,7 @@ class SuffixSettings:
     learn: bool = True  # remember finished sequences, for their tenant only
     max_tokens: int = 1_000_000  # remembered, of all tenants together; the oldest go first
     max_depth: int = 32  # tokens of context that are compared
-    min_chance: float = 0.1  # a guess less likely than this to be reached and right is not made
+    min_chance: float = 0.1  # a node less likely than this to be accepted is not drafted
 
     def __post_init__(self) -> None:
         require_min(self, max_tokens=1, max_depth=1, min_chance=0)
