@@ -1,4 +1,4 @@
-"""A radix tree of cached prefixes (RadixAttention, arXiv 2312.07104): one per tenant, with a node per block."""
+"""A radix tree of cached prefixes (RadixAttention, arXiv 2312.07104): one per tenant, a node per block."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
