@@ -337,6 +337,8 @@ def test_room_is_given_back_when_rows_are_dropped() -> None:
     cache.truncate("a", 5)
     assert cache.stats.live == 2
     assert cache.slots("a", 5, 8) == [5, 6, 7]
+    cache.truncate("a", 4)  # a whole block, and nothing after it
+    assert cache.stats.live == 1
 
 
 def test_rows_apart_have_no_first_slot() -> None:
