@@ -71,13 +71,13 @@ class Layout:
         self.positions = torch.tensor(positions, device=device)
         in_order = len(spans) == 1 and len(order) == rows  # the pass is padded as its only span is
         self._order = None if in_order else torch.tensor(order, device=device)
-        self._order = None if in_order else torch.tensor(self.row_of, device=device)
+        self._row_of = None if in_order else torch.tensor(self.row_of, device=device)
 
     def arrange(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(0, self._order)
 
     def restore(self, x: Tensor) -> Tensor:
-        return x if self._order is None else x.index_select(0, self._order)
+        return x if self._row_of is None else x.index_select(0, self._row_of)
 
 
 def _placed(
