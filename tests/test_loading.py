@@ -165,7 +165,7 @@ def test_none_holds_the_targets_embedding_again(
         pytest.skip("this system does not say what a process held at most")
     script = SUPPORT / "held_by_drafters.py"
     shipped = drafter_path("smollm2-135m-block")
-    command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
+    command = [sys.executable, "-P", str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
