@@ -145,7 +145,7 @@ def _output_spec(request: ChatRequest) -> OutputSpec:
 def _structured(request: StructuredOutputs | None) -> OutputSpec:
     if request is None:
         return UNCONSTRAINED
-    names = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
+    names = [name for name in STRUCTURED if _given(getattr(request, name), name)]
     if len(names) != 1:
         raise ApiError(
             400,
@@ -158,6 +158,11 @@ def _structured(request: StructuredOutputs | None) -> OutputSpec:
     except ConstraintError as error:
         raise error.within(param) from None
     return OutputSpec(output=constraint, output_param=param)
+
+
+def _given(value: Any, name: str) -> bool:
+    """False alone turns `json_object` off; as a `json` it is a schema."""
+    return value is not None and not (name == "json_object" and value is False)
 
 
 def _spec(
