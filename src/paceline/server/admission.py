@@ -10,7 +10,7 @@ from starlette.requests import Request
 from paceline.errors import PromptTooLong, ShuttingDown
 from paceline.output import RequestOutput
 from paceline.server.online.online_trainer import OnlineTrainer
-from paceline.server.openai.protocol import Sampling
+from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
@@ -36,7 +36,7 @@ class RequestContext:
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
     body: Mapping[str, Any]  # as sent
-    request: Sampling
+    request: GenerationRequest
     span: RequestSpan
     ticket: Ticket | None
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
@@ -97,7 +97,12 @@ class Admission:
             )
 
     def admit(
-        self, http: Request, body: Mapping[str, Any], request: Sampling, id_prefix: str, id_bytes: int = 12
+        self,
+        http: Request,
+        body: Mapping[str, Any],
+        request: GenerationRequest,
+        id_prefix: str,
+        id_bytes: int = 12,
     ) -> RequestContext:
         """From here on the end of the request is recorded; an error before this is counted as a refusal."""
         self.check_model(request.model)

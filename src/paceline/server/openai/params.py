@@ -14,8 +14,8 @@ from paceline.loading import not_loaded
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
+    GenerationRequest,
     Prediction,
-    Sampling,
     SpeculativeConfig,
     StructuredOutputs,
 )
@@ -99,12 +99,12 @@ def read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[
     return list(prompt)  # type: ignore[arg-type]
 
 
-def _check_stream(request: Sampling) -> None:
+def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
 
-def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     params: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
