@@ -1,4 +1,4 @@
-"""What is remembered of a request and of its rounds. Text only where it is switched on."""
+"""Records of a request and of its rounds, with their text only where that is switched on."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from paceline.types import Finish, Round
 
-Runs = tuple[tuple[str, int], ...]  # who guessed, and how many nodes in a row
+Runs = tuple[tuple[str, int], ...]  # drafter, and nodes in a row
 
-# What a request may have sent beside numbers and still be remembered without its text.
+# Parameters other than numbers that are recorded even without text.
 TEXTLESS_PARAMS: Final = ("logit_bias", "speculative_config")
 
 
