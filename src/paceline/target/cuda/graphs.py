@@ -1,0 +1,448 @@
+"""The kernels of a pass over static buffers, captured once for each row bucket.
+
+Captured graphs hold addresses, and everything that differs between passes is data in static buffers (PassInput,
+page tables): a graph is never captured again as contexts grow.
+"""
+
+import ctypes as c
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.errors import ModelError
+from paceline.target.cuda import arguments as args
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, PAGE, THREADS, WARPS
+from paceline.target.cuda.batch import PassRows
+from paceline.target.cuda.driver import Launcher
+from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
+from paceline.target.eager.rope import frequencies
+from paceline.target.kv.cache import TorchRows
+from paceline.target.weights.model_config import ModelConfig
+
+BUCKETS: Final = (8, 16, 32)  # rows
+TABLES: Final = 256  # sequences whose page tables are on the device
+LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
+LINEAR_KB: Final = 110
+MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass together
+FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
+COMBINE_WARPS: Final = 4
+
+_PATIENCE: Final = 30.0  # seconds for the GPU to take a pass
+
+
+def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """Tiles of a block that adds to the residual stream, and its KB of shared memory.
+
+    Narrow models get one tile, so that more blocks share the work. Where there is still less than one block
+    to a multiprocessor and the inputs are long, each has more on its way.
+    """
+    tiles = 1 if shape.width <= 4096 or shape.width % 32 else 2
+    few = shape.width // 16 // tiles <= multiprocessors
+    return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
+
+
+def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
+    """What the kernels are built with for a model."""
+    tiles, kb = residual_tiling(shape, multiprocessors)
+    return [f"-DRESIDUAL_TILES={tiles}", f"-DRESIDUAL_KB={kb}", *(["-DWITH_INT8"] if int8 else [])]
+
+
+class PageTables:
+    """The pages of sequences on the device: [TABLES, max_pages]. Only what changed is uploaded."""
+
+    def __init__(self, max_context: int, device: torch.device) -> None:
+        self.max_pages = -(-max_context // PAGE) + 1
+        self.device_tables = torch.zeros(TABLES, self.max_pages, dtype=torch.int32, device=device)
+        self._held: dict[str, tuple[int, list[int]]] = {}  # sequence -> row, pages
+        self._free = list(range(TABLES))
+
+    def row(self, seq_id: str, pages: list[int]) -> int:
+        """Where the sequence's pages are. The least recently asked for gives way."""
+        row, held = self._held.pop(seq_id, (-1, []))
+        if row < 0:
+            row = self._free.pop() if self._free else self._held.pop(next(iter(self._held)))[0]
+        if held != pages:
+            same = next(
+                (i for i, (a, b) in enumerate(zip(held, pages, strict=False)) if a != b),
+                min(len(held), len(pages)),
+            )
+            if new := pages[same:]:
+                self.device_tables[row, same : len(pages)] = torch.tensor(new, dtype=torch.int32)
+        self._held[seq_id] = (row, pages)
+        return row
+
+    def drop(self, seq_id: str) -> None:
+        if seq_id in self._held:
+            self._free.append(self._held.pop(seq_id)[0])
+
+
+class Buffers:
+    """Every buffer that a pass touches besides weights and cache."""
+
+    def __init__(self, weights: CudaWeights, max_context: int, device: torch.device) -> None:
+        shape = weights.shape
+
+        def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        attended = shape.heads * shape.head_dim
+        self.residual = new(MAX_ROWS, shape.width)
+        self.x_attn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.x_ffn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.queries = new(MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.attended = new(MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.gated = new(MAX_ROWS, shape.ff_width, dtype=torch.bfloat16)
+        self.square_sums = new(2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
+        self.logits = new(MAX_ROWS, weights.padded_vocab)
+        self.qkv = (
+            new(MAX_ROWS, weights.layers[0].qkv.features) if weights.layers[0].q_norm is not None else None
+        )
+        chunks = -(-max_context // KEY_CHUNK) + 1
+        self.max_parts = max(MIN_PARTS, FULL_CONTEXT_ROWS * chunks)
+        self.partial = new(shape.heads, self.max_parts, shape.head_dim)
+        self.part_weight = new(shape.heads, self.max_parts, 2)
+        self.arrived = new(1, dtype=torch.int32)
+        self.input = new(c.sizeof(args.PassInput) // 4, dtype=torch.int32)
+        self.cos, self.sin = _rope_tables(shape, max_context, device)
+        pinned = device.type == "cuda"
+        self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
+        self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self._taps: dict[int, Tensor] = {}
+
+    def tap(self, layer: int) -> Tensor:
+        """[MAX_ROWS, width]: where the output of a layer is copied to."""
+        if layer not in self._taps:
+            self._taps[layer] = torch.zeros_like(self.residual)
+        return self._taps[layer]
+
+
+def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, [position, head_dim / 2]: the same numbers as the eager decoder's."""
+    steps = frequencies(shape.rope, shape.head_dim).to(device)
+    angles = torch.arange(max_context, dtype=torch.float32, device=device)[:, None] * steps
+    return angles.double().cos().float(), angles.double().sin().float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    name: str
+    grid: int
+    threads: int
+    shared_bytes: int
+    argument: c.Structure
+
+
+@dataclass(frozen=True, slots=True)
+class PassKind:
+    """What a graph is captured for."""
+
+    bucket: int  # rows
+    layers: tuple[int, ...]  # to run, ascending
+    taps: tuple[int, ...] = ()  # layers whose output is wanted
+    scored: bool = True  # whether logits are wanted
+
+
+class PassRunner:
+    """Runs passes: fills the input, then launches the kernels or replays their graph."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        weights: CudaWeights,
+        rows: TorchRows,
+        max_context: int,
+    ) -> None:
+        self._launcher, self._weights, self._rows = launcher, weights, rows
+        self.buffers = Buffers(weights, max_context, launcher.device)
+        self.tables = PageTables(max_context, launcher.device)
+        self._input = _InputView(self.buffers.host_input.numpy())
+        self._taken = self.buffers.host_taken.numpy()
+        self._number = 0
+        self._launches: dict[PassKind, list[_Launch]] = {}
+        self._graphs: dict[PassKind, Callable[[], None]] = {}
+
+    def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
+        """Results are in the buffers, in the order of the current stream."""
+        tables = [self.tables.row(s.seq_id, pages(s.seq_id)) for s in rows.sequences]
+        self._wait_until_taken()
+        self._number = self._number % 2**30 + 1
+        self._input.fill(rows, tables, self._number)
+        replay = self._graphs.get(kind)
+        if replay is not None:
+            replay()
+            return
+        launches = self._launches.setdefault(kind, PassKernels(self, kind).launches)
+        self._launch_all(launches)
+        if self._launcher.device.type == "cuda":
+            self._graphs[kind] = self._capture(launches)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies rows of every layer from slot to slot."""
+        keys, values = self._rows.k, self._rows.v
+        heads, head_dim = keys.shape[0] * keys.shape[1], keys.shape[3]
+        for i in range(0, len(source), MAX_DEPTH):
+            part = slice(i, i + MAX_DEPTH)
+            argument = args.MoveRows(
+                keys.data_ptr(), values.data_ptr(), keys.stride(1), head_dim, len(source[part])
+            )
+            argument.source[: len(source[part])] = source[part]
+            argument.target[: len(target[part])] = target[part]
+            self._launcher.launch("move", heads, THREADS, MAX_DEPTH * head_dim * 2, argument)
+
+    def _wait_until_taken(self) -> None:
+        """The input of the pass before may be overwritten once its first kernel has read it."""
+        if self._taken[0] == self._number:
+            return
+        deadline = time.monotonic() + _PATIENCE
+        while self._taken[0] != self._number:
+            if time.monotonic() > deadline:
+                torch.cuda.synchronize()  # tells what went wrong
+                raise ModelError("the GPU did not begin a pass in time")
+
+    def _launch_all(self, launches: Sequence[_Launch]) -> None:
+        for one in launches:
+            self._launcher.launch(one.name, one.grid, one.threads, one.shared_bytes, one.argument)
+
+    def _capture(self, launches: Sequence[_Launch]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._launch_all(launches)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+class PassKernels:
+    """The launches of one kind of pass, in order."""
+
+    def __init__(self, runner: PassRunner, kind: PassKind) -> None:
+        self._weights, self._buffers, self._kind = runner._weights, runner.buffers, kind
+        self._rows, self._tables = runner._rows, runner.tables
+        self._shape = self._weights.shape
+        self._multiprocessors = runner._launcher.multiprocessors
+        self._row_tiles = kind.bucket // 8
+        self.launches: list[_Launch] = []
+        self._begin()
+        for place, layer in enumerate(kind.layers):
+            self._layer(place, layer)
+        if kind.scored:
+            self._head()
+
+    def _begin(self) -> None:
+        b, shape = self._buffers, self._shape
+        argument = args.BeginPass(
+            host=_at(b.host_input),
+            input=_at(b.input),
+            host_taken=_at(b.host_taken),
+            arrived=_at(b.arrived),
+            embeddings=_at(self._weights.embed),
+            norm=_at(self._norm_before(0)),
+            residual=_at(b.residual),
+            square_sums=_at(b.square_sums),
+            out=_at(b.x_attn),
+            width=shape.width,
+            norms=len(b.square_sums),
+        )
+        self._add("begin", self._kind.bucket, THREADS, 4 * WARPS, argument)
+
+    def _norm_before(self, place: int) -> Tensor:
+        """The attention norm of the layer at this place, or the last norm after all of them."""
+        if place < len(self._kind.layers):
+            return self._weights.layers[self._kind.layers[place]].attn_norm
+        return self._weights.norm
+
+    def _layer(self, place: int, layer: int) -> None:
+        b, shape, weights = self._buffers, self._shape, self._weights.layers[layer]
+        before, between, after = (b.square_sums[2 * place + i] for i in range(3))
+        cache = self._cache(layer)
+        if weights.q_norm is None:
+            self._qkv(weights, before, cache, first=place == 0)
+        else:
+            self._qkv_with_norms(weights, before, cache, first=place == 0)
+        self._attention(cache, window=shape.window if shape.local_layers and shape.local_layers[layer] else 0)
+        tap = b.tap(layer) if layer in self._kind.taps else None
+        self._residual(weights.o, b.attended, weights.ffn_norm, between, b.x_ffn)
+        gated = self._linear(weights.gate_up, b.x_ffn, between, out=_at(b.gated), columns=shape.ff_width)
+        self._product("gated", gated, weights.gate_up)
+        self._residual(weights.down, b.gated, self._norm_before(place + 1), after, b.x_attn, tap)
+
+    def _qkv(self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool) -> None:
+        b, shape = self._buffers, self._shape
+        argument = self._linear(
+            weights.qkv,
+            b.x_attn,
+            squares,
+            queries=_at(b.queries),
+            cache=cache,
+            cos=_at(b.cos),
+            sin=_at(b.sin),
+            head_dim=shape.head_dim,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            query_scale=_query_scale(shape),
+            starts_next_late=first,
+        )
+        self._product("qkv", argument, weights.qkv)
+
+    def _qkv_with_norms(
+        self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool
+    ) -> None:
+        b, shape = self._buffers, self._shape
+        product = self._linear(
+            weights.qkv,
+            b.x_attn,
+            squares,
+            out_f32=_at(b.qkv),
+            columns=weights.qkv.features,
+            starts_next_late=first,
+        )
+        self._product("store", product, weights.qkv)
+        argument = args.HeadNorm(
+            qkv=_at(b.qkv),
+            query_norm=_at(weights.q_norm),
+            key_norm=_at(weights.k_norm),
+            cos=_at(b.cos),
+            sin=_at(b.sin),
+            input=_at(b.input),
+            queries=_at(b.queries),
+            cache=cache,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            norm_eps=shape.norm_eps,
+            query_scale=_query_scale(shape),
+        )
+        heads = self._kind.bucket * (shape.heads + 2 * shape.kv_heads)
+        self._add(f"head_norm_{shape.head_dim}", heads // 4, 128, 0, argument)
+
+    def _attention(self, cache: args.KvCache, window: int) -> None:
+        b, shape, d = self._buffers, self._shape, self._shape.head_dim
+        argument = args.Attention(
+            queries=_at(b.queries),
+            cache=cache,
+            tables=_at(self._tables.device_tables),
+            input=_at(b.input),
+            partial=_at(b.partial),
+            weight=_at(b.part_weight),
+            out=_at(b.attended),
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            max_pages=self._tables.max_pages,
+            max_parts=b.max_parts,
+            window=window,
+        )
+        chunks = 2 * 2 * KEY_CHUNK * d * 2  # two stages of keys and values
+        sums = WARPS * 16 * (d + 8 + 2) * 4
+        self._add(f"attend_{d}", self._multiprocessors * (128 // d), THREADS, chunks + sums, argument)
+        shared = COMBINE_WARPS * (d + 1) * 4
+        self._add(f"combine_{d}", self._kind.bucket * shape.heads, 32 * COMBINE_WARPS, shared, argument)
+
+    def _residual(
+        self, matrix: Matrix, x: Tensor, norm: Tensor, squares: Tensor, out: Tensor, tap: Tensor | None = None
+    ) -> None:
+        b = self._buffers
+        argument = self._linear(
+            matrix,
+            x,
+            None,
+            residual=_at(b.residual),
+            next_norm=_at(norm),
+            next_square_sum=_at(squares),
+            tap=_at(tap),
+            out=_at(out),
+            columns=self._shape.width,
+        )
+        self._product("residual", argument, matrix)
+
+    def _head(self) -> None:
+        b, head = self._buffers, self._weights.head
+        squares = b.square_sums[2 * len(self._kind.layers)]
+        argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
+        self._product("store", argument, head)
+
+    def _linear(self, matrix: Matrix, x: Tensor, squares: Tensor | None, **more: object) -> args.Linear:
+        return args.Linear(
+            weight=_at(matrix.weight),
+            scale=_at(matrix.scale),
+            bias=_at(matrix.bias),
+            x=_at(x),
+            square_sum=_at(squares),
+            inputs=matrix.inputs,
+            inverse_width=1 / self._shape.width,
+            norm_eps=self._shape.norm_eps,
+            input=_at(self._buffers.input),
+            **more,
+        )
+
+    def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
+        tiles, kb = LINEAR_TILES, LINEAR_KB
+        if name == "residual":
+            tiles, kb = residual_tiling(self._shape, self._multiprocessors)
+        kind = self._weights.kind
+        shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
+        grid = matrix.features // 16 // tiles
+        self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
+
+    def _cache(self, layer: int) -> args.KvCache:
+        keys, values = self._rows.k[layer], self._rows.v[layer]
+        return args.KvCache(keys.data_ptr(), values.data_ptr(), keys.stride(0))
+
+    def _add(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
+        self.launches.append(_Launch(name, grid, threads, shared_bytes, argument))
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _query_scale(shape: ModelConfig) -> float:
+    """With the factor that turns exp into exp2."""
+    return (shape.attn_scale or shape.head_dim**-0.5) * math.log2(math.e)
+
+
+def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
+    """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
+    stage = 16 * WARPS * (128 * tiles + row_tiles * 8 * (16 if int8 else 8))
+    stages = max(2, min(8, kb * 1024 // stage))
+    sums = 4 * WARPS * tiles * 16 * (row_tiles * 8 + 1)
+    return 4 * MAX_ROWS + max(stage * stages, sums)
+
+
+class _InputView:
+    """The fields of a PassInput as numpy arrays over its memory."""
+
+    def __init__(self, words: NDArray[np.int32]) -> None:
+        fields = {name: getattr(args.PassInput, name) for name, *_ in args.PassInput._fields_}
+        at = {name: words[f.offset // 4 : (f.offset + f.size) // 4] for name, f in fields.items()}
+        self._head = words[:4]  # number, rows, sequences, paths
+        self._token, self._position, self._slot = at["token"], at["position"], at["slot"]
+        self._path, self._part = at["path"], at["part"]
+        self._first_row, self._row_count, self._length = at["first_row"], at["row_count"], at["length"]
+        self._last_position, self._first_path = at["last_position"], at["first_path"]
+        self._path_count, self._table = at["path_count"], at["table"]
+        self._path_slot = at["path_slot"].reshape(MAX_ROWS, MAX_DEPTH)
+
+    def fill(self, rows: PassRows, tables: Sequence[int], number: int) -> None:
+        count, sequences = len(rows.tokens), rows.sequences
+        self._token[:count], self._token[count:] = rows.tokens, 0
+        self._position[:count], self._position[count:] = rows.positions, 0
+        self._slot[:count], self._slot[count:] = rows.slots, -1
+        self._path[:count] = rows.path
+        self._part[:count] = rows.part
+        paths = 0
+        for i, (s, table) in enumerate(zip(sequences, tables, strict=True)):
+            self._first_row[i], self._row_count[i] = s.first_row, s.row_count
+            self._length[i], self._last_position[i] = s.length, s.last_position
+            self._first_path[i], self._path_count[i], self._table[i] = paths, len(s.paths), table
+            deepest = s.last_position - s.length + 1
+            for slots in s.paths:  # a short one repeats its last slot, which is masked
+                self._path_slot[paths, : len(slots)] = slots
+                self._path_slot[paths, len(slots) : deepest] = slots[-1]
+                paths += 1
+        self._head[:] = number, count, len(sequences), paths
