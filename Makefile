@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0# one exact version: a looser one may bring gigabytes of CUDA packages
 
-.PHONY: setup demo test check bench bench-peers drafter clean
+# Workers take whole files, those with slow tests first; each core has one.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: setup demo quick test check suite quick-suite bench bench-peers drafter clean
 
 setup: $(STAMP)
 
@@ -19,9 +22,19 @@ demo: setup
 	$(BIN)/paceline pull smollm2-135m
 	$(BIN)/python examples/agent.py
 
-test: setup check
+# At every commit, within a minute: style, types, and the tests that need no weights.
+quick: setup
+	@$(MAKE) --no-print-directory -j2 check quick-suite
+
+test: setup
 	$(BIN)/paceline pull smollm2-135m
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory -j2 check suite
+
+suite: setup
+	$(PYTEST)
+
+quick-suite: setup
+	$(PYTEST) --hypothesis-profile=quick -m "not (model or large or gemma or gpu or vllm or slow)"
 
 check: setup
 	$(BIN)/ruff check

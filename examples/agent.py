@@ -1,7 +1,7 @@
-"""An agent with three tools, run once plain and once speculatively: the same words, fewer passes.
+"""An agent with three tools, run once plain and once with speculative decoding: same words, fewer passes.
 
-The calls are parsed from what the model writes; nothing is scripted. A call that does not parse, or that a
-tool refuses, is answered to the model as an error, and it may try again. Every turn re-sends all history.
+Calls are parsed from what the model writes; nothing is scripted. A call that does not parse, or that a tool
+rejects, goes back to the model as an error, and it may try again. Every turn sends the whole history again.
 
     python examples/agent.py [MODEL]
 """
@@ -50,8 +50,22 @@ find_order(order_id: string): an order's status, item and quantity
 check_stock(item: string): how many of an item are in stock, and its price
 multiply(a: number, b: number): a times b"""
 
-# Worked examples: a model of 135M parameters needs to see the form.
+# Worked examples: a model of 135M parameters needs to see the form. Answers repeat words of the question.
 EXAMPLES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
+    (
+        "What do 3 at 18.5 cost?",
+        "multiply",
+        {"a": 3, "b": 18.5},
+        {"product": 55.5},
+        "3 at 18.5 cost 55.5.",
+    ),
+    (
+        "What do 4 at 2.5 cost?",
+        "multiply",
+        {"a": 4, "b": 2.5},
+        {"product": 10.0},
+        "4 at 2.5 cost 10.0.",
+    ),
     (
         "Where is order A-1001?",
         "find_order",
@@ -66,7 +80,6 @@ EXAMPLES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
         {"item": "teapot", "in_stock": 7, "price": 18.5},
         "There are 7 teapots in stock.",
     ),
-    ("What do 3 at 18.5 cost?", "multiply", {"a": 3, "b": 18.5}, {"product": 55.5}, "They cost 55.5."),
     (
         "Where is order A-1002?",
         "find_order",
@@ -81,7 +94,6 @@ EXAMPLES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
         {"item": "spoon", "in_stock": 150, "price": 1.2},
         "There are 150 spoons in stock.",
     ),
-    ("What do 4 at 2.5 cost?", "multiply", {"a": 4, "b": 2.5}, {"product": 10.0}, "They cost 10.0."),
 ]
 
 QUESTIONS = [
@@ -94,7 +106,7 @@ QUESTIONS = [
 Message = dict[str, str]
 
 
-def said(role: str, content: str) -> Message:
+def message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
@@ -107,15 +119,15 @@ def result_text(result: dict[str, Any]) -> str:
 
 
 def opening() -> list[Message]:
-    messages = [said("system", SYSTEM)]
+    messages = [message("system", SYSTEM)]
     for question, tool, arguments, result, answer in EXAMPLES:
-        messages += [said("user", question), said("assistant", call_text(tool, arguments))]
-        messages += [said("user", result_text(result)), said("assistant", answer)]
+        messages += [message("user", question), message("assistant", call_text(tool, arguments))]
+        messages += [message("user", result_text(result)), message("assistant", answer)]
     return messages
 
 
 def use_tool(text: str) -> dict[str, Any] | None:
-    """What the call in this text gives; None if there is none."""
+    """The result of the call in this text; None if there is no call."""
     _, calls, errors = parse_tool_calls(text)
     if errors:
         return {"error": errors[0]}
@@ -142,14 +154,14 @@ class Workflow:
         for _ in range(4):
             result = llm.generate(messages, spec=spec, tenant=tenant, max_tokens=96, temperature=0.0, seed=7)
             self.results.append(result)
-            messages.append(said("assistant", result.text))
+            messages.append(message("assistant", result.text))
             log.print(f"  model  {result.text}", markup=False)
             answer = use_tool(result.text)
             if answer is None:
                 return
             self.calls += 1
             self.failed += "error" in answer
-            messages.append(said("user", result_text(answer)))
+            messages.append(message("user", result_text(answer)))
             log.print(f"  tool   {json.dumps(answer)}", markup=False)
 
     def sums(self) -> tuple[int, int, float]:
@@ -158,11 +170,11 @@ class Workflow:
 
 
 def run(llm: LLM, spec: SpecConfig, tenant: str, log: Console) -> Workflow:
-    """The tenant keeps caches and indexes of the runs apart, so that neither has seen the other's text."""
+    """A tenant of its own keeps the caches and indexes of the runs apart."""
     workflow, messages = Workflow(), opening()
     for question in QUESTIONS:
         log.print(f"[bold]{question}[/bold]")
-        messages.append(said("user", question))
+        messages.append(message("user", question))
         workflow.ask(llm, spec, tenant, messages, log)
     return workflow
 

@@ -3,6 +3,10 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # read when torch is imported; there is a worker for each core
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +19,17 @@ from paceline.errors import UnknownModel
 from paceline.hub import resolve
 
 if TYPE_CHECKING:
-    from running import Running
+    from support.running import Running
 
-settings.register_profile("paceline", deadline=None, derandomize=True)  # a busy machine is no fault
-settings.load_profile("paceline")
+settings.register_profile("full", deadline=None, derandomize=True)  # a busy machine is no fault
+settings.register_profile("quick", settings.get_profile("full"), max_examples=10)
+settings.load_profile("full")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that hold slow tests come first, so that workers end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def _pulled(name: str) -> Path:
@@ -46,7 +57,7 @@ def gemma_path() -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2_path: Path) -> "Iterator[Running]":
     """The real server on a port of its own."""
-    from running import running
+    from support.running import running
 
     with running("smollm2-135m") as found:
         yield found

@@ -1,11 +1,23 @@
+import pickle
+
 import pytest
 
-from paceline.config import ACCEPT_RULES, EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.errors import SettingError
+from paceline.config import (
+    ACCEPT_RULES,
+    EngineConfig,
+    SamplingParams,
+    SpecConfig,
+    require_between,
+    require_min,
+    require_positive,
+    require_whole,
+    settings,
+)
+from paceline.errors import SettingError, UsageError
 
 
 def test_unknown_key_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'temprature'; did you mean 'temperature'.*top_k"):
+    with pytest.raises(UsageError, match=r"'temprature'; did you mean 'temperature'.*top_k"):
         settings(SamplingParams, {"temprature": 1})
 
 
@@ -35,8 +47,45 @@ def test_unknown_key_is_an_error_that_lists_the_known_ones() -> None:
     ],
 )
 def test_values_out_of_range_name_the_setting(cls: type, given: dict[str, object]) -> None:
-    with pytest.raises(SettingError, match=list(given)[-1]):
+    with pytest.raises(SettingError) as caught:
         settings(cls, given)
+    error, name = caught.value, list(given)[-1]
+    assert error.setting == name
+    assert str(error).startswith(f"{name}=")
+    assert str(error).endswith(f" is not usable: expected {error.expected}")
+
+
+def test_a_setting_error_is_data() -> None:
+    error = SettingError("max_draft", 65, "0 to 64", "longer drafts never pay")
+    assert str(error) == "max_draft=65 is not usable: expected 0 to 64; longer drafts never pay"
+    assert str(error.renamed("num_speculative_tokens")).startswith("num_speculative_tokens=65 is")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (copied.setting, copied.value, copied.expected, copied.hint) == error.args
+    assert str(copied) == str(error)
+
+
+def test_texts_of_the_user_are_not_repeated() -> None:
+    with pytest.raises(SettingError) as caught:
+        SamplingParams(stop=("secret", ""))
+    assert str(caught.value) == "stop=... is not usable: expected texts, none empty"
+
+
+class Limits:
+    count, share, rate, lengths = 3, 0.5, 0.1, (1, 2)
+
+
+def test_validators_name_the_setting_and_the_bound() -> None:
+    limits = Limits()
+    require_min(limits, count=3)
+    require_between(limits, 0, 1, "share", "rate")
+    require_positive(limits, "rate")
+    require_whole(limits, "count", "lengths")
+    with pytest.raises(SettingError, match="count=3 is not usable: expected 4 or more"):
+        require_min(limits, count=4)
+    with pytest.raises(SettingError, match=r"share=0.5 is not usable: expected 0 to 0.2"):
+        require_between(limits, 0, 0.2, "share")
+    with pytest.raises(SettingError, match=r"rate=0.1 is not usable: expected whole numbers"):
+        require_whole(limits, "rate")
 
 
 def test_only_typical_is_lossy() -> None:

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import gguf
 import pytest
-import tiny_gguf
-from tiny_gguf import VOCAB
 
 from paceline.errors import CorruptModel, UnknownModel
 from paceline.gguf_header import read_header
+from support import tiny_gguf
+from support.tiny_gguf import VOCAB
 
 ARRAYS = {"tokenizer.ggml.tokens", "tokenizer.ggml.scores"}
 

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from saved_heads import save_untrained
 
 from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, SpecConfig
-from paceline.errors import DrafterMismatch, SettingError, UnknownModel
-from paceline.heads.local_heads import drafter_path, kept_here
-from paceline.heads.registry import KINDS
-from paceline.loading import drafters_beside, find_trained, read_trained
+from paceline.errors import DrafterMismatch, UnknownModel, UsageError
+from paceline.heads.local_heads import available_heads, drafter_path
+from paceline.heads.registry import HEAD_TYPES
+from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
+from support import SUPPORT
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -27,7 +28,7 @@ PROMPT = "The capital of France is"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("trained")
-    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in KINDS}
+    return {kind: save_untrained(home / f"my-{kind}", smollm2_path, kind) for kind in HEAD_TYPES}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,12 @@ def llm(folders: dict[str, Path]) -> LLM:
 
 
 def test_they_are_asked_after_those_that_cost_less(llm: LLM) -> None:
-    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *KINDS)
-    assert llm.trained == {f"my-{kind}": kind for kind in KINDS}
-    assert {llm.drafters[kind].name for kind in KINDS} == set(KINDS)
+    assert llm.spec.drafters == ("grammar", "suffix", "ngram", *HEAD_TYPES)
+    assert llm.trained == {f"my-{kind}": kind for kind in HEAD_TYPES}
+    assert {llm.drafters[kind].name for kind in HEAD_TYPES} == set(HEAD_TYPES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_plain_decoding(llm: LLM, kind: str, temperature: float) -> None:
     found = [
@@ -59,7 +60,7 @@ def test_a_name_is_one_of_those_trained_here(
     (tmp_path / "drafters" / "mine").symlink_to(folders["block"])
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr("paceline.heads.local_heads.SHIPPED", tmp_path / "none")
-    assert kept_here() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
+    assert available_heads() == [drafter_path("mine")] == [tmp_path / "drafters" / "mine"]
     assert drafter_path("some/folder") == Path("some/folder")
     with pytest.raises(UnknownModel, match=r"'yours': expected a folder, or one trained here \(mine\)"):
         LLM(str(smollm2_path), trained=["yours"])
@@ -68,7 +69,7 @@ def test_a_name_is_one_of_those_trained_here(
 def test_one_of_each_kind(folders: dict[str, Path], smollm2_path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(folders["block"])
-    with pytest.raises(SettingError, match="my-block and other are both block drafters"):
+    with pytest.raises(UsageError, match="my-block and other are both block drafters"):
         LLM(str(smollm2_path), trained=[folders["block"], other])
 
 
@@ -79,13 +80,44 @@ def test_a_name_that_is_taken(folders: dict[str, Path], smollm2_path: Path) -> N
         def draft(self, asks: Sequence[Ask]) -> list[Draft]:
             return []
 
-    with pytest.raises(SettingError, match="my-block would be called 'block'"):
+    with pytest.raises(UsageError, match="my-block would be called 'block'"):
         LLM(str(smollm2_path), drafters=[Mine()], trained=[folders["block"]])
 
 
-def test_a_kind_that_is_not_loaded(smollm2_path: Path) -> None:
-    with pytest.raises(SettingError, match="'eagle': give a trained one"):
-        LLM(str(smollm2_path), spec=SpecConfig(("eagle",)))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eagle", r"'eagle' is known but not loaded: load the model with trained="),
+        ("model", r"'model' is known but not loaded: load the model with draft_model=\.\.\."),
+        ("sufix", "unknown drafter 'sufix'; did you mean 'suffix'"),
+    ],
+)
+def test_a_drafter_that_is_not_loaded(smollm2_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        LLM(str(smollm2_path), spec=SpecConfig((name,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "model",
+            r"'model' is known but not loaded: .*draft_model=.* Loaded: block, eagle, ",
+        ),
+        ("self", r"'self' is known but not loaded: load the model with spec=SpecConfig\(\('self', "),
+        ("blok", "unknown drafter 'blok'; did you mean 'block'"),
+    ],
+)
+def test_a_request_for_a_drafter_that_is_not_loaded(llm: LLM, name: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        llm.generate(PROMPT, spec=SpecConfig((name,)))
+
+
+def test_one_name_may_be_a_text_or_a_path(folders: dict[str, Path], smollm2_path: Path) -> None:
+    for name in (str(folders["block"]), folders["block"]):
+        llm = LLM(str(smollm2_path), trained=name, config=CONFIG)
+        assert llm.trained == {"my-block": "block"}
+        assert llm.spec.drafters == (*SpecConfig().drafters, "block")
 
 
 @pytest.mark.gemma
@@ -94,15 +126,15 @@ def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) ->
         LLM(str(gemma_path), trained=[folders["block"]])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEAD_TYPES)
 def test_one_can_take_the_place_of_another_between_passes(
     llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
 ) -> None:
     spec = SpecConfig((kind,), 3, adaptive=False)
     plain = llm.generate(PROMPT, max_tokens=24, seed=3, spec=SpecConfig(("none",)))
     old = llm.drafters[kind]
-    heads = read_trained(find_trained([folders[kind]]), smollm2_path)
-    (new,) = drafters_beside(llm.target, heads, CONFIG)
+    heads = read_heads(find_heads([folders[kind]]), smollm2_path)
+    (new,) = head_drafters(llm.target, heads, CONFIG)
     running = llm.prepare(PROMPT, SamplingParams(max_tokens=24, seed=3), spec=spec).seq
     llm.engine.submit(running)
     rounds = [r for _ in range(4) for r in llm.engine.step()]
@@ -131,7 +163,7 @@ def test_none_holds_the_targets_embedding_again(
         pytest.skip("the native engine does not run here")
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("this system does not say what a process held at most")
-    script = Path(__file__).with_name("target") / "held_by_drafters.py"
+    script = SUPPORT / "held_by_drafters.py"
     shipped = drafter_path("smollm2-135m-block")
     command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

@@ -24,6 +24,7 @@ from paceline.engine.engine import Engine
 from paceline.sampling import Doubles, Floats
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Feed, Round, Scores, Seq, Verdict
+from support import examples
 
 VOCAB = 24
 LENGTH = 40
@@ -207,7 +208,7 @@ def test_recycled_trees_change_speed_not_text(width: int, temperature: float) ->
     assert run(spec, params, 4, controller=Rate())[0] == plain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
@@ -353,7 +354,7 @@ def counting_rounds() -> Judge:
     rounds = count()
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
-        return verify.judge(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
+        return verify.verify(replace(seq, prompt_len=len(seq.tokens) - next(rounds)), draft, rows, masks)
 
     return mutant
 
@@ -363,7 +364,7 @@ def one_row_late() -> Judge:
 
     def mutant(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
         late = np.concatenate([rows[:1], rows[: len(draft)]])
-        return verify.judge(seq, draft, late, masks)
+        return verify.verify(seq, draft, late, masks)
 
     return mutant
 
@@ -373,7 +374,7 @@ def test_a_wrong_position_is_caught(monkeypatch: pytest.MonkeyPatch, make: Calla
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
 
     def output(spec: SpecConfig) -> dict[str, list[int]]:
-        monkeypatch.setattr(engine_module, "judge", make())
+        monkeypatch.setattr(engine_module, "verify", make())
         return run(spec, params)[0]
 
     assert output(SpecConfig(("model",), adaptive=False)) != output(PLAIN)

@@ -38,6 +38,7 @@ from paceline.types import (
     Scores,
     Seq,
 )
+from support import examples
 
 VOCAB = 24
 END = 23
@@ -240,7 +241,7 @@ def test_every_option_is_honoured_under_a_grammar(option: str, seed: int) -> Non
             assert said[0] == said[1]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 2**32),
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),

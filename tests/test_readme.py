@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from bench import readme, run
+from bench.pages import numbers, readme, results_page
+from bench.peers.systems import FLOAT32
 from paceline.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -83,9 +83,25 @@ def test_make_targets_exist() -> None:
 
 
 def test_numbers_are_those_of_the_bench() -> None:
-    kept = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
-    assert (ROOT / "docs" / "numbers.md").read_text() == run.page(kept["machine"], kept["results"])
-    assert readme.section(kept["machine"], kept["results"]) in (ROOT / "README.md").read_text()
+    assert numbers.PATH.read_text() == numbers.page()
+    assert results_page.PATH.read_text() == results_page.page()
+    assert readme.section() in readme.PATH.read_text()
+
+
+def test_the_numbers_fit_on_a_page_and_say_when_not_to_use_drafts() -> None:
+    page = numbers.page()
+    assert len(page.encode()) <= 8_000
+    assert "16 agents at once" in page
+    assert "fewer tokens/s than plain" in page
+
+
+def test_comparisons_say_what_each_side_ran() -> None:
+    """Transformers and vLLM run float32 where paceline runs the weights of the file: pages must say so."""
+    for page in (numbers.page(), results_page.page()):
+        assert FLOAT32 in page
+        assert "8-bit activations" in page
+    assert "transformers" not in readme.section().lower()
+    assert "no time for it" not in results_page.page()
 
 
 def test_links_lead_somewhere() -> None:

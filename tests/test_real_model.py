@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
-from paceline.errors import PromptTooLong, SettingError
+from paceline.errors import PromptTooLong, UsageError
 from paceline.types import TARGET
 
 pytestmark = pytest.mark.model
@@ -136,11 +136,11 @@ def test_an_abandoned_stream_is_cancelled(llm: LLM) -> None:
 
 
 def test_bad_requests_are_refused_and_break_nothing(llm: LLM) -> None:
-    with pytest.raises(SettingError, match="temprature"):
+    with pytest.raises(UsageError, match="temprature"):
         llm.generate("x", temprature=1)
-    with pytest.raises(SettingError, match="empty"):
+    with pytest.raises(UsageError, match="empty"):
         llm.generate("")
-    with pytest.raises(SettingError, match="'sufix'"):
+    with pytest.raises(UsageError, match="'sufix'"):
         llm.generate("x", spec=SpecConfig(("sufix",)))
     with pytest.raises(PromptTooLong, match="shorten"):
         llm.generate("word " * 9000)

@@ -12,7 +12,7 @@ from paceline.drafters.draft_model import TextDrafter, drafter_for
 from paceline.drafters.draft_model.retokenizer import Transcript
 from paceline.drafters.draft_model.select import overlap
 from paceline.drafters.draft_model.vocab_mapping import Dictionary
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Ask, Drafter, Seq
@@ -141,5 +141,5 @@ def test_gemma_drafts_for_smollm2(gemma_path: Path, smollm2_path: Path, way: Any
 
 
 def test_an_unknown_way_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(SettingError, match="draft_vocab='words'"):
+    with pytest.raises(UsageError, match="draft_vocab='words'"):
         LLM("smollm2-135m", draft_vocab="words")  # type: ignore[arg-type]

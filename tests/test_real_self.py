@@ -8,7 +8,7 @@ import pytest
 
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.drafters.draft_model import SelfDrafter
-from paceline.errors import DrafterMismatch, SettingError
+from paceline.errors import DrafterMismatch, UsageError
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 SELF = SpecConfig(("self",), max_draft=3, adaptive=False)
@@ -90,7 +90,7 @@ def test_guesses_of_a_larger_model_come_true(qwen_path: Path) -> None:
 def test_who_does_not_name_them_has_none(smollm2_path: Path) -> None:
     llm = LLM("smollm2-135m", config=EngineConfig(cache_mb=64))
     assert not {"self", "quantized"} & set(llm.drafters)
-    with pytest.raises(SettingError, match="'self': name it when the model is loaded"):
+    with pytest.raises(UsageError, match="'self' is known but not loaded: load the model with spec="):
         llm.generate("x", spec=SELF)
 
 

@@ -10,11 +10,11 @@ import torch
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.cli import main
 from paceline.drafters.none import NoDrafter
-from paceline.errors import ModelError, SettingError
+from paceline.errors import ModelError, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, read_card
-from paceline.heads.local_heads import SHIPPED, drafter_path, kept_here, new_path, shipped
-from paceline.loading import find_trained, on_the_shelf, usual
+from paceline.heads.local_heads import SHIPPED, available_heads, drafter_path, output_path, shipped
+from paceline.loading import copy_to_store, default_heads, find_heads
 
 NAME = "smollm2-135m-block"
 MOST_BYTES = 14 << 20
@@ -90,18 +90,18 @@ def test_tool_calls_of_tools_it_never_saw(smollm2_path: Path, temperature: float
 def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert drafter_path(NAME) == SHIPPED / NAME
-    assert new_path(NAME) == tmp_path / "drafters" / NAME
-    (found,) = find_trained([NAME])
+    assert output_path(NAME) == tmp_path / "drafters" / NAME
+    (found,) = find_heads([NAME])
     assert found.root == SHIPPED / NAME
-    copy = on_the_shelf(found)
+    copy = copy_to_store(found)
     assert copy.root == copy.version.folder == drafter_path(NAME) == tmp_path / "drafters" / NAME
-    assert kept_here() == [copy.root]
+    assert available_heads() == [copy.root]
     assert (copy.root / WEIGHTS).read_bytes() == (SHIPPED / NAME / WEIGHTS).read_bytes()
-    assert on_the_shelf(copy) == on_the_shelf(found) == copy
+    assert copy_to_store(copy) == copy_to_store(found) == copy
     assert [path.name for path in copy.root.parent.iterdir()] == [NAME]
     (copy.root / CARD).unlink()  # as while it is being trained
-    with pytest.raises(SettingError, match=r"has no drafter yet.*finish its training"):
-        on_the_shelf(found)
+    with pytest.raises(UsageError, match=r"has no drafter yet.*finish its training"):
+        copy_to_store(found)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_nothing_is_written_into_the_package(change: Callable[[Path], object]) -> None:
     for root in (SHIPPED / NAME, SHIPPED / ".." / "shipped" / NAME):
-        with pytest.raises(SettingError, match="part of the package"):
+        with pytest.raises(UsageError, match="part of the package"):
             change(root)
     assert {file.name for file in (SHIPPED / NAME).iterdir()} == {CARD, WEIGHTS}
 
@@ -122,26 +122,26 @@ def test_it_serves_its_model_unasked_on_a_gpu_alone(
     smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    assert usual(smollm2_path, EngineConfig(device="cpu")) == []
+    assert default_heads(smollm2_path, EngineConfig(device="cpu")) == []
     monkeypatch.setattr("paceline.loading.placement", _on_a_gpu)
-    assert usual(smollm2_path, EngineConfig()) == [NAME]
-    card = on_the_shelf(*find_trained([NAME])).root / CARD
-    assert usual(smollm2_path, EngineConfig()) == [NAME]
+    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
+    card = copy_to_store(*find_heads([NAME])).root / CARD
+    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
     card.write_text(card.read_text().replace(read_card(card.parent).fingerprint, "another model's"))
-    assert usual(smollm2_path, EngineConfig()) == []
+    assert default_heads(smollm2_path, EngineConfig()) == []
     card.write_text("{")
-    assert usual(smollm2_path, EngineConfig()) == []
+    assert default_heads(smollm2_path, EngineConfig()) == []
     card.unlink()  # as while it is being trained
-    assert usual(smollm2_path, EngineConfig()) == [NAME]
+    assert default_heads(smollm2_path, EngineConfig()) == [NAME]
     monkeypatch.setattr("paceline.loading.open_checkpoint", Path.read_bytes)
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
-        usual(tmp_path, EngineConfig())
+        default_heads(tmp_path, EngineConfig())
 
 
 def test_the_usual_ones_are_for_those_who_name_no_drafters(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.llm.usual", lambda model, config: [NAME])
+    monkeypatch.setattr("paceline.loading.default_heads", lambda model, config: [NAME])
     default = SpecConfig().drafters
     assert LLM(str(smollm2_path)).spec.drafters == (*default, "block")
     assert LLM(str(smollm2_path), trained=()).spec.drafters == default

@@ -1,7 +1,7 @@
 """Which systems there are, where they are installed, and in which modes they run."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ class Build:
     name: str = ""  # of this build, where a system has several
     spare: bool = False  # in a short run only where the system's other builds are absent
     dense: bool = False  # reads a folder of float32 weights instead of the GGUF file
+    runs: str = ""  # weights and activations, as the tables state them
     remembers: tuple[str, ...] = ()  # modes that learn from one request for another
     learns: tuple[str, ...] = ()  # modes that are first shown other conversations of each workload
     files: dict[str, str] = field(default_factory=dict, hash=False)  # its driver needs
@@ -58,12 +59,16 @@ class Build:
 LLAMA_SHORT: Final = ("plain", "ngram-short", "ngram-cache")
 LLAMA_NGRAM: Final = ("ngram-simple", "ngram-map-k", "ngram-map-k-short", "ngram-mod")
 
+LLAMA_RUNS: Final = "weights as in the GGUF file, 8-bit activations"
+FLOAT32: Final = "weights of the GGUF file decoded to float32, float32 activations"
+
 BUILDS: Final = (
     Build(
         "paceline",
         "paceline",
         "",
         ("plain", "suffix+ngram", "suffix+ngram+learned"),
+        runs="weights as in the GGUF file, 8-bit activations",
         learns=("suffix+ngram+learned",),
     ),
     Build(
@@ -72,6 +77,7 @@ BUILDS: Final = (
         "llama.cpp",
         LLAMA_SHORT,
         (*LLAMA_NGRAM, "draft"),
+        runs=LLAMA_RUNS,
         name="server",
         remembers=(*LLAMA_NGRAM, *LLAMA_SHORT[1:]),
         files={"binary": "build/bin/llama-server"},
@@ -82,6 +88,7 @@ BUILDS: Final = (
         "llama.cpp",
         ("plain",),
         ("lookup",),
+        runs=LLAMA_RUNS,
         name="python",
         files={"library": "build/bin"},
     ),
@@ -90,17 +97,43 @@ BUILDS: Final = (
         "llama_server",
         "xllamacpp",
         LLAMA_SHORT,
+        runs=LLAMA_RUNS,
         name="wheel",
         spare=True,
         remembers=LLAMA_SHORT[1:],
     ),
-    Build("openvino", "openvino", "openvino", ("plain", "lookup")),
-    Build("transformers", "transformers", "transformers", ("plain",), ("lookup", "assisted"), dense=True),
-    Build("vllm", "vllm", "vllm", ("plain", "ngram"), ("plain-compiled",), ("smollm2-135m",), dense=True),
+    Build(
+        "openvino", "openvino", "openvino", ("plain", "lookup"), runs="the GGUF file as OpenVINO converts it"
+    ),
+    Build(
+        "transformers",
+        "transformers",
+        "transformers",
+        ("plain",),
+        ("lookup", "assisted"),
+        dense=True,
+        runs=FLOAT32,
+    ),
+    Build(
+        "vllm",
+        "vllm",
+        "vllm",
+        ("plain", "ngram"),
+        ("plain-compiled",),
+        ("smollm2-135m",),
+        dense=True,
+        runs=FLOAT32,
+    ),
 )
 SYSTEMS: Final = tuple(dict.fromkeys(build.system for build in BUILDS))
 SELF_DRAFTING: Final = "smollm2-135m"  # small enough to stand in as its own draft model
 NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which must share the tokenizer
+
+
+def precision(system: str, result: Mapping[str, Any]) -> str:
+    """What a system ran: recorded with the result, or else what its builds always run."""
+    recorded = result.get("precision", {})
+    return str(recorded.get(system) or next(build.runs for build in BUILDS if build.system == system))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from operator import index
+from functools import partial
+from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from paceline.errors import SettingError, short
+from paceline.errors import HIDDEN, SettingError, UsageError
+from paceline.strings import unknown_name
 
 T = TypeVar("T")
 
@@ -16,27 +17,56 @@ ACCEPT_RULES: Final[tuple[Accept, ...]] = get_args(Accept)
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
-def settings(cls: type[T], given: Mapping[str, Any]) -> T:
+def settings(cls: type[T], values: Mapping[str, Any]) -> T:
     """Builds a settings dataclass from names and values that came from outside."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in given:
+    for key in values:
         if key not in known:
-            near = get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise SettingError(f"unknown setting {short(key)}{hint} Known: {', '.join(known)}")
-    return cls(**given)
+            raise UsageError(unknown_name("setting", key, known))
+    return cls(**values)
 
 
-def _require(fits: Callable[[Any], bool], setting: str, value: object, expected: str) -> None:
+def require(fits: Callable[[Any], bool], setting: str, value: object, expected: str) -> None:
+    """Refuses a value that does not fit; one that cannot even be compared does not."""
     try:
         ok = fits(value)
     except TypeError:
         ok = False
     if not ok:
-        raise SettingError(f"{setting}={short(value)} is not usable: expected {expected}")
+        raise SettingError(setting, value, expected)
 
 
-def _freeze(settings: object, *names: str) -> None:
+def require_between(settings: object, low: float, high: float, *names: str) -> None:
+    """Numbers from `low` to `high`, both included."""
+    for name in names:
+        require(lambda x: low <= x <= high, name, getattr(settings, name), f"{low} to {high}")
+
+
+def require_min(settings: object, **minima: float) -> None:
+    """The smallest value of each setting: require_min(self, steps=1, threads=0)."""
+    for name, low in minima.items():
+        require(partial(le, low), name, getattr(settings, name), f"{low} or more")
+
+
+def require_positive(settings: object, *names: str) -> None:
+    for name in names:
+        require(lambda x: x > 0, name, getattr(settings, name), "more than 0")
+
+
+def require_whole(settings: object, *names: str) -> None:
+    """Whole numbers, alone or in a tuple, or None."""
+    for name in names:
+        value = getattr(settings, name)
+        try:
+            if isinstance(value, tuple):
+                object.__setattr__(settings, name, tuple(index(x) for x in value))
+            elif value is not None:
+                index(value)
+        except TypeError:
+            raise SettingError(name, value, "whole numbers") from None
+
+
+def freeze(settings: object, *names: str) -> None:
     """Makes tuples of what a caller may give as one text, a list or a mapping."""
     for name in names:
         value = getattr(settings, name)
@@ -47,23 +77,16 @@ def _freeze(settings: object, *names: str) -> None:
         elif isinstance(value, Sequence):
             value = tuple(tuple(v) if isinstance(v, list) else v for v in value)
         else:
-            raise SettingError(f"{name}={short(value)} is not usable: expected a list")
+            raise SettingError(name, value, "a list")
         object.__setattr__(settings, name, value)
 
 
-def _whole(settings: object, *names: str) -> None:
-    """Refuses numbers that are not whole; token ids may come as text, as they do in JSON keys."""
-    for name in names:
-        value = getattr(settings, name)
-        try:
-            if name == "logit_bias":
-                object.__setattr__(settings, name, tuple((int(token), bias) for token, bias in value))
-            elif isinstance(value, tuple):
-                object.__setattr__(settings, name, tuple(index(x) for x in value))
-            elif value is not None:
-                index(value)
-        except (TypeError, ValueError):
-            raise SettingError(f"{name}={short(value)} is not usable: expected whole numbers") from None
+def _token_biases(pairs: tuple[Any, ...]) -> tuple[tuple[int, float], ...]:
+    """Token ids may come as text, as they do in JSON keys."""
+    try:
+        return tuple((int(token), bias) for token, bias in pairs)
+    except (TypeError, ValueError):
+        raise SettingError("logit_bias", pairs, "whole numbers") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +110,21 @@ class SamplingParams:
     logprobs: int | None = None  # how many alternatives to report; None reports nothing
 
     def __post_init__(self) -> None:
-        _freeze(self, "stop", "stop_tokens", "logit_bias")
-        _whole(self, "top_k", "seed", "choice", "max_tokens", "stop_tokens", "logprobs", "logit_bias")
-        _require(
-            lambda t: t == 0 or 1e-4 <= t < 1e6, "temperature", self.temperature, "0, or 0.0001 and more"
-        )
-        _require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(lambda x: 0 < x <= 1, "top_p", self.top_p, "more than 0, at most 1")
-        _require(lambda x: 0 <= x <= 1, "min_p", self.min_p, "0 to 1")
-        _require(lambda x: 0.01 <= x <= 100, "repetition_penalty", self.repetition_penalty, "0.01 to 100")
-        _require(lambda x: abs(x) <= 2, "presence_penalty", self.presence_penalty, "-2 to 2")
-        _require(lambda x: abs(x) <= 2, "frequency_penalty", self.frequency_penalty, "-2 to 2")
-        _require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
-        _require(lambda x: 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
-        _require(lambda x: x >= 0, "choice", self.choice, "0 or more")
-        _require(lambda x: x >= 1, "max_tokens", self.max_tokens, "1 or more")
+        freeze(self, "stop", "stop_tokens", "logit_bias")
+        require_whole(self, "top_k", "seed", "choice", "max_tokens", "stop_tokens", "logprobs")
+        object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
+        require(lambda t: t == 0 or 1e-4 <= t < 1e6, "temperature", self.temperature, "0, or 0.0001 and more")
+        require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(lambda x: 0 < x <= 1, "top_p", self.top_p, "more than 0, at most 1")
+        require_between(self, 0, 1, "min_p")
+        require_between(self, 0.01, 100, "repetition_penalty")
+        require_between(self, -2, 2, "presence_penalty", "frequency_penalty")
+        require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
+        require(lambda x: 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
+        require_min(self, choice=0, max_tokens=1)
         if not all(s and isinstance(s, str) for s in self.stop):  # texts of the user's are not repeated
-            raise SettingError("stop=... is not usable: expected texts, none empty")
-        _require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
+            raise SettingError("stop", HIDDEN, "texts, none empty")
+        require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +143,15 @@ class SpecConfig:
     threshold: float = 0.0  # a guess its drafter is less sure of is not made; nothing but speed depends on it
 
     def __post_init__(self) -> None:
-        _freeze(self, "drafters")
+        freeze(self, "drafters")
         object.__setattr__(self, "drafters", tuple(dict.fromkeys(self.drafters)))
-        _whole(self, "max_draft", "tree_width")
-        _require(lambda x: 0 <= x <= 64, "max_draft", self.max_draft, "0 to 64")
-        _require(lambda x: 1 <= x <= 16, "tree_width", self.tree_width, "1 to 16")
-        _require(lambda x: 0 <= x <= 1, "threshold", self.threshold, "0 to 1")
-        _require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
+        require_whole(self, "max_draft", "tree_width")
+        require_between(self, 0, 64, "max_draft")
+        require_between(self, 1, 16, "tree_width")
+        require_between(self, 0, 1, "threshold")
+        require(lambda x: x in ACCEPT_RULES, "accept", self.accept, f"one of {', '.join(ACCEPT_RULES)}")
         if self.accept == "block":
-            _require(lambda x: x == 1, "tree_width", self.tree_width, "1: accept='block' is for chains")
+            require(lambda x: x == 1, "tree_width", self.tree_width, "1: accept='block' is for chains")
 
     @property
     def lossy(self) -> bool:
@@ -154,47 +174,11 @@ class EngineConfig:
     max_waiting: int = 0  # sequences that may wait to be let in; 0: any number
 
     def __post_init__(self) -> None:
-        _require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        _whole(self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads")
-        _require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
-        for name in ("cache_mb", "max_batch", "prefill_chunk", "prefill_beside"):
-            _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
+        require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        require_whole(
+            self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"
+        )
+        require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
         cores = os.cpu_count() or 1
-        _require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")
-
-
-@dataclass(frozen=True, slots=True)
-class LearnConfig:
-    """How a server's trained drafters go on learning from what it serves, while it is idle."""
-
-    idle_s: float = 5.0  # without a request before anything is done
-    patience_s: float = 60.0  # after which another version is taken up while requests run, too
-    new_texts: int = 32  # since the last time
-    kept_tokens: int = 262_144  # of texts in memory; the oldest go
-    train_tokens: int = 16_384  # of the latest texts that are learned from at once
-    measure_tokens: int = 8_192  # of the latest held-out texts that old and new are measured on
-    max_len: int = 4_096  # tokens of a text that are looked at
-    batch_tokens: int = 512
-    anchors: int = 32  # most places of each text that are guessed from in one step
-    steps: int = 64
-    lr: float = 1e-4
-    others: float = (
-        0.25  # share of the places where nothing went wrong that are learned beside the wrong ones
-    )
-    held_out: float = 0.1  # share of conversations
-    least_places: int = 200  # in held-out texts, for their figures to say anything
-    least_gain: float = 0.01  # in tokens per pass, for a new version to serve
-    versions: int = 8  # kept of each drafter, besides the first
-
-    def __post_init__(self) -> None:
-        tokens = ("kept_tokens", "train_tokens", "measure_tokens", "max_len", "batch_tokens")
-        counts = (*tokens, "new_texts", "anchors", "steps", "least_places", "versions")
-        _whole(self, *counts)
-        for name in counts:
-            _require(lambda x: x >= 1, name, getattr(self, name), "1 or more")
-        for name in ("idle_s", "patience_s"):
-            _require(lambda x: x >= 0, name, getattr(self, name), "0 or more seconds")
-        _require(lambda x: x > 0, "lr", self.lr, "more than 0")
-        _require(lambda x: 0 <= x <= 1, "others", self.others, "0 to 1")
-        _require(lambda x: 0 < x < 1, "held_out", self.held_out, "more than 0 and less than 1")
-        _require(lambda x: x >= 0, "least_gain", self.least_gain, "0 or more")
+        require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

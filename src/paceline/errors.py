@@ -1,14 +1,15 @@
-"""Everything that can go wrong, as one tree.
+"""Errors, as one tree.
 
 PacelineError                 one line for the user; the command line exits with 2
- ├─ SettingError              a setting is unknown or out of range
+ ├─ UsageError                an argument is unknown, is missing, or contradicts another
+ │   └─ SettingError          the value of one setting cannot be used
  ├─ ModelError
  │   ├─ UnknownModel          no such name, folder or file
  │   ├─ UnknownArchitecture   the weights are of a family paceline cannot run
  │   ├─ CorruptModel          a model file is damaged, truncated or not what it claims to be
  │   └─ PullError             a download failed; what was there before is untouched
  ├─ TextError                 a chat template or tokenizer cannot do what was asked
- ├─ ConstraintError           a schema, grammar or tool list cannot be enforced, or an output cannot follow it
+ ├─ ConstraintError           a schema, grammar or tool cannot be enforced, or an output does not follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
  ├─ Busy                      too many requests wait already; later there may be room
  ├─ ShuttingDown              the server lets nothing new in, and ends what still runs
@@ -16,29 +17,46 @@ PacelineError                 one line for the user; the command line exits with
  ├─ CacheFull                 no room in the KV cache for the sequences now running
  ├─ OutOfMemory               the device has no room for a step of training
  ├─ DrafterMismatch           a drafter cannot draft for this target
- ├─ ConfigFileError           a file of the server's cannot be used; one line per problem
- │   ├─ RouteError            the routes file
- │   └─ KeyFileError          the file of API keys
- ├─ BadBody                   a request's body is not JSON as the server takes it
- │   └─ BodyTooLarge
  ├─ StoreError                the trace store cannot be opened, read or written
  ├─ DataError                 a file of conversations or answers to train on cannot be read
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
+from typing import Final
 
-def short(value: object, most: int = 60) -> str:
-    """A value that came from outside, as an error shows it."""
-    shown = repr(value[: most + 1] if isinstance(value, str | bytes | tuple | list) else value)
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+from paceline.strings import short
 
 
 class PacelineError(Exception):
-    """Says what was wrong, what was expected and what to do, in one line."""
+    """One line: the fault, what was expected, what to do."""
 
 
-class SettingError(PacelineError):
+class UsageError(PacelineError):
     pass
+
+
+class _Hidden:
+    def __repr__(self) -> str:
+        return "..."
+
+
+HIDDEN: Final = _Hidden()  # stands for a value that a message must not repeat
+
+
+class SettingError(UsageError):
+    """Carries the setting, its value and what was expected: nothing has to be read out of the message."""
+
+    def __init__(self, setting: str, value: object, expected: str, hint: str = "") -> None:
+        super().__init__(setting, value, expected, hint)
+        self.setting, self.value, self.expected, self.hint = setting, value, expected, hint
+
+    def __str__(self) -> str:
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{self.setting}={short(self.value)} is not usable: expected {self.expected}{hint}"
+
+    def renamed(self, setting: str) -> "SettingError":
+        """The same error for a caller who knows the setting by another name."""
+        return SettingError(setting, self.value, self.expected, self.hint)
 
 
 class ModelError(PacelineError):
@@ -66,7 +84,18 @@ class TextError(PacelineError):
 
 
 class ConstraintError(PacelineError):
-    pass
+    """`param` is the part of a request that is at fault: "tools[1].function.parameters"; None: not known."""
+
+    def __init__(self, reason: str, param: str | None = None) -> None:
+        super().__init__(reason, param)
+        self.reason, self.param = reason, param
+
+    def __str__(self) -> str:
+        return self.reason if self.param is None else f"{self.param}: {self.reason}"
+
+    def within(self, param: str) -> "ConstraintError":
+        """The same error in a part of a request; one that knows its part keeps it."""
+        return self if self.param is not None else ConstraintError(self.reason, param)
 
 
 class PromptTooLong(PacelineError):
@@ -95,30 +124,6 @@ class OutOfMemory(PacelineError):
 
 
 class DrafterMismatch(PacelineError):
-    pass
-
-
-class ConfigFileError(PacelineError):
-    """Lists everything that is wrong with a file, so that it can be mended in one go."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-class RouteError(ConfigFileError):
-    pass
-
-
-class KeyFileError(ConfigFileError):
-    pass
-
-
-class BadBody(PacelineError):
-    pass
-
-
-class BodyTooLarge(BadBody):
     pass
 
 

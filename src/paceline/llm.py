@@ -2,50 +2,25 @@
 
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import count
-from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
 from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
-from paceline.drafters import OF_THE_TARGET, model_free
-from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
-from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
+from paceline.drafters.draft_model import DraftVocab
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import PromptTooLong, SettingError, short
-from paceline.heads.registry import KINDS
-from paceline.loading import (
-    Name,
-    Trained,
-    draft_model_path,
-    drafters_beside,
-    find_trained,
-    read_trained,
-    usual,
-)
-from paceline.output import Reader, Result, Stream
-from paceline.target.cost import cost_table
-from paceline.target.load import load_copy, load_draft, load_target
-from paceline.text import StopStrings, TextStream, Tokenizer
+from paceline.errors import PromptTooLong, SettingError, UsageError
+from paceline.loading import Name, check_drafters, load_model
+from paceline.output import OutputParser, RequestOutput, Result, Stream
+from paceline.text import StopStrings, TextStream
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request ready for the engine, and what makes text of its tokens."""
-
-    seq: Seq
-    text: TextStream
-    reader: Reader
 
 
 class LLM:
@@ -66,71 +41,40 @@ class LLM:
         draft_model: str | None = None,
         draft_vocab: DraftVocab = "auto",
         drafters: Sequence[Drafter] = (),
-        trained: Sequence[Name] | None = None,
+        trained: Name | Sequence[Name] | None = None,
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
         config = config or EngineConfig()
-        for drafter in drafters:
-            if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
-                raise SettingError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
-        if draft_vocab not in DRAFT_VOCABS:
-            known = ", ".join(DRAFT_VOCABS)
-            raise SettingError(f"draft_vocab={draft_vocab!r} is not usable: expected one of {known}")
-        path = hub.resolve(model)
-        found = find_trained(trained or ())
-        if trained is None and spec is None:
-            given = {drafter.name for drafter in drafters}
-            found = [one for one in find_trained(usual(path, config)) if one.kind not in given]
+        loaded = load_model(
+            hub.resolve(model),
+            draft_model=draft_model,
+            draft_vocab=draft_vocab,
+            drafters=drafters,
+            trained=trained,
+            spec=spec,
+            config=config,
+        )
         self.name = model
-        self.found = tuple(found)
-        self.trained = {one.name: one.kind for one in found}  # names as they were given, and the drafters
-        self.drafters: dict[str, Drafter] = model_free() | {drafter.name: drafter for drafter in drafters}
-        self._check_kinds(found)
-        extra = (*(d.name for d in drafters), *self.trained.values(), *(("model",) if draft_model else ()))
-        self._choosing = spec is None
-        self.spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
-        self._check(self.spec, {*self.drafters, *extra, *OF_THE_TARGET})
-        self.tokenizer = Tokenizer.load(path)
-        heads = read_trained(found, path)
-        self.target = load_target(path, config)
-        beside = drafters_beside(self.target, heads, config)
-        self.drafters |= {drafter.name: drafter for drafter in beside}
-        if draft_model is not None:
-            self.drafters["model"] = self._draft_model(draft_model, draft_vocab, config)
-        for name in self.spec.drafters:
-            if name in OF_THE_TARGET and name not in self.drafters:
-                self.drafters[name] = self._own(name, path, config)
+        self.tokenizer, self.target, self.cost = loaded.tokenizer, loaded.target, loaded.cost
+        self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
-        self.cost = cost_table(self.target)
-        self._ids = count()
-        self._inbox: dict[str, deque[Round]] = {}
         controller = Rate(self.cost or None)
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
+        self._default_drafters = spec is None
+        self._ids = count()
+        self._inbox: dict[str, deque[Round]] = {}
+
+    @property
+    def trained(self) -> dict[str, str]:
+        """Names of the trained heads that are loaded, each with its drafter's name."""
+        return {head.name: head.kind for head in self.heads}
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: from now on this one guesses in place of the one with its name."""
         self.engine.replace_drafter(drafter)
         self.drafters[drafter.name] = drafter
-
-    def _draft_model(self, name: str, vocab: DraftVocab, config: EngineConfig) -> Drafter:
-        path = draft_model_path(name)
-        model, tokenizer = load_draft(path, config), Tokenizer.load(path)
-        return drafter_for(model, tokenizer, self.tokenizer, self.target.vocab_size, vocab)
-
-    def _own(self, name: str, path: Path, config: EngineConfig) -> Drafter:
-        """A drafter made of the model itself; only for those who name it, since it takes time or memory."""
-        if name == "quantized":
-            copy = load_copy(path, config, self.target)
-            cost = copy.bytes_held / self.target.bytes_held
-            return ModelDrafter(copy, self.target.vocab_size, cost=cost, name=name)
-        layers = layers_for(self.target, self.target.fingerprint, self._samples)
-        self.target.forget(TENANT)
-        return SelfDrafter(self.target, layers)
-
-    def _samples(self) -> list[list[int]]:
-        return [self.tokenizer.encode(text) for text in SAMPLES]
 
     def prepare(
         self,
@@ -143,7 +87,7 @@ class LLM:
         tenant: str = "",
         learn: bool = True,
         template: Mapping[str, Any] | None = None,
-    ) -> Prepared:
+    ) -> RequestOutput:
         """Everything a request needs before the engine sees it. May be called from any thread.
 
         template: variables of the chat template.
@@ -152,9 +96,10 @@ class LLM:
         tokens = self._encode(prompt, wanted.tools, variables)
         marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
         opening = self._opening(prompt, wanted, variables) if wanted.bound else ""
-        guess = prediction and self._choosing
+        guess = prediction and self._default_drafters
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
+        check_drafters(spec, self.drafters)
         seq = Seq(
             id=f"r{next(self._ids)}",
             tokens=tokens,
@@ -167,8 +112,8 @@ class LLM:
             cursor=self._cursor(wanted, opening, params.ignore_eos),
             learn=learn,
         )
-        reader = Reader(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
-        return Prepared(seq, TextStream(self.tokenizer, params.stop, keep=marks), reader)
+        parser = OutputParser(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
+        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,
@@ -206,7 +151,7 @@ class LLM:
             output,
             whitespace,
         )
-        made = self.prepare(
+        request = self.prepare(
             prompt,
             _params(params, sampling),
             wanted,
@@ -215,9 +160,9 @@ class LLM:
             tenant=tenant,
             learn=learn,
         )
-        self.engine.submit(made.seq)
-        self._inbox[made.seq.id] = deque()
-        return Stream(self, made.seq, made.text, made.reader)
+        self.engine.submit(request.seq)
+        self._inbox[request.seq.id] = deque()
+        return Stream(self, request)
 
     def _opening(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> str:
         """How the prompt lets the model begin; what the user says in a chat has no part in it."""
@@ -240,44 +185,27 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
-    def _check_kinds(self, found: Sequence[Trained]) -> None:
-        for one in found:
-            if one.kind in self.drafters:
-                raise SettingError(
-                    f"{one.name} would be called {one.kind!r}, as a drafter given here is: rename that one"
-                )
-
-    def _check(self, spec: SpecConfig, known: Set[str]) -> None:
-        """Before the weights are read, which takes a while."""
-        for name in spec.drafters:
-            if name not in known:
-                hint = ": give a draft_model" if name == "model" else ""
-                hint = ": give a trained one" if name in KINDS else hint
-                raise SettingError(
-                    f"no drafter is called {name!r}{hint}. Known here: {', '.join(sorted(known))}"
-                )
-
     def _encode(
         self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
     ) -> list[int]:
         if not prompt:
-            raise SettingError(f"prompt={prompt!r} is empty: give a text or a list of messages")
+            raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
         if isinstance(prompt, str):
             return self._encode_text(prompt, tools)
         if _are_tokens(prompt):
             return [int(token) for token in prompt]
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
-            raise SettingError("a prompt is a text, a list of messages, or a list of tokens")
+            raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
         text = self.tokenizer.render(messages, list(tools) if tools else None, **variables)
         return self.tokenizer.encode(self._within_context(text), bos=False)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
-            raise SettingError("tools need chat messages: give a list of messages instead of a plain prompt")
+            raise UsageError("tools need chat messages: give a list of messages instead of a plain prompt")
         tokens = self.tokenizer.encode(self._within_context(prompt))
         if not tokens:
-            raise SettingError(f"prompt={short(prompt)} has no token: give at least one of text")
+            raise SettingError("prompt", prompt, "at least one token of text")
         return tokens
 
     def _within_context(self, text: str) -> str:

@@ -1,91 +1,217 @@
-"""Trained drafters for a target: found by name or folder, checked, and made ready to guess."""
+"""From names to a model that can speculate: target, trained heads, drafters and the cost of a pass.
+
+`load_model` puts the list of drafters together. It checks names, cards and settings before it reads weights,
+since reading them takes a while.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import torch
 
 from paceline import hub
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpecConfig, require
+from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
+from paceline.drafters.draft_model.calibration_text import SAMPLES
+from paceline.drafters.draft_model.chosen import layers_for
+from paceline.drafters.draft_model.layer_search import TENANT
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import ModelError, PacelineError, SettingError, UnknownModel
+from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
-from paceline.heads.head_checkpoint import CARD, Stored, read, read_card
-from paceline.heads.local_heads import DRAFT_CARD, drafter_path, in_package, kept_here, shelf, shipped
+from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
+from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
+from paceline.heads.registry import HEAD_TYPES
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
+from paceline.strings import unknown_name
+from paceline.target.base import ModelTarget
+from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement
+from paceline.target.load import load_copy, load_draft, load_target
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.target.weights.tensors import fingerprint
+from paceline.text import Tokenizer
 from paceline.types import Drafter
 
 log = logging.getLogger("paceline")
 
-Name = str | PathLike[str]  # of a drafter that was trained here, or its folder
+Name = str | PathLike[str]  # of a head in the local store or the package, or its folder
+
+# What loads a drafter that is not loaded.
+_LOADED_BY: Final = {
+    "model": "draft_model=...",
+    **{kind: f"trained=[...], a head of kind {kind}" for kind in HEAD_TYPES},
+    **{name: f"spec=SpecConfig(({name!r}, ...))" for name in OF_THE_TARGET},
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """One that is there; nothing but its card has been read."""
+class TrainedHead:
+    """A head on disk; only its card has been read."""
 
     name: str
-    kind: str  # what the drafter is called where it serves
+    kind: str  # also the drafter's name
     root: Path  # its folder
-    version: Version  # the one that is to serve
+    version: Version  # the one in use
 
 
-def find_trained(names: Sequence[Name]) -> list[Trained]:
-    """In the order given. A drafter is known by its kind, so there is one of each at most."""
-    found: dict[str, Trained] = {}
-    for name in names:
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    tokenizer: Tokenizer
+    target: ModelTarget
+    heads: tuple[TrainedHead, ...]
+    drafters: dict[str, Drafter]
+    spec: SpecConfig  # of requests that bring none
+    cost: CostTable  # of a pass
+
+
+def load_model(
+    path: Path,
+    *,
+    draft_model: str | None = None,
+    draft_vocab: DraftVocab = "auto",
+    drafters: Sequence[Drafter] = (),
+    trained: Name | Sequence[Name] | None = None,
+    spec: SpecConfig | None = None,
+    config: EngineConfig,
+) -> LoadedModel:
+    """Options as for `LLM`."""
+    require(
+        lambda vocab: vocab in DRAFT_VOCABS, "draft_vocab", draft_vocab, f"one of {', '.join(DRAFT_VOCABS)}"
+    )
+    custom = _custom(drafters)
+    if trained is None and spec is None:
+        heads = [head for head in find_heads(default_heads(path, config)) if head.kind not in custom]
+    else:
+        heads = find_heads(trained or ())
+    ready = model_free() | custom
+    _check_kinds(heads, ready)
+    extra = (*custom, *(head.kind for head in heads), *(("model",) if draft_model else ()))
+    spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
+    check_drafters(spec, {*ready, *extra, *OF_THE_TARGET})
+    tokenizer = Tokenizer.load(path)
+    stored = read_heads(heads, path)
+    target = load_target(path, config)
+    ready |= {drafter.name: drafter for drafter in head_drafters(target, stored, config)}
+    if draft_model is not None:
+        ready["model"] = model_drafter(draft_model, draft_vocab, tokenizer, target, config)
+    if "quantized" in spec.drafters and "quantized" not in ready:
+        ready["quantized"] = quantized_drafter(target, path, config)
+    if "self" in spec.drafters and "self" not in ready:
+        ready["self"] = layer_skip_drafter(target, tokenizer)
+    return LoadedModel(tokenizer, target, tuple(heads), ready, spec, cost_table(target))
+
+
+def _custom(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
+    for drafter in drafters:
+        if isinstance(drafter, type) or not isinstance(getattr(drafter, "name", None), str):
+            raise UsageError(f"{drafter!r} is not usable as a drafter: give an object with a `name`")
+    return {drafter.name: drafter for drafter in drafters}
+
+
+def _check_kinds(heads: Sequence[TrainedHead], drafters: Mapping[str, Drafter]) -> None:
+    for head in heads:
+        if head.kind in drafters:
+            raise UsageError(
+                f"{head.name} would be called {head.kind!r}, as a drafter given here is: rename that one"
+            )
+
+
+def check_drafters(spec: SpecConfig, loaded: Iterable[str]) -> None:
+    """Every drafter of the spec is loaded, or the error says how to load it."""
+    loaded = set(loaded)
+    for name in spec.drafters:
+        if name not in loaded:
+            raise UsageError(not_loaded(name, loaded))
+
+
+def not_loaded(name: str, loaded: Iterable[str]) -> str:
+    """Tells a drafter that is not loaded from one that does not exist."""
+    if name in _LOADED_BY:
+        return (
+            f"the drafter {name!r} is known but not loaded: load the model with {_LOADED_BY[name]}. "
+            f"Loaded: {', '.join(sorted(loaded))}"
+        )
+    return unknown_name("drafter", name, sorted({*loaded, *_LOADED_BY}))
+
+
+def model_drafter(
+    name: str, vocab: DraftVocab, tokenizer: Tokenizer, target: ModelTarget, config: EngineConfig
+) -> Drafter:
+    """A smaller model as the drafter `model`."""
+    path = draft_model_path(name)
+    model, own_tokenizer = load_draft(path, config), Tokenizer.load(path)
+    return drafter_for(model, own_tokenizer, tokenizer, target.vocab_size, vocab)
+
+
+def quantized_drafter(target: ModelTarget, path: Path, config: EngineConfig) -> Drafter:
+    """The target's weights in 4 bits. Loaded only if named: it takes memory."""
+    copy = load_copy(path, config, target)
+    cost = copy.bytes_held / target.bytes_held
+    return ModelDrafter(copy, target.vocab_size, cost=cost, name="quantized")
+
+
+def layer_skip_drafter(target: ModelTarget, tokenizer: Tokenizer) -> Drafter:
+    """Some of the target's own layers. Loaded only if named: the first time, it searches for them."""
+    layers = layers_for(target, target.fingerprint, lambda: [tokenizer.encode(text) for text in SAMPLES])
+    target.forget(TENANT)
+    return SelfDrafter(target, layers)
+
+
+def find_heads(names: Name | Sequence[Name]) -> list[TrainedHead]:
+    """In this order. A request names a head by its kind, so there is one of each kind at most."""
+    heads: dict[str, TrainedHead] = {}
+    for name in [names] if isinstance(names, str | PathLike) else names:
         folder = drafter_path(name)
         if not folder.exists():
-            here = ", ".join(path.name for path in kept_here()) or "none yet: see `paceline train`"
+            here = ", ".join(path.name for path in available_heads()) or "none yet: see `paceline train`"
             raise UnknownModel(
                 f"no trained drafter {folder.name!r}: expected a folder, or one trained here ({here})"
             )
         version = current(folder)
         kind = read_card(version.folder).kind
-        if kind in found:
-            raise SettingError(
-                f"{found[kind].name} and {folder.name} are both {kind} drafters: "
+        if kind in heads:
+            raise UsageError(
+                f"{heads[kind].name} and {folder.name} are both {kind} drafters: "
                 "give one of each kind, since requests name them by it"
             )
-        found[kind] = Trained(folder.name, kind, folder, version)
-    return list(found.values())
+        heads[kind] = TrainedHead(folder.name, kind, folder, version)
+    return list(heads.values())
 
 
-def usual(model: Path, config: EngineConfig) -> list[str]:
-    """Those in the package that serve this model unasked: on a GPU, where they pay; on a CPU none do."""
+def default_heads(model: Path, config: EngineConfig) -> list[str]:
+    """Heads in the package that are used without being named: on a GPU, where they pay; none on a CPU."""
     if placement(config)[0].type == "cpu":
         return []
-    names, wanted = [folder.name for folder in shipped()], fingerprint_of(model)
-    return [name for name in names if _made_for(name) == wanted]
+    names, target = [folder.name for folder in shipped()], model_fingerprint(model)
+    return [name for name in names if _target_of(name) == target]
 
 
-def _made_for(name: str) -> str:
-    """The fingerprint of its target. One that cannot be read is an error for those who name it."""
+def _target_of(name: str) -> str:
+    """The fingerprint of a head's target. A card that cannot be read fails only if the head is named."""
     try:
         return read_card(drafter_path(name)).fingerprint
     except PacelineError as problem:
-        log.warning("%s guesses for nobody: %s", name, problem)
+        log.warning("%s is left out: %s", name, problem)
         return ""
 
 
-def fingerprint_of(model: Path) -> str:
-    """What its target would say, without the weights."""
-    return _marked(model)[0]
+def model_fingerprint(model: Path) -> str:
+    """The fingerprint of its target, without reading the weights."""
+    return _identity(model)[0]
 
 
-def _marked(model: Path) -> tuple[str, int]:
-    """Its fingerprint, and how many tokens it has."""
+def _identity(model: Path) -> tuple[str, int]:
+    """Fingerprint and vocabulary size."""
     try:
         checkpoint = open_checkpoint(model)
         return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
@@ -93,49 +219,49 @@ def _marked(model: Path) -> tuple[str, int]:
         raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
 
 
-def on_the_shelf(one: Trained) -> Trained:
-    """A drafter in the package never changes; a copy of it may, and has its name from then on."""
-    if not in_package(one.root):
-        return one
-    root = shelf() / one.name
+def copy_to_store(head: TrainedHead) -> TrainedHead:
+    """A head in the package never changes; its copy in the local store may, and hides it from then on."""
+    if not in_package(head.root):
+        return head
+    root = shelf() / head.name
     if root.exists() and not (root / CARD).exists():
-        raise SettingError(
-            f"{root} has no drafter yet, and what learns from {one.name} would go there: finish its training "
-            "with `paceline train`, or remove the folder"
+        raise UsageError(
+            f"{root} has no drafter yet, and what learns from {head.name} would go there: finish its "
+            "training with `paceline train`, or remove the folder"
         )
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=root.parent) as making:
-            copytree(one.root, Path(making, one.name)).rename(root)
-    return replace(one, root=root, version=Version(0, root))
+        with TemporaryDirectory(dir=root.parent) as folder:
+            copytree(head.root, Path(folder, head.name)).rename(root)
+    return replace(head, root=root, version=Version(0, root))
 
 
 def draft_model_path(name: str) -> Path:
-    """Of a draft model that was trained here, or of any other model; a catalogue name wins over both."""
+    """A draft model trained here, or any other model; a name in the catalogue wins over both."""
     trained = drafter_path(name)
     here = name not in CATALOGUE and (trained / DRAFT_CARD).is_file()
     return trained if here else hub.resolve(name)
 
 
-def read_trained(found: Sequence[Trained], model: Path) -> list[Stored]:
-    """Checked against the model, of which no weights are read."""
-    if not found:
+def read_heads(heads: Sequence[TrainedHead], model: Path) -> list[StoredHead]:
+    """Their weights, checked against the model's fingerprint."""
+    if not heads:
         return []
-    marked = _marked(model)
-    return [read(one.version.folder, *marked) for one in found]
+    identity = _identity(model)
+    return [read(head.version.folder, *identity) for head in heads]
 
 
-def drafters_beside(target: HeadTarget, heads: Sequence[Stored], config: EngineConfig) -> list[Drafter]:
+def head_drafters(target: HeadTarget, heads: Sequence[StoredHead], config: EngineConfig) -> list[Drafter]:
     """Each on the backend that runs it fastest, with the target's own embeddings."""
     if not heads:
         return []
     if placement(config)[0].type == "cpu" and config.threads:
         torch.set_num_threads(config.threads)
     embeddings = target.embeddings()
-    return [_drafter(head, target, embeddings) for head in heads]
+    return [_head_drafter(head, target, embeddings) for head in heads]
 
 
-def _drafter(head: Stored, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
+def _head_drafter(head: StoredHead, target: HeadTarget, embeddings: TargetEmbeddings) -> Drafter:
     """Its cache is as large as the target's: positions found there are never computed again."""
     runner, calibration = target.block_runner(head), head.card.calibration
     if runner:

@@ -1,22 +1,27 @@
-"""An answer: piece by piece while it is written, and summed up."""
+"""From rounds to text: the output of a request while it is written, and its figures once it has ended.
+
+RequestOutput takes rounds. The server reads deltas from it; `LLM.stream` wraps it in a Stream of Pieces.
+"""
 
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from paceline.errors import ConstraintError
-from paceline.text import TextStream, ToolCall, ToolFormat, parse_tool_calls
-from paceline.trace.tally import Tally
+from paceline.text import (
+    CallDelta,
+    ContentDelta,
+    Delta,
+    TextStream,
+    ToolCall,
+    ToolFormat,
+    ToolStream,
+    parse_tool_calls,
+)
+from paceline.trace.record import RequestStats
 from paceline.types import Finish, Round, Seq, TokenLogprob
-
-
-class Rounds(Protocol):
-    """Where a stream's rounds come from."""
-
-    def next_round(self, seq_id: str) -> Round: ...
-    def cancel(self, seq_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +33,44 @@ class Piece:
     source: str  # the drafter that guessed it, or "target"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(RequestStats):
+    """A whole answer with its figures."""
+
     text: str
     token_ids: tuple[int, ...]
-    sources: tuple[str, ...]  # who guessed each token
-    finish: Finish | None
-    prompt_tokens: int
-    shared_tokens: int  # prompt tokens found in the cache
-    passes: int  # of the target
-    drafted: Mapping[str, int]  # guesses by drafter
-    accepted: Mapping[str, int]
+    sources: tuple[str, ...]  # the drafter of each token, or "target"
     seed: int
-    lossy: bool
-    seconds: float
-    first_token_seconds: float
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     content: str = ""  # the text beside the tool calls
-    value: Any = None  # the answer as the `output` that was asked for; None while incomplete or refused
-    refused: str = ""  # why the answer is complete and yet no value: a validator of the output's own
+    value: Any = None  # the answer as the requested `output`; None while incomplete or refused
+    refused: str = ""  # why a complete answer has no value: a validator of the output's own
 
     @property
-    def tokens_per_pass(self) -> float:
-        return len(self.token_ids) / self.passes if self.passes else 0.0
+    def drafted(self) -> Mapping[str, int]:
+        """Drafted tokens by drafter: `drafted_by_source`."""
+        return self.drafted_by_source
+
+    @property
+    def accepted(self) -> Mapping[str, int]:
+        """Accepted tokens by drafter: `accepted_by_source`."""
+        return self.accepted_by_source
+
+    @property
+    def shared_tokens(self) -> int:
+        """The old name of `cached_tokens`."""
+        return self.cached_tokens
+
+    @property
+    def first_token_seconds(self) -> float:
+        """`first_token_s`, and 0 where no token came."""
+        return self.first_token_s or 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
-    """What is read from an answer's text once it is complete."""
+class OutputParser:
+    """Reads tool calls and a value from the text of an answer."""
 
     parse: Callable[[str], Any] | None = None
     tools: ToolFormat | None = None
@@ -64,50 +78,181 @@ class Reader:
     def read(self, text: str, complete: bool) -> dict[str, Any]:
         """Fields of a result."""
         content, calls, _ = parse_tool_calls(text, self.tools) if self.tools else (text, [], [])
-        found: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
+        read: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
         if self.parse is None or not complete or calls:
-            return found
+            return read
         try:
-            return found | {"value": self.parse(content)}
+            return read | {"value": self.parse(content)}
         except ConstraintError as error:
-            return found | {"refused": str(error)}
+            return read | {"refused": str(error)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDelta:
+    """The part of an output that one round adds."""
+
+    texts: tuple[str, ...]  # of each token
+    deltas: tuple[Delta, ...]  # content and parts of tool calls
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: Finish | None
+
+
+@dataclass(slots=True, eq=False)
+class RequestOutput:
+    """One output in flight: its sequence, and all that its rounds have brought. Ended once `finish` is set.
+
+    Times are seconds since `started`, which a server sets to the arrival of the request.
+    """
+
+    seq: Seq
+    detokenizer: TextStream
+    parser: OutputParser = field(default_factory=OutputParser)
+    index: int = 0  # among the choices of the request
+    started: float = field(default_factory=time.perf_counter)
+    rounds: list[Round] = field(default_factory=list)  # without their drafts' q
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # the drafter of each token, or "target"
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    drafted: Counter[str] = field(default_factory=Counter)  # nodes by drafter
+    accepted: Counter[str] = field(default_factory=Counter)
+    passes: int = 0  # of the target; 0: it ended before its first
+    deltas: list[Delta] = field(default_factory=list)
+    content_len: int = 0  # characters
+    finish: Finish | None = None
+    queue_s: float = 0.0  # until its first pass began
+    first_token_s: float | None = None
+    last_token_s: float = 0.0
+    last_round_s: float = 0.0
+    _texts: list[str] = field(default_factory=list)
+    _tools: ToolStream | None = None
+
+    def __post_init__(self) -> None:
+        self._tools = None if self.parser.tools is None else ToolStream(self.parser.tools)
+
+    def take(self, r: Round) -> OutputDelta:
+        self._count(r, time.perf_counter() - self.started)
+        texts = [self.detokenizer.push(token) for token in r.tokens]
+        rest = "" if r.finish is None else self.detokenizer.flush()
+        if texts:
+            texts[-1] += rest
+        text = "".join(texts) if texts else rest
+        self._texts.append(text)
+        self.finish = r.finish
+        deltas = self._read(text, r.finish is not None)
+        self.deltas += deltas
+        self.content_len += sum(len(delta.text) for delta in deltas if isinstance(delta, ContentDelta))
+        return OutputDelta(tuple(texts), tuple(deltas), r.tokens, r.logprobs, r.finish)
+
+    def _count(self, r: Round, now: float) -> None:
+        if not self.rounds:
+            self.queue_s = max(0.0, now - (r.draft_us + r.target_us) / 1e6)
+        self.rounds.append(r if r.draft.q is None else replace(r, draft=replace(r.draft, q=None)))
+        self.passes += r.rows > 0
+        self.drafted.update(r.draft.sources)
+        self.accepted.update(r.draft.sources[i] for i in r.path)
+        self.token_ids += r.tokens
+        self.sources += r.sources
+        self.logprobs += r.logprobs
+        self.last_round_s = now
+        if r.tokens:
+            self.first_token_s = now if self.first_token_s is None else self.first_token_s
+            self.last_token_s = now
+
+    def _read(self, text: str, last: bool) -> list[Delta]:
+        if self._tools is None:
+            return [ContentDelta(text)] if text else []
+        deltas = self._tools.push(text)
+        return deltas + self._tools.flush() if last else deltas
+
+    @property
+    def text(self) -> str:
+        """As the model wrote it, tool calls included."""
+        return "".join(self._texts)
+
+    @property
+    def content(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, ContentDelta))
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of each tool call."""
+        calls: dict[int, tuple[str, str]] = {}
+        for delta in self.deltas:
+            if isinstance(delta, CallDelta):
+                name, arguments = calls.get(delta.index, ("", ""))
+                calls[delta.index] = (name or delta.name or "", arguments + delta.arguments)
+        return [calls[i] for i in sorted(calls)]
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's."""
+        if self.finish == "stop" and self.calls:
+            return "tool_calls"
+        return "length" if self.finish == "length" else "stop"
+
+    def stats(self, seconds: float | None = None, **labels: str) -> RequestStats:
+        """The figures so far. seconds: None: until the last round. labels: model, route and endpoint."""
+        first = self.first_token_s
+        return RequestStats(
+            **labels,
+            prompt_tokens=self.seq.prompt_len,
+            cached_tokens=self.seq.cached,
+            output_tokens=len(self.token_ids),
+            passes=self.passes,
+            drafted_by_source=dict(self.drafted),
+            accepted_by_source=dict(self.accepted),
+            finish=self.finish,
+            lossy=self.seq.spec.lossy,
+            choice=self.seq.params.choice,
+            queue_s=self.queue_s,
+            first_token_s=first,
+            decode_s=0.0 if first is None else self.last_token_s - first,
+            seconds=self.last_round_s if seconds is None else seconds,
+        )
+
+    def result(self) -> Result:
+        stats, text, cursor = self.stats(), self.text, self.seq.cursor
+        complete = self.finish == "stop" and (cursor is None or cursor.finished)
+        return Result(
+            **{f.name: getattr(stats, f.name) for f in fields(stats)},
+            text=text,
+            token_ids=tuple(self.token_ids),
+            sources=tuple(self.sources),
+            seed=self.seq.params.seed,
+            logprobs=tuple(self.logprobs),
+            **self.parser.read(text, complete),
+        )
+
+
+class Rounds(Protocol):
+    """Where a stream's rounds come from."""
+
+    def next_round(self, seq_id: str) -> Round: ...
+    def cancel(self, seq_id: str) -> None: ...
 
 
 class Stream(Iterator[Piece]):
-    """Pieces as they come; `result` sums up what has come so far. Closing it cancels the request."""
+    """Pieces as they come; `result` sums up those so far. Closing it cancels the request."""
 
-    def __init__(self, rounds: Rounds, seq: Seq, text: TextStream, reader: Reader | None = None) -> None:
+    def __init__(self, rounds: Rounds, output: RequestOutput) -> None:
         self._rounds = rounds
-        self._seq = seq
-        self._text = text
-        self._reader = reader or Reader()
-        self._tally = Tally()
-        self._ready: deque[Piece] = deque()
-        self._said: list[str] = []
-        self._finish: Finish | None = None
-        self._started = time.perf_counter()
-        self._first = self._last = 0.0
+        self._output = output
+        self._pieces: deque[Piece] = deque()
 
     def __next__(self) -> Piece:
-        while not self._ready:
-            if self._finish is not None:
+        while not self._pieces:
+            if self._output.finish is not None:
                 raise StopIteration
-            self._take(self._rounds.next_round(self._seq.id))
-        return self._ready.popleft()
+            self._take(self._rounds.next_round(self._output.seq.id))
+        return self._pieces.popleft()
 
     def _take(self, r: Round) -> None:
         if r.error is not None:
-            self._finish = "error"
+            self._output.finish = "error"
             raise r.error
-        self._last = time.perf_counter() - self._started
-        self._first = self._first or (self._last if r.tokens else 0.0)
-        self._tally.add(r)
-        self._finish = r.finish
-        texts = [self._text.push(token) for token in r.tokens]
-        if r.finish is not None and texts:
-            texts[-1] += self._text.flush()
-        self._said += texts
-        self._ready += [Piece(*p) for p in zip(texts, r.tokens, r.sources, strict=True)]
+        delta = self._output.take(r)
+        self._pieces += [Piece(*p) for p in zip(delta.texts, r.tokens, r.sources, strict=True)]
 
     def read(self) -> Result:
         """Waits for the rest."""
@@ -122,46 +267,29 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def close(self) -> None:
-        if self._finish is None:
-            self._finish = "cancelled"
-            self._rounds.cancel(self._seq.id)
+        if self._output.finish is None:
+            self._output.finish = "cancelled"
+            self._rounds.cancel(self._output.seq.id)
 
     def __del__(self) -> None:
         self.close()
 
     @property
     def result(self) -> Result:
-        tally, text = self._tally, "".join(self._said)
-        cursor = self._seq.cursor
-        complete = self._finish == "stop" and (cursor is None or cursor.finished)
-        return Result(
-            text=text,
-            token_ids=tuple(tally.tokens),
-            sources=tuple(tally.sources),
-            finish=self._finish,
-            prompt_tokens=self._seq.prompt_len,
-            shared_tokens=self._seq.cached,
-            passes=tally.passes,
-            drafted=dict(tally.drafted),
-            accepted=dict(tally.accepted),
-            seed=self._seq.params.seed,
-            lossy=self._seq.spec.lossy,
-            seconds=self._last,
-            first_token_seconds=self._first,
-            logprobs=tuple(tally.logprobs),
-            **self._reader.read(text, complete),
-        )
+        return self._output.result()
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """One machine-readable object."""
-    by_source = Counter(result.sources)
+    """One machine-readable object. `drafted`, `accepted` and the two names of Result's are old spellings."""
+    server_side = ("model", "route", "endpoint", "choice")
     return {
-        **asdict(result),
-        "drafted": sum(result.drafted.values()),
-        "accepted": sum(result.accepted.values()),
-        "drafted_by_source": dict(result.drafted),
-        "accepted_by_source": dict(result.accepted),
-        "tokens_by_source": dict(by_source),
+        **{name: value for name, value in asdict(result).items() if name not in server_side},
+        "drafted_tokens": result.drafted_tokens,
+        "accepted_tokens": result.accepted_tokens,
+        "tokens_by_source": dict(Counter(result.sources)),
         "tokens_per_pass": round(result.tokens_per_pass, 3),
+        "drafted": result.drafted_tokens,
+        "accepted": result.accepted_tokens,
+        "shared_tokens": result.cached_tokens,
+        "first_token_seconds": result.first_token_seconds,
     }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from paceline.heads.base import TargetEmbeddings
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner
 from paceline.sampling import Doubles, gumbel, noise_key
 from paceline.types import Bits, CacheStats, Draft, Feed, Scores, Seq
@@ -107,7 +107,7 @@ class ToyTarget:
         same = torch.eye(self.vocab_size)
         return TargetEmbeddings(same, same, torch.ones(self.vocab_size), self.fingerprint)
 
-    def block_runner(self, head: Stored) -> BlockRunner | None:
+    def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None
 
     def close(self, seq_id: str) -> None:

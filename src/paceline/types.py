@@ -58,7 +58,6 @@ class Seq:
     priority: int = 0  # higher comes first
     learn: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
-    places: int = 1  # that its request needs, all its outputs together; 0: it came in with an earlier one
     cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
 
     @property
@@ -322,6 +321,28 @@ class LayerSkipTarget(Target, Protocol):
         """
 
 
+class DrafterEstimates(Protocol):
+    """Running estimates about one list of drafters. Subclass it to inherit the defaults: nothing is known."""
+
+    def calibration(self, drafter: str) -> float:
+        """Accepted nodes over the sum of their scores."""
+        return 1.0
+
+    def cost(self, drafter: str) -> float | None:
+        """The time of one draft, in passes of the target; None: unknown."""
+        return None
+
+    def chances(self, draft: Draft) -> list[float]:
+        """P(node is accepted) for each node of a draft with scores: calibrated scores along its path."""
+        factors = {source: self.calibration(source) for source in set(draft.sources)}
+        chances: list[float] = []
+        for node, (score, source) in enumerate(zip(draft.scores, draft.sources, strict=True)):
+            parent = draft.parent(node)
+            chance = min(1.0, factors[source] * score) if score < 1 else 1.0
+            chances.append(chance * (1.0 if parent == ROOT else chances[parent]))
+        return chances
+
+
 class Controller(Protocol):
     """Decides how many tokens to draft. rows: those of the pass besides the drafts."""
 
@@ -331,6 +352,10 @@ class Controller(Protocol):
         return [len(draft) for draft in drafts]
 
     def learn(self, rounds: Sequence[Round]) -> None: ...
+    def estimates(self, drafters: tuple[str, ...]) -> DrafterEstimates | None:
+        """Estimates about a list of drafters, by which it decides whom to ask; None: there are none."""
+        return None
+
     def forget(self, drafter: str) -> None:
         """The drafter of this name was replaced: drop what was learned about the old one."""
         return

@@ -3,13 +3,13 @@
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bench.peers.child import Child, PeerFailed
+from support import SUPPORT
 
-FAKE = Path(__file__).parent / "fake_driver.py"
+FAKE = SUPPORT / "fake_driver.py"
 
 
 @pytest.fixture

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from bench.compare import Comparison, Outcome, Plan
+from bench.compare.rounds import Comparison, Outcome, Plan
+from bench.compare.rows import FIELDS, rows
 from bench.peers.pool import Pool
 from bench.peers.systems import Build, Entry
 from bench.peers.wire import Answer
-from bench.rows import FIELDS, rows
 from bench.workload import Prompt
+from support import SUPPORT
 
-FAKE = Path(__file__).parent / "fake_driver.py"
+FAKE = SUPPORT / "fake_driver.py"
 
 
 class FakeBuild(Build):

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from bench import drafter_rows, drafters, report, run, sections
-from bench.drafter_arms import PLAIN, Arm, Stock
-from bench.drafter_rows import FIGURES, comparable, page, rows, table, worth
-from bench.drafter_runs import Figures, Lane, Outcome, Sample
-from bench.drafter_turns import CHAT
+from bench import pages, results_folder
+from bench.drafters import command as drafters
+from bench.drafters import rows as drafter_rows
+from bench.drafters.arms import PLAIN, Arm, Stock
+from bench.drafters.rows import FIGURES, comparable, rows, section, table, verdicts
+from bench.drafters.runs import Figures, Lane, Outcome, Sample
+from bench.drafters.turns import CHAT
+from bench.pages import results_page
 
 NONE, BLOCK = Arm(PLAIN, (PLAIN,)), Arm("block", ("block",))
 
@@ -65,8 +68,10 @@ def result(device: str, names: dict[str, tuple[float, float]], model: str = "m")
 
 def test_machines_stand_side_by_side() -> None:
     cpu, gpu = result("cpu", {PLAIN: (1, 1), "self": (1, 2)}), result("cuda", {PLAIN: (1, 1), "tree": (3, 3)})
-    head, *lines = table([cpu, gpu])
-    assert head[3:] == [*(f"CPU: {name}" for name in FIGURES), *(f"A GPU: {name}" for name in FIGURES)]
+    made = table([cpu, gpu])
+    head, lines = made.head, made.rows
+    names = [column.title for column in FIGURES]
+    assert head[3:] == [*(f"CPU: {name}" for name in names), *(f"A GPU: {name}" for name in names)]
     assert [line[2] for line in lines] == [PLAIN, "self", "tree"]
     assert lines[1][3 + len(FIGURES) :] == lines[2][3 : 3 + len(FIGURES)] == ["-"] * len(FIGURES)
     assert all(len(line) == len(head) for line in lines)
@@ -76,7 +81,7 @@ def test_a_second_run_of_a_machine_is_a_table_of_its_own() -> None:
     cpu, gpu = result("cpu", {"suffix": (1, 1)}), result("cuda", {"suffix": (2, 2)})
     trees = result("cuda", {"suffix": (5, 5), "tree": (6, 6)})
     assert comparable([cpu, gpu, trees]) == [[cpu, gpu], [trees]]
-    lines = [line for line in page([cpu, gpu, trees]) if line.startswith("|")]
+    lines = [line for line in section([cpu, gpu, trees]) if line.startswith("|")]
     heads = [at for at, line in enumerate(lines) if line.startswith("| prompts")]
     assert len(heads) == 2
     assert not any("5.00" in line or "6.00" in line for line in lines[: heads[1]])
@@ -86,23 +91,23 @@ def test_a_second_run_of_a_machine_is_a_table_of_its_own() -> None:
 
 def test_a_drafter_pays_if_it_is_beyond_the_noise() -> None:
     found = result("cpu", {PLAIN: (0.9, 1.2), "near": (1.1, 1.3), "far": (1.21, 3), "slow": (0.5, 2)})
-    assert worth(found) == [
+    assert verdicts(found) == [
         "Faster than plain decoding everywhere: `far`.",
         "Faster nowhere, so not worth using here: `near`, `slow`.",
     ]
     found["settings"]["repeats"] = 1
-    assert worth(found) == ["One repeat only, which cannot tell a drafter's gain from noise."]
+    assert verdicts(found) == ["One repeat only, which cannot tell a drafter's gain from noise."]
 
 
 def test_what_another_machine_wrote_is_put_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(results_folder, "FOLDER", tmp_path / "results")
     written: list[str] = []
-    monkeypatch.setattr(run, "write_pages", lambda: written.extend(sections.every()))
-    report.write(result("cpu", {"suffix": (1, 2)}), "drafters-m-cpu")
+    monkeypatch.setattr(pages, "write", lambda: written.extend(results_page.sections()))
+    results_folder.write(result("cpu", {"suffix": (1, 2)}), "drafters-m-cpu")
     elsewhere = tmp_path / "found.json"
     elsewhere.write_text(json.dumps(result("cuda", {"suffix": (3, 4)}, model="n")))
     drafters.main(["--merge", str(elsewhere), "--write"])
-    assert sorted(path.name for path in report.RESULTS.iterdir()) == [
+    assert sorted(path.name for path in results_folder.FOLDER.iterdir()) == [
         "drafters-m-cpu.json",
         "drafters-n-cuda.json",
     ]

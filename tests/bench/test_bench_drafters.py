@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from bench import drafter_rows, drafter_turns
-from bench.drafter_arms import PLAIN, Arm, Stock, arms, heads, wanted
-from bench.drafter_runs import Outcome, Runs, Sample, Settings
-from bench.drafter_turns import AGENTS, CHAT, Turn, files, gather, never_taught
-from bench.drafters import NO_PREDICTION, measurable
+from bench.drafters import rows as drafter_rows
+from bench.drafters import turns as recorded
+from bench.drafters.arms import PLAIN, Arm, Stock, arms, heads, wanted
+from bench.drafters.command import NO_PREDICTION, measurable
+from bench.drafters.runs import Outcome, Runs, Sample, Settings
+from bench.drafters.turns import AGENTS, CHAT, Turn, files, gather, never_taught
 from bench.workload import ROOT, Prompt
 from paceline import SpecConfig
 from paceline.constraints import Compiler
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.engine.verify import judge
-from paceline.errors import SettingError
+from paceline.engine.verify import verify
+from paceline.errors import UsageError
 from paceline.heads.versions import Version
-from paceline.loading import Trained
+from paceline.loading import TrainedHead
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
@@ -119,11 +120,11 @@ def test_a_table_of_nothing_is_refused() -> None:
 def test_trained_drafters_go_by_their_kind_or_by_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find(names: Sequence[str]) -> list[Trained]:
+    def find(names: Sequence[str]) -> list[TrainedHead]:
         kind, _, name = names[0].partition(":")
-        return [Trained(name, kind, tmp_path, Version(0, tmp_path))]
+        return [TrainedHead(name, kind, tmp_path, Version(0, tmp_path))]
 
-    monkeypatch.setattr("bench.drafter_arms.find_trained", find)
+    monkeypatch.setattr("bench.drafters.arms.find_heads", find)
     assert list(heads(["block:a", "eagle:b"])) == ["block", "eagle"]
     assert list(heads(["block:a", "block:b", "eagle:b"])) == ["block a", "block b", "eagle"]
     with pytest.raises(SystemExit, match="same name"):
@@ -134,7 +135,7 @@ def test_what_cannot_be_made_is_left_out_with_its_reason() -> None:
     stock, used = Stock(), list[str]()
 
     def refuse() -> ModelDrafter:
-        raise SettingError("no such thing here")
+        raise UsageError("no such thing here")
 
     target = ToyTarget()
     stock.add("quantized", refuse, lambda drafters, name: used.append(name), gpu=False)
@@ -173,10 +174,10 @@ def test_texts_are_those_of_plain_decoding() -> None:
 
 def test_a_text_that_is_not_plain_decodings_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def gullible(seq, draft, rows, masks):  # type: ignore[no-untyped-def]
-        verdict = judge(seq, draft, rows, masks)
+        verdict = verify(seq, draft, rows, masks)
         return Verdict((0, *verdict.path[1:]), verdict.token) if len(draft) == 1 else verdict
 
-    monkeypatch.setattr("paceline.engine.engine.judge", gullible)
+    monkeypatch.setattr("paceline.engine.engine.verify", gullible)
     outcome = run(settings=Settings((0.0,), length=1, max_tokens=12, repeats=1))
     found = drafter_rows.rows(outcome, LINES, Stock(), [0.0])
     wrong = [row for row in found if row["drafters"] == "model"]
@@ -247,7 +248,7 @@ def test_a_call_is_required_where_one_was_recorded(
     found, refused = gather(files(None), tokenizer, Compiler(tokenizer, tokenizer.vocab_size), 6, 2000)
     assert not any(turn.bound for turn in found)
     assert all("llguidance" in reason for reason in refused)
-    assert drafter_turns.CHAT in {turn.kind for turn in found}
+    assert recorded.CHAT in {turn.kind for turn in found}
 
 
 @pytest.mark.model

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import bandwidth, cli, report
-from bench.divergence import divergences, summary
-from bench.passes import cells
-from bench.passes import summary as pass_summary
+from bench.compare import command as cli
+from bench.own import bandwidth
+from bench.own.divergence import divergences, summary
+from bench.own.passes import cells
+from bench.own.passes import summary as pass_summary
 from bench.peers import amx, install, paceline, systems
 from bench.peers.llama_server import SPEC, arguments
 from bench.peers.wire import Ask, Load
@@ -117,11 +118,3 @@ def test_options_of_the_issue_are_understood() -> None:
     assert (options.limit, options.repeats, options.max_prompt) == (3, 2, 1500)
     with pytest.raises(SystemExit, match="no system is called 'sglang'"):
         cli.settled(cli.parser().parse_args(["--systems", "sglang"]))
-
-
-def test_kept_comparisons_are_in_the_readme() -> None:
-    kept = report.results()
-    if not kept:
-        pytest.skip("no comparison is kept: python -m bench --write")
-    root = Path(__file__).parent.parent.parent
-    assert report.readme(kept) in (root / "README.md").read_text()

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from bench import at_once, report, sections, soak
-from bench.at_once import Sample
-from bench.http_client import Reading, Refused, take
-from bench.served import Served, Way
-from bench.soak_asks import Expected, bad_bodies
-from bench.soak_load import Tally
+from bench import results_folder
+from bench.pages import results_page
+from bench.serve import concurrency, soak
+from bench.serve.concurrency import Sample
+from bench.serve.http_client import Reading, Refused, take
+from bench.serve.servers import Served, Way
+from bench.serve.soak_load import Tally
+from bench.serve.soak_requests import Expected, bad_bodies
 
 SERVED: Served = None  # type: ignore[assignment]  # never asked here
 OURS, THEIRS, SLOW = (
@@ -42,21 +44,21 @@ def samples() -> list[Sample]:
         Sample(way, agents, turn, number, rate + number, (reading,))
         for way, both in rates.items()
         for agents, rate in zip((1, 16), both, strict=True)
-        for turn in at_once.TURNS
+        for turn in concurrency.TURNS
         for number in range(2)
     ]
 
 
 def test_rounds_become_rows_and_ratios() -> None:
-    made = at_once.rows(samples(), [OURS, THEIRS, SLOW], 16)
+    made = concurrency.rows(samples(), [OURS, THEIRS, SLOW], 16)
     assert len(made) == 12
     assert made[0]["tokens_per_s"] == {"median": 10.5, "low": 10.0, "high": 11.0}
     assert made[0]["ttft_p99_ms"] == 500
     assert made[0]["tpot_ms"] == 100
-    assert at_once.scaling(samples(), OURS, "first", 16).high == 4.0
-    found = at_once.against(samples(), OURS, [THEIRS, SLOW], "next", 16)
+    assert concurrency.scaling(samples(), OURS, "first", 16).high == 4.0
+    found = concurrency.against(samples(), OURS, [THEIRS, SLOW], "next", 16)
     assert (found["peer"], found["high"]) == ("llama.cpp a", 2.0)
-    assert at_once.against(samples(), OURS, [], "next", 16) is None
+    assert concurrency.against(samples(), OURS, [], "next", 16) is None
 
 
 def test_a_soak_fails_for_wrong_texts_stuck_requests_and_growth() -> None:
@@ -78,18 +80,18 @@ def test_bad_bodies_are_all_different() -> None:
 
 
 def test_results_have_their_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(results_folder, "FOLDER", tmp_path)
     machine = {"model": "m", "date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
     spread = {"median": 2.0, "low": 1.0, "high": 3.0}
     turn = {"system": "paceline", "mode": "default", "prompt_tokens": 2000, "repeats": 5}
-    agents = {"rows": at_once.rows(samples(), [OURS], 16), "scaling": [], "against": []}
+    agents = {"rows": concurrency.rows(samples(), [OURS], 16), "scaling": [], "against": []}
     result: dict[str, Any] = {"machine": machine, "command": "python -m bench serve", "agents": agents}
     result["settings"] = {"context": 512, "max_tokens": 64}
     result["turns"] = [{**turn, "cold_ms": spread, "next_ms": spread, "share": spread}]
     (tmp_path / "serve-m.json").write_text(json.dumps(result))
     ended = {"machine": machine, "command": "x", "figures": {"wrong texts": 0}, "problems": []}
     (tmp_path / "soak-m.json").write_text(json.dumps(ended))
-    page = "\n".join(sections.every())
+    page = "\n".join(results_page.sections())
     assert "| paceline | default | 2000 | 2 (1 to 3) | 2 (1 to 3) | 2.000 (1.000 to 3.000) | 5 |" in page
     assert "| first | 16 | paceline | d | 40.5 (40.0 to 41.0) | 500 | 500 | 100.0 | 2 |" in page
     assert "| wrong texts | 0 |" in page

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fails, run
 from rich.console import Console
 
 from paceline import hub
 from paceline.cli.about import DRAFTERS
 from paceline.cli.drafters import DrafterRow, drafters_table
 from paceline.cli.render import COLOURS, OWN
+from support.commands import fails, run
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]

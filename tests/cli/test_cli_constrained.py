@@ -7,7 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from commands import fails, run
+
+from support.commands import fails, run
 
 ASK = ["generate", "--model", "smollm2-135m", "--max-tokens", "40", "--seed", "1", "--prompt", "Oslo is"]
 SCHEMA = {

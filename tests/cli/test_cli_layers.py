@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import run
+
+from support.commands import run
 
 pytestmark = pytest.mark.model
 

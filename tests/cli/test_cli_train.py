@@ -6,19 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import fails, run
-from saved_heads import save_untrained
 
 from paceline.cli import main
 from paceline.cli.about import DRAFTERS
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
-from paceline.heads.registry import KINDS
-from paceline.loading import find_trained
+from paceline.heads.registry import HEAD_TYPES
+from paceline.loading import find_heads
 from paceline.paths import home
 from paceline.server.launch import ServerSettings
 from paceline.train.data.held_out import is_held_out
+from support.commands import fails, run
+from support.saved_heads import save_untrained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 
@@ -35,7 +35,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_drafter_is_told_of() -> None:
-    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *KINDS}
+    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *HEAD_TYPES}
 
 
 @pytest.mark.model
@@ -127,7 +127,7 @@ def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, 
     assert (ours["version"], ours["versions"], ours["acceptance"]) == (2, [0, 1, 2], [0.75])
     assert run(capsys, "drafters", "rollback", "ours")[:2] == (0, "ours serves version 1 from now on\n")
     assert versions.current(root).number == 1
-    assert find_trained(["ours"])[0].version.folder == root / "versions" / "0001"
+    assert find_heads(["ours"])[0].version.folder == root / "versions" / "0001"
     assert "as it was trained" in run(capsys, "drafters", "rollback", "ours")[1]
     (ours,) = json.loads(run(capsys, "drafters", "--json")[1])["trained"]
     assert (ours["version"], ours["acceptance"]) == (0, [0.5, 0.25])

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import CASES
 
 from paceline.constraints.grammars import MAX_BYTES
+from support import SUPPORT
+from support.hostile import CASES
 
 pytestmark = pytest.mark.model
 
@@ -47,7 +48,7 @@ FOLLOWED = [
 @pytest.fixture(scope="module")
 def found(smollm2_path: Path) -> dict[str, dict[str, Any]]:
     """By name, what came of each; one that is missing brought the process down."""
-    script = Path(__file__).with_name("hostile.py")
+    script = SUPPORT / "hostile.py"
     done = subprocess.run(
         [sys.executable, str(script), str(smollm2_path)],
         capture_output=True,

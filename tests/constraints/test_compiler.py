@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cursors import after, allowed, row_of, said, tokenizer_with
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, check, compiler
 from paceline.constraints.compiler import _Kept
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.cursors import after, allowed, row_of, said, tokenizer_with
 
 MARKED = tokenizer_with(["ab"], ["<mark>"])
 VOCAB = MARKED.vocab_size
@@ -51,9 +51,9 @@ def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     calls: list[str] = []
     real = compiler.compiled
 
-    def counted(constraint: Any, grammar: str, tables: Any) -> Any:
+    def counted(grammar: str, tables: Any) -> Any:
         calls.append(grammar)
-        return real(constraint, grammar, tables)
+        return real(grammar, tables)
 
     monkeypatch.setattr(compiler, "compiled", counted)
     made = Compiler(MARKED, VOCAB)

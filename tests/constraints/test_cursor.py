@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cursors import after, allowed, random_token, row_of, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import small_tokenizer
 
 from paceline.constraints import Choice, Compiler, Constraint, Json, Lark, Regex, compiler
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
+from support import examples
+from support.cursors import after, allowed, random_token, row_of, said
+from support.small import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 VOCAB = TOKENIZER.vocab_size
@@ -59,13 +60,13 @@ def check_walks(of: Compiler, constraint: Constraint, vocab: int, end: int, seed
         assert said(cursor, vocab) == said(after(of, constraint, tokens), vocab)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32))
 def test_what_may_follow_depends_on_the_tokens_before_and_on_nothing_else(name: str, seed: int) -> None:
     check_walks(COMPILER, GRAMMARS[name], VOCAB, END, seed, 25)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32))
 def test_forced_tokens_are_the_only_ones_that_may_come(name: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -79,7 +80,7 @@ def test_forced_tokens_are_the_only_ones_that_may_come(name: str, seed: int) -> 
         assert ahead.advance(token)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(sorted(GRAMMARS)), st.integers(0, 2**32))
 def test_every_legal_token_can_be_taken_and_a_refused_one_moves_nothing(name: str, seed: int) -> None:
     chance = random.Random(seed)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cursors import after, random_token, row_of, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,8 @@ from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, mas
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Bits, Cursor, Draft
+from support import examples
+from support.cursors import after, random_token, row_of, tokenizer_with
 
 TOKENIZER = tokenizer_with(["ab", "bc", "abc", "ca", "aa", '["', '"]', '", "'])
 VOCAB = TOKENIZER.vocab_size
@@ -72,7 +73,7 @@ def check(made: Masks, draft: Draft, fresh: Callable[[], Cursor], width: int) ->
             assert want is None or (isinstance(found, np.ndarray) and found.tolist() == want.tolist())
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120))
 @given(st.sampled_from(CONSTRAINTS), st.integers(0, 2**32), st.integers(0, 12), st.booleans())
 def test_masks_of_random_trees(constraint: Constraint, seed: int, nodes: int, wide: bool) -> None:
     chance = random.Random(seed)
@@ -100,7 +101,7 @@ def random_rules(seed: int) -> Callable[[tuple[int, ...]], set[int] | None]:
     return may
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=examples(120))
 @given(st.integers(0, 2**32), st.integers(0, 12), st.booleans())
 def test_masks_of_random_trees_with_a_cursor_that_distrusts(seed: int, nodes: int, wide: bool) -> None:
     """It asserts that nobody asks what follows its end."""

@@ -8,12 +8,13 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from legal_walks import legal_texts
 
 from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, response_format
-from paceline.constraints.grammars import MAX_BYTES, after
+from paceline.constraints.grammars import MAX_BYTES, RequestPart, after
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
+from support import examples
+from support.legal_walks import legal_texts
 
 ODD = [
     "\x00",
@@ -43,7 +44,7 @@ def test_a_choice_is_taken_literally(text: str) -> None:
     assert not fits(Choice((text, "other")), text + " ")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50))
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6))
 def test_any_text_can_be_a_choice_or_a_pattern(text: str) -> None:
     assert fits(Choice((text,)), text)
@@ -134,7 +135,7 @@ def test_response_formats_are_openais() -> None:
     assert response_format({"type": "json_object"}) == Json('{"type": "object"}')
     schema = {"type": "integer"}
     made = response_format({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, "compact")
-    assert made == Json.of(schema, "compact")
+    assert made == RequestPart("response_format.json_schema.schema", Json.of(schema, "compact"))
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,17 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from small import small_tokenizer
 
 from paceline.constraints import Compiler, Regex
 from paceline.constraints.draft_masks import Masks, masks
 from paceline.drafters.drafter_list import DrafterList, joined
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.support.grammar_filter import legal
-from paceline.engine.accept import Coins, LawAt, block, match, residual
+from paceline.drafters.support.grammar_filter import grammar_valid
+from paceline.engine.accept import Coins, ProbsAt, block, match, residual
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import Ask, Cursor, Draft, Seq, Verdict
+from support.small import small_tokenizer
 
 TOKENIZER = small_tokenizer("abcd")
 VOCAB = TOKENIZER.vocab_size
@@ -30,7 +30,7 @@ LANGUAGES = ["a(bc|b)a?", "(abc|ab|b)c[ab]", "ab(ca){1,2}", "aab?c|aabbc"]
 
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 Drawer = Callable[[Table, Prefix, Cursor, BranchCoins], Draft]
 
 
@@ -68,7 +68,7 @@ def row_of(cursor: Cursor) -> np.ndarray:
     return row
 
 
-def law_under(p: Table, prefix: Prefix, draft: Draft, of: Masks) -> LawAt:
+def law_under(p: Table, prefix: Prefix, draft: Draft, of: Masks) -> ProbsAt:
     def law(node: int) -> Doubles:
         plain = p(prefix + tuple(draft.tokens[i] for i in draft.path(node)))
         row = of.after(node)
@@ -161,7 +161,7 @@ def from_unmasked_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins
 
 def bare(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
     d = drawn(q, prefix, cursor.fork(), coins, legal_only=False)
-    return legal(cursor, Draft(d.tokens, None, d.sources))
+    return grammar_valid(cursor, Draft(d.tokens, None, d.sources))
 
 
 def forced(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
@@ -179,7 +179,7 @@ def forced_then_drawn(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoi
     return joined([leg for leg in (first, second) if leg])
 
 
-def match_rule(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def match_rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     return match(draft, lambda node: coins.pick(law(node)))
 
 
@@ -212,7 +212,7 @@ def test_the_joint_law_is_the_targets_under_the_grammar(case: str, language: str
 def drop_illegal_keep_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
     """Wrong: what the grammar refuses is cut off, and the rest judged by the law it was drawn from."""
     d = drawn(q, prefix, cursor.fork(), coins, legal_only=False)
-    kept = legal(cursor, Draft(d.tokens, None, d.sources))
+    kept = grammar_valid(cursor, Draft(d.tokens, None, d.sources))
     return d.first(len(kept))
 
 

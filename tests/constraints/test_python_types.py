@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
-from legal_walks import CLOSING, all_parse, legal_texts, walked
 from pydantic import (
     UUID4,
     AwareDatetime,
@@ -34,6 +33,7 @@ from paceline.constraints.match import fits
 from paceline.constraints.pydantic_schema import FORMATS
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.legal_walks import CLOSING, all_parse, legal_texts, walked
 
 
 class Cat(BaseModel):

@@ -20,6 +20,7 @@ from paceline.sampling import Doubles
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
 from paceline.types import ROOT, Ask, Draft, Drafter, Round, Seq
+from support import examples
 
 pytestmark = pytest.mark.model
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -115,7 +116,7 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
     return Compiler(tokenizer, tokenizer.vocab_size)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck))
 @given(
     schema=schemas,
     seed=st.integers(0, 999),

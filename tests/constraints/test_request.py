@@ -1,15 +1,18 @@
 """What a request says becomes the one constraint it means."""
 
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cursors import after, tokenizer_with
 
-from paceline.constraints import Choice, Compiler, Json, OutputSpec, Regex, Triggered
+from paceline.constraints import Choice, Compiler, Json, Lark, OutputSpec, Regex, Triggered, compiler
+from paceline.constraints.grammars import RequestPart
 from paceline.constraints.match import fits
 from paceline.constraints.request import Either
 from paceline.errors import ConstraintError
 from paceline.text.tool_calls.formats import FORMATS
+from support.cursors import after, tokenizer_with
 
 HERMES = FORMATS["hermes"]
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -25,9 +28,11 @@ def test_nothing_asked_for_is_no_constraint() -> None:
 
 
 def test_a_response_format_and_an_output_mean_the_same() -> None:
-    assert OutputSpec(response_format=FORMAT).constraint(HERMES) == Json.of(SCHEMA)
-    assert OutputSpec(output=SCHEMA).constraint(HERMES) == Json.of(SCHEMA)
-    assert OutputSpec(output=SCHEMA, whitespace="compact").constraint(HERMES) == Json.of(SCHEMA, "compact")
+    param = "response_format.json_schema.schema"
+    assert OutputSpec(response_format=FORMAT).constraint(HERMES) == RequestPart(param, Json.of(SCHEMA))
+    assert OutputSpec(output=SCHEMA).constraint(HERMES) == RequestPart("output", Json.of(SCHEMA))
+    compact = OutputSpec(output=SCHEMA, whitespace="compact", output_param="json").constraint(HERMES)
+    assert compact == RequestPart("json", Json.of(SCHEMA, "compact"))
     with pytest.raises(ConstraintError, match="give one of them"):
         OutputSpec(output=SCHEMA, response_format=FORMAT).constraint(HERMES)
 
@@ -44,7 +49,8 @@ def test_with_tools_and_a_format_an_answer_is_a_call_or_the_format() -> None:
     assert fits(made, CALL)
     assert fits(made, "12")
     assert not fits(made, "so: " + CALL)
-    assert OutputSpec((TOOL,), "none", output=SCHEMA).constraint(HERMES) == Json.of(SCHEMA)
+    none = OutputSpec((TOOL,), "none", output=SCHEMA).constraint(HERMES)
+    assert none == RequestPart("output", Json.of(SCHEMA))
     required = OutputSpec((TOOL,), "required", output=SCHEMA).constraint(HERMES)
     assert not isinstance(required, Triggered)
     assert required is not None
@@ -64,7 +70,7 @@ def test_reasoning_that_the_prompt_opens_is_free(prompt: str) -> None:
 
 @pytest.mark.parametrize("prompt", ["", "think", "<think></think>", "<think>\n\n</think>\n\n"])
 def test_without_open_reasoning_the_constraint_holds_at_once(prompt: str) -> None:
-    assert OutputSpec(output=Regex("a")).constraint(HERMES, prompt) == Regex("a")
+    assert OutputSpec(output=Regex("a")).constraint(HERMES, prompt) == RequestPart("output", Regex("a"))
 
 
 def test_required_calls_come_after_reasoning_too() -> None:
@@ -80,3 +86,81 @@ def test_values_are_read_by_what_was_asked_for() -> None:
     parse = OutputSpec(output=list[int]).parser()
     assert parse is not None
     assert parse("[1, 2]") == [1, 2]
+
+
+BAD = {"type": "string", "format": "weird"}
+
+
+def tool(name: str, arguments: Any, key: str = "function") -> dict[str, Any]:
+    function = {"name": name, "parameters": {"type": "object", "properties": {"a": arguments}}}
+    return {"type": "function", key: function} if key else function
+
+
+@pytest.mark.parametrize(
+    ("spec", "param"),
+    [
+        (lambda: OutputSpec((tool("f", {}), tool("g", BAD))), "tools[1].function.parameters"),
+        (lambda: OutputSpec((tool("f", {}), tool("g", BAD, ""))), "tools[1].parameters"),
+        (lambda: OutputSpec((tool("f", BAD), tool("g", {})), "required"), "tools[0].function.parameters"),
+        (lambda: OutputSpec((tool("f", {}), tool("", {}))), "tools[1]"),
+        (lambda: OutputSpec((tool("f", {}), {"function": {"name": "g", "parameters": 5}})), "tools[1]"),
+        (lambda: OutputSpec((tool("f", {}), tool("f", {}))), "tools"),
+        (lambda: OutputSpec((tool("f", {}),), "maybe"), "tool_choice"),
+        (lambda: OutputSpec(tool_choice="required"), "tool_choice"),
+        (lambda: OutputSpec(whitespace="wide"), "whitespace"),  # type: ignore[arg-type]
+        (lambda: OutputSpec(response_format={"type": "xml"}), "response_format"),
+        (lambda: OutputSpec(response_format={"type": "json_schema"}), "response_format"),
+        (lambda: OutputSpec(response_format=form(BAD)), "response_format.json_schema.schema"),
+        (lambda: OutputSpec(response_format=form(5)), "response_format.json_schema.schema"),
+        (
+            lambda: OutputSpec((tool("f", {}),), response_format=form(BAD)),
+            "response_format.json_schema.schema",
+        ),
+        (lambda: OutputSpec((tool("f", BAD),), response_format=form({})), "tools[0].function.parameters"),
+        (lambda: OutputSpec(output=Regex("(")), "output"),
+        (lambda: OutputSpec(output=Regex("")), "output"),
+        (lambda: OutputSpec(output=str), "output"),
+        (lambda: OutputSpec(output=Lark("start: ("), output_param="grammar"), "grammar"),
+        (lambda: OutputSpec(output=Lark('begin: "a"')), "output"),  # an error without a line
+        (lambda: OutputSpec((tool("f", {}),), output=Lark("start: (\n")), "output"),
+    ],
+)
+def test_an_error_names_the_part_of_the_request_after_one_compilation(
+    monkeypatch: pytest.MonkeyPatch, spec: Callable[[], OutputSpec], param: str
+) -> None:
+    compilations: list[str] = []
+    real = compiler.compiled
+
+    def counted(grammar: str, tables: Any) -> Any:
+        compilations.append(grammar)
+        return real(grammar, tables)
+
+    monkeypatch.setattr(compiler, "compiled", counted)
+    with pytest.raises(ConstraintError) as caught:
+        compile_spec(spec)
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(param)
+    assert str(caught.value) == f"{caught.value.param}: {caught.value.reason}"
+    assert len(compilations) <= 1
+
+
+def compile_spec(spec: Callable[[], OutputSpec]) -> None:
+    tokenizer, constraint = tokenizer_with(), spec().constraint(HERMES)
+    assert constraint is not None
+    Compiler(tokenizer, tokenizer.vocab_size).cursor(constraint)
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+
+def test_an_error_in_one_tool_says_where_in_its_schema() -> None:
+    with pytest.raises(ConstraintError, match="format at #/properties/a/format"):
+        compile_spec(lambda: OutputSpec((tool("f", {}), tool("g", BAD))))
+
+
+def test_errors_survive_a_process_boundary() -> None:
+    error = pickle.loads(pickle.dumps(ConstraintError("no", "tools[1]")))
+    assert (error.reason, error.param, str(error)) == ("no", "tools[1]", "tools[1]: no")
+    assert error.within("tools") is error
+    assert ConstraintError("no").within("tools").param == "tools"

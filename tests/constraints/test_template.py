@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from legal_walks import CLOSING, byte_cursor, legal_texts, walked
 from pydantic import BaseModel, Field
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Template, Triggered, output
@@ -15,6 +14,7 @@ from paceline.constraints.compiler import check
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
+from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked
 
 ORDER = Template(
     "Dear {name},\nyour order {id} of {n} items is {state}.",

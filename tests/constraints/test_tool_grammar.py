@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from legal_walks import legal_texts
 
 from paceline.constraints import Constraint, Triggered, tool_calls
 from paceline.constraints.json_schema import closed
@@ -14,6 +13,8 @@ from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
 from paceline.text import ToolCall, parse_tool_calls, render_calls
 from paceline.text.tool_calls.formats import FORMATS, ToolFormat
+from support import examples
+from support.legal_walks import legal_texts
 
 WEATHER = {
     "type": "function",
@@ -126,7 +127,7 @@ def test_closed_schemas_list_all_there_is() -> None:
     assert "additionalProperties" not in closed(composed)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,8 @@ from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
 from paceline.text.tool_calls.formats import FORMATS
 from paceline.types import ROOT, Cursor, Draft
+from support import examples
+from support.cursors import after, allowed, row_of, said, spelled_out, tokenizer_with
 
 EXTRA = ["</", "think", "</think", ">[", ">x", ">\n[", "x</think>", "k>", "k>[1", ">[1, ", "><"]
 TOKENIZER = tokenizer_with(EXTRA, ["<mark>"])
@@ -153,7 +154,7 @@ def test_a_trigger_that_is_given_up_for_a_new_one() -> None:
     assert allowed(cursor, 259) == letters("xy")
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 2**32), st.sampled_from([True, False]), st.sampled_from([True, False]))
 def test_masks_of_random_texts_follow_from_their_bytes(seed: int, again: bool, anywhere: bool) -> None:
     """Against the definition: the first trigger is looked for in all bytes so far."""
@@ -248,7 +249,7 @@ def test_a_trigger_that_counts_only_at_the_start() -> None:
         assert everything(after(COMPILER, switched, letters(text)))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_forks_go_their_own_ways(seed: int) -> None:
     chance = random.Random(seed)

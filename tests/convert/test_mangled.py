@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
 from hypothesis import given
 from hypothesis import strategies as st
-from published import Eagle3, Eagle3Config, medusa_heads
 from safetensors.torch import save_file
-from tiny_heads import random_net, said
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, import_
 from paceline.convert.foreign_checkpoint import TargetModel
@@ -24,6 +20,10 @@ from paceline.drafters.heads.choose import drafter_of
 from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import Recorded, replay
+from support.exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
+from support.published import Eagle3, Eagle3Config, medusa_heads
+from support.tiny_heads import random_net, said
+from support.torch_cases import VOCAB
 
 Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 Keys = tuple[str, ...]

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 from paceline.convert import export_model
 from paceline.convert.foreign_checkpoint import ARCHITECTURES
 from paceline.convert.hf_model import config_of, write_model
-from paceline.errors import SettingError, UnknownArchitecture
+from paceline.errors import UnknownArchitecture, UsageError
 from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
+from support.torch_cases import FAMILIES, random_weights, save_reference, some_tokens
 
 hf = pytest.importorskip("transformers")
 
@@ -114,9 +114,9 @@ def check_real(path: Path, folder: Path) -> None:
 @pytest.mark.model
 def test_a_gguf_file_becomes_a_folder(smollm2_path: Path, tmp_path: Path) -> None:
     check_real(smollm2_path, tmp_path)
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         export_model(smollm2_path, tmp_path)
-    with pytest.raises(SettingError, match="is a folder already"):
+    with pytest.raises(UsageError, match="is a folder already"):
         export_model(tmp_path, tmp_path / "again")
     chat = [{"role": "user", "content": "Hi"}]
     other = hf.AutoTokenizer.from_pretrained(tmp_path)
@@ -136,7 +136,7 @@ def test_a_gguf_file_of_another_family_becomes_a_folder(
 def test_a_model_is_not_written_over_itself(tmp_path: Path) -> None:
     save_reference("llama", tmp_path)
     weights = load(tmp_path)
-    with pytest.raises(SettingError, match="is the model itself"):
+    with pytest.raises(UsageError, match="is the model itself"):
         write_model(tmp_path, tmp_path, weights.shape, weights.tensors)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from published import Eagle3, Eagle3Config, medusa_heads, shaken
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,15 +15,16 @@ from paceline.convert import import_
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.drafters.heads.tree_growth import Spot
-from paceline.heads.base import Pieces
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
 from paceline.heads.medusa import MedusaHead
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support.published import Eagle3, Eagle3Config, medusa_heads, shaken
 
 pytestmark = pytest.mark.model
 
@@ -37,7 +37,7 @@ class Read:
     """What the real model makes of a text; of the last token, nothing yet."""
 
     path: Path
-    embeddings: Pieces
+    embeddings: DenseTargetEmbeddings
     model: TrainDecoder
     tokens: list[int]
     hidden: dict[int, Tensor]  # [n, width]
@@ -55,7 +55,7 @@ def read(smollm2_path: Path) -> Read:
     tokens = Tokenizer.load(smollm2_path).encode(TEXT)
     hidden, final = model.features(torch.tensor([tokens]), range(model.shape.layers))
     rows = {layer: states[0, :-1] for layer, states in hidden.items()}
-    return Read(smollm2_path, load_pieces(smollm2_path), model, tokens, rows, final[0, :-1])
+    return Read(smollm2_path, load_embeddings(smollm2_path), model, tokens, rows, final[0, :-1])
 
 
 def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pickled: str = "") -> Path:

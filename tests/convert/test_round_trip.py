@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from exchanged import PIECES, TARGET, a_card, an_eagle
-from head_cases import medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_heads import random_net
-from torch_cases import VOCAB
 
 from paceline.convert import dspark, eagle3, export, import_
 from paceline.convert import export as the_export
@@ -29,20 +25,24 @@ from paceline.errors import (
     CorruptModel,
     DrafterMismatch,
     PacelineError,
-    SettingError,
     UnknownArchitecture,
     UnknownModel,
+    UsageError,
 )
 from paceline.heads.base import DraftHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.checkpoint import Fields
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.train.evaluate import Recorded, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
+from support.exchanged import PIECES, TARGET, a_card, an_eagle
+from support.head_cases import medusa_net
+from support.tiny_heads import random_net
+from support.torch_cases import VOCAB
 
 
 def found(output: OutputCheckpoint) -> SourceCheckpoint:
@@ -111,7 +111,7 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
     from paceline.drafters.heads.choose import drafter_of
     from paceline.heads.block import BlockConfig, BlockHead
 
-    embeddings = load_pieces(smollm2_path)
+    embeddings = load_embeddings(smollm2_path)
     model = TrainDecoder(load_weights(smollm2_path), "cpu", torch.float32)
     of, ids = model.shape, torch.arange(0, 900, 3)
     sizes = (of.width, of.heads, of.kv_heads, of.head_dim, 256, of.vocab_size, len(ids))
@@ -121,7 +121,7 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
         net = BlockHead(BlockConfig(*sizes, taps, 1, 4, 8, norm_eps=of.norm_eps), embeddings, ids)
     else:
         net = EagleHead(EagleConfig(*sizes, taps, 4, norm_eps=of.norm_eps), embeddings, ids)
-    net.reset(embeddings, torch.Generator().manual_seed(0))
+    net.init_weights(embeddings, torch.Generator().manual_seed(0))
     card = Card(kind, net.shape, "smollm2", embeddings.fingerprint)
     save(tmp_path / "ours", card, net)
     export(tmp_path / "ours", smollm2_path, tmp_path / "theirs")
@@ -249,9 +249,9 @@ def test_what_a_block_cannot_be_is_named(
 
 
 def test_nothing_is_written_over(theirs: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         export(tmp_path / "ours", tmp_path / "tiny", theirs)
-    with pytest.raises(SettingError, match="is there already"):
+    with pytest.raises(UsageError, match="is there already"):
         import_(theirs, tmp_path / "tiny", tmp_path / "ours")
 
 
@@ -260,9 +260,9 @@ def test_what_cannot_be_written_is_named(theirs: Path, tmp_path: Path) -> None:
     save(tmp_path / "medusa", Card("medusa", net.shape, "tiny", PIECES.fingerprint), net)
     with pytest.raises(UnknownArchitecture, match="a medusa drafter"):
         export(tmp_path / "medusa", tmp_path / "tiny", tmp_path / "out")
-    with pytest.raises(SettingError, match="'onnx' is not known: expected one of speculators"):
+    with pytest.raises(UsageError, match="'onnx' is not known: expected one of speculators"):
         the_export(tmp_path / "ours", tmp_path / "tiny", tmp_path / "out", "onnx")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="weights='int4'"):
+    with pytest.raises(UsageError, match="weights='int4'"):
         import_(theirs, tmp_path / "tiny", tmp_path / "out", "int4")  # type: ignore[arg-type]
     with pytest.raises(UnknownModel, match="there is no folder"):
         import_(tmp_path / "nowhere", tmp_path / "tiny", tmp_path / "out")

@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import FAMILIES, save_reference, some_tokens
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
 from paceline.convert.hf_model import config_of
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.target.weights.pieces import load_pieces
 from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.evaluate import Recorded
 from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
+from support import SUPPORT
+from support.torch_cases import FAMILIES, save_reference, some_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 
@@ -42,7 +43,7 @@ PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec(
 def ran(script: str, *arguments: str) -> str:
     if not PYTHON:
         pytest.skip("vLLM is not here: set PACELINE_VLLM_PYTHON to a Python that has it and speculators")
-    command = [PYTHON, str(Path(__file__).with_name(script)), *arguments]
+    command = [PYTHON, str(SUPPORT / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix(
@@ -115,7 +116,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
 
 def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
     """Our drafts on the way through each of these answers, and how many guesses are kept at each place."""
-    drafter = drafter_of(load(folder, load_pieces(place.path)).net)
+    drafter = drafter_of(load(folder, load_embeddings(place.path)).net)
     drafts: list[list[list[int]]] = []
     kept = [0] * GUESSES
     for text, prompt in zip(place.texts, place.prompts, strict=True):

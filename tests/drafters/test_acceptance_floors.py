@@ -6,7 +6,6 @@ A drafter that guessed nothing would pass every other test.
 from collections.abc import Callable, Iterator
 
 import pytest
-from agent_text import Turn, conversation, edited_code, encode, shuffled
 
 from paceline.advise.replay import ReplayStats, follow, replay
 from paceline.drafters.drafter_list import DrafterList
@@ -15,6 +14,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.prediction import Prediction
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.types import Ask, Draft, Drafter, Seq
+from support.agent_text import Turn, conversation, edited_code, encode, shuffled
 
 Knowledge = Callable[[list[int]], list[int]]
 

@@ -1,7 +1,8 @@
 from collections.abc import Sequence
 
+import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.drafter_list import DrafterList
@@ -113,7 +114,6 @@ def any_draft(draw: st.DrawFn) -> Draft:
     return Draft(tokens, parents, ("x",) * n if draw(st.booleans()) else (), scores)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.data())
 def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObject) -> None:
     names = [f"s{i}" for i in range(data.draw(st.integers(0, 3)))]
@@ -152,3 +152,46 @@ def test_one_that_fails_takes_nothing_from_the_others() -> None:
     drafter.observe([seq], [Verdict((), 1)], Scores(torch.empty(0, 0), ()))
     drafter.end(seq)
     assert other.heard == ["begin", "read", "observe", "end"]
+
+
+def test_one_that_fails_is_logged_once_with_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    fails = Fails("fails")
+    for drafter in (DrafterList([fails]), DrafterList([NoDrafter(), fails])):  # whichever lists it is in
+        for _ in range(3):
+            assert drafter.draft(asks("a")) == [NO_DRAFT]
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert record.message.startswith(
+        "drafter fails failed; this round has none of its drafts: draft (ValueError"
+    )
+    DrafterList([fails]).end(Seq("a", [1], 1))  # another failure is told too
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 2
+    caplog.clear()
+
+
+class Miscounts(Drafter):
+    name = "miscounts"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft((1,), None, ("miscounts",), (0.5,))] * (len(asks) + 1)
+
+
+def test_one_that_miscounts_has_no_draft(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = DrafterList([Miscounts(), Knows("other", "a")])
+    assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
+    assert "2 drafts for 1 asks" in caplog.text
+    caplog.clear()
+
+
+class Headless(Drafter):
+    """A head whose drafts have no scores."""
+
+    name, taps = "headless", (1,)
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft((7,)) for _ in asks]
+
+
+def test_a_head_without_scores_replaces_nothing() -> None:
+    first = Random("first", {"a": Draft((1,), None, ("first",), (0.01,))})
+    (draft,) = DrafterList([first, Headless()]).draft([Ask(Seq("a", [1], 1), 1)])
+    assert draft.tokens == (1,)

@@ -10,7 +10,7 @@ import torch
 
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
-from paceline.engine.accept import Coins, LawAt, block, residual
+from paceline.engine.accept import Coins, ProbsAt, block, residual
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, ToyCursor, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
@@ -18,7 +18,7 @@ from paceline.types import Ask, Draft, Drafter, Seq, Verdict
 VOCAB, LENGTH = 3, 4
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 
 
 def rules(seed: int) -> Callable[[Prefix], set[int]]:

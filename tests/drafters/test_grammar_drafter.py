@@ -1,12 +1,12 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from toy_grammar import permits, random_rules, sentence
 
 from paceline.drafters import model_free
 from paceline.drafters.grammar import SPELLED, Grammar
-from paceline.drafters.support.grammar_filter import CERTAIN, unsure
+from paceline.drafters.support.grammar_filter import FORCED, unforced
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Seq
+from support.toy_grammar import permits, random_rules, sentence
 
 
 def guess(cursor: Cursor | None, budget: int = 8, certain: int = 8) -> Draft:
@@ -21,7 +21,7 @@ def test_nothing_without_a_grammar_or_after_its_end() -> None:
 
 def test_what_must_come() -> None:
     draft = guess(sentence({1}, {2}, {3, 4}, {5}))
-    assert draft == Draft((1, 2), None, ("grammar",) * 2, (CERTAIN,) * 2)
+    assert draft == Draft((1, 2), None, ("grammar",) * 2, (FORCED,) * 2)
 
 
 def test_the_cap_on_what_is_certain() -> None:
@@ -43,7 +43,7 @@ def spelled(last: set[int]) -> ToyCursor:
 def test_spelled_tokens_are_likely_and_lead_to_the_next_forced_ones() -> None:
     draft = guess(spelled({7, 8}))
     assert draft.tokens == (1, 3, 4, 6)
-    assert draft.scores == (CERTAIN, SPELLED, SPELLED, CERTAIN)
+    assert draft.scores == (FORCED, SPELLED, SPELLED, FORCED)
 
 
 def test_each_kind_has_its_own_cap() -> None:
@@ -69,7 +69,6 @@ def test_the_cursor_stays_where_it_is() -> None:
     assert cursor.tokens == ()
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(0, 500), st.integers(0, 4), st.integers(0, 4))
 def test_certain_nodes_are_the_only_legal_ones(seed: int, budget: int, certain: int) -> None:
     rules = random_rules(seed)
@@ -77,10 +76,10 @@ def test_certain_nodes_are_the_only_legal_ones(seed: int, budget: int, certain: 
     draft = guess(cursor, budget, certain)
     assert permits(rules, draft.tokens)
     assert len(draft) == len(draft.scores) == len(draft.sources)
-    assert sum(score == CERTAIN for score in draft.scores) <= certain
-    assert sum(score != CERTAIN for score in draft.scores) <= budget
+    assert sum(score == FORCED for score in draft.scores) <= certain
+    assert sum(score != FORCED for score in draft.scores) <= budget
     for i, score in enumerate(draft.scores):
-        assert (score == CERTAIN) == (len(rules(draft.tokens[:i])) == 1)
+        assert (score == FORCED) == (len(rules(draft.tokens[:i])) == 1)
 
 
 def test_it_is_there_without_a_model() -> None:
@@ -88,5 +87,5 @@ def test_it_is_there_without_a_model() -> None:
 
 
 def test_no_guess_is_certain() -> None:
-    assert unsure(1.0) < CERTAIN
-    assert unsure(0.5) == 0.5
+    assert unforced(1.0) < FORCED
+    assert unforced(0.5) == 0.5

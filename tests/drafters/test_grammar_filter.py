@@ -1,14 +1,13 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
-from paceline.drafters.support.grammar_filter import legal, walk
+from paceline.drafters.support.grammar_filter import grammar_valid, valid_prefix
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
-steady = settings(derandomize=True, deadline=None)
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
 
@@ -22,16 +21,14 @@ def said(draft: Draft, node: int) -> tuple[int, ...]:
     return tuple(draft.tokens[i] for i in draft.path(node))
 
 
-@steady
 @given(st.integers(0, 200), token_lists)
 def test_a_chain_is_cut_at_the_first_illegal_token(seed: int, tokens: list[int]) -> None:
     rules = random_rules(seed)
     draft = Draft(tuple(tokens), None, ("a",) * len(tokens))
     right = max(n for n in range(len(tokens) + 1) if permits(rules, draft.tokens[:n]))
-    assert legal(ToyCursor(rules), draft) == draft.first(right)
+    assert grammar_valid(ToyCursor(rules), draft) == draft.first(right)
 
 
-@steady
 @given(st.integers(0, 200), token_lists, st.data())
 def test_a_tree_keeps_the_nodes_whose_path_is_legal(
     seed: int, tokens: list[int], data: st.DataObject
@@ -39,7 +36,7 @@ def test_a_tree_keeps_the_nodes_whose_path_is_legal(
     rules = random_rules(seed)
     draft = random_tree(tokens, data)
     kept = [i for i in range(len(draft)) if permits(rules, said(draft, i))]
-    left = legal(ToyCursor(rules), draft)
+    left = grammar_valid(ToyCursor(rules), draft)
     assert [said(left, i) for i in range(len(left))] == [said(draft, i) for i in kept]
     assert left.sources == tuple(draft.sources[i] for i in kept)
     assert left.scores == tuple(draft.scores[i] for i in kept)
@@ -47,28 +44,28 @@ def test_a_tree_keeps_the_nodes_whose_path_is_legal(
 
 def test_the_cursor_is_not_moved() -> None:
     cursor = sentence({1}, {2, 3}, {4})
-    legal(cursor, Draft((1, 2, 4)))
-    legal(cursor, Draft((1, 2, 3), (ROOT, 0, 0)))
-    walk(cursor, [1, 2])
+    grammar_valid(cursor, Draft((1, 2, 4)))
+    grammar_valid(cursor, Draft((1, 2, 3), (ROOT, 0, 0)))
+    valid_prefix(cursor, [1, 2])
     assert cursor.tokens == ()
 
 
 def test_nothing_follows_an_end() -> None:
-    assert legal(sentence({1}, {9}, {2}, eos=9), Draft((1, 9, 2))).tokens == (1, 9)
+    assert grammar_valid(sentence({1}, {9}, {2}, eos=9), Draft((1, 9, 2))).tokens == (1, 9)
     tree = Draft((1, 9, 2, 9), (ROOT, 0, 1, 0))
-    assert legal(sentence({1}, {9}, {2}, eos=9), tree).tokens == (1, 9, 9)
-    assert not legal(sentence(), Draft((1,)))
+    assert grammar_valid(sentence({1}, {9}, {2}, eos=9), tree).tokens == (1, 9, 9)
+    assert not grammar_valid(sentence(), Draft((1,)))
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, ROOT)])
 def test_what_was_drawn_is_never_dropped_for_what_it_says(parents: tuple[int, ...] | None) -> None:
     draft = Draft((5, 6), parents, q=torch.full((2, 8), 1 / 8))
-    assert legal(sentence({1}), draft) is draft
+    assert grammar_valid(sentence({1}), draft) is draft
 
 
 def test_a_walk_can_stop_where_the_grammar_leaves_no_choice() -> None:
     cursor = sentence({1, 2}, {1, 2}, {3}, {1, 2})
-    assert walk(cursor, [1, 2, 3, 1])[0] == 4
-    taken, at = walk(cursor, [1, 2, 3, 1], until_forced=True)
+    assert valid_prefix(cursor, [1, 2, 3, 1])[0] == 4
+    taken, at = valid_prefix(cursor, [1, 2, 3, 1], until_forced=True)
     assert (taken, at.forced()) == (2, [3])
-    assert walk(at, [3, 1], until_forced=True)[0] == 2  # where it starts it may be forced
+    assert valid_prefix(at, [3, 1], until_forced=True)[0] == 2  # where it starts it may be forced

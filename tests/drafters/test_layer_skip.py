@@ -14,7 +14,7 @@ from paceline.drafters.draft_model.layer_search import Found, expected_speed, se
 from paceline.drafters.draft_model.layer_skip import MOST_UNREAD, sketch_cost
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
-from paceline.errors import CacheFull, SettingError
+from paceline.errors import CacheFull, UsageError
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import NO_DRAFT, Ask, Draft, Feed, Scores, Seq
 
@@ -60,7 +60,7 @@ def test_the_layers_that_do_nothing_are_left_out() -> None:
 
 
 def test_text_that_is_too_short_is_refused(target: ToyTarget) -> None:
-    with pytest.raises(SettingError, match="expected 32 or more"):
+    with pytest.raises(UsageError, match="expected 32 or more"):
         search(target, [[1, 2, 3], list(range(20))])
     assert not target._seqs
 

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.prediction import Prediction
@@ -85,7 +85,6 @@ def test_a_new_sequence_starts_anew() -> None:
     drafter.end(seq)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 8))
 def test_a_guess_is_a_piece_of_the_prediction(text: list[int], output: list[int], budget: int) -> None:
     guessed = guess(output, budget, text=tuple(text)).tokens

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy_grammar import sentence
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.recycle import Recycle, RecycleSettings
@@ -16,9 +15,10 @@ from paceline.drafters.recycle.table import Table
 from paceline.drafters.recycle.top import Floats, Places, largest
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Cursor, Draft, Drafter, Round, Scores, Seq, Verdict
+from support.toy_grammar import sentence
 
 VOCAB = 24
 BOLD = RecycleSettings(min_chance=0.0)
@@ -290,5 +290,5 @@ def test_trees_are_cut_by_what_rows_cost() -> None:
 
 @pytest.mark.parametrize("wrong", [{"successors": 0}, {"max_lists": 0}, {"min_chance": -1}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(SettingError, match=next(iter(wrong))):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
         RecycleSettings(**wrong)  # type: ignore[arg-type]

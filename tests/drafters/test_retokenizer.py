@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
-from two_tokenizers import PASSAGE, pair
 
 from paceline.drafters.draft_model.exact_encoder import Spelling, without_cut_letter
 from paceline.drafters.draft_model.retokenizer import REACH, Transcript, common
 from paceline.drafters.draft_model.vocab_mapping import Dictionary
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary
+from support.two_tokenizers import PASSAGE, pair
 
 TWO = pair()
 END, START, STOP, ODD = (TWO.target.vocab_size - 4 + i for i in range(4))

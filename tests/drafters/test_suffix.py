@@ -2,20 +2,18 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from toy_grammar import sentence
 
 from paceline.advise.replay import replay
 from paceline.config import SpecConfig
 from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
-from paceline.errors import DrafterMismatch, SettingError
+from paceline.errors import DrafterMismatch, UsageError
 from paceline.types import Ask, Draft, Seq
+from support.toy_grammar import sentence
 
 PHRASE = list(range(100, 120))
-
-steady = settings(derandomize=True, deadline=None)
 
 
 def guess(
@@ -105,7 +103,6 @@ def test_new_text_is_found_by_the_history_before_it() -> None:
     assert draft.scores[0] > 0.6  # four tokens in common, not one
 
 
-@steady
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 3))
 def test_a_text_that_grew_is_as_one_that_came_at_once(tokens: list[int], step: int) -> None:
     drafter, seq = Suffix(), Seq("grown", [], 0)
@@ -122,7 +119,6 @@ def test_tenants_never_share_a_guess() -> None:
     assert not guess(drafter, PHRASE[:6])
 
 
-@steady
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 3), max_size=40)), max_size=6),
     st.integers(1, 3),
@@ -162,7 +158,6 @@ def test_memory_is_bounded_and_sequences_are_let_go() -> None:
     assert not drafter._own
 
 
-@steady
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 12), st.integers(1, 4))
 def test_the_shape_of_a_draft(tokens: list[int], budget: int, width: int) -> None:
     draft = guess(Suffix(SuffixSettings(min_chance=0.01)), tokens, budget, width=width)
@@ -203,5 +198,5 @@ def test_it_remembers_across_runs(tmp_path: Path) -> None:
 
 def test_settings_must_be_usable() -> None:
     for name in ("max_tokens", "max_depth", "min_chance"):
-        with pytest.raises(SettingError, match=f"{name}=-1"):
+        with pytest.raises(UsageError, match=f"{name}=-1"):
             from_outside(SuffixSettings, {name: -1})

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.suffix import index
@@ -14,8 +14,6 @@ DEPTH = 4
 EVERYTHING = 10_000
 Tokens = list[int]
 Script = list[tuple[str, Tokens]]
-
-steady = settings(derandomize=True, deadline=None)
 
 token_lists = st.lists(st.integers(0, 3), max_size=40)
 steps = st.lists(
@@ -85,7 +83,6 @@ def found(index: ContextIndex, context: Tokens, limit: int = EVERYTHING) -> list
     ]
 
 
-@steady
 @given(steps, token_lists)
 def test_every_place_is_found_with_its_length(script: Script, context: Tokens) -> None:
     index, plain = build(script)
@@ -93,7 +90,6 @@ def test_every_place_is_found_with_its_length(script: Script, context: Tokens) -
     assert sorted(found(index, context)) == expected
 
 
-@steady
 @given(steps, token_lists, st.integers(1, 3))
 def test_a_small_window_still_finds_the_longest(script: Script, context: Tokens, limit: int) -> None:
     index, plain = build(script)
@@ -103,7 +99,6 @@ def test_a_small_window_still_finds_the_longest(script: Script, context: Tokens,
     assert few[:limit] == lengths[:limit]
 
 
-@steady
 @given(steps, token_lists)
 def test_of_equals_the_latest_comes_first(script: Script, context: Tokens) -> None:
     index, plain = build(script)
@@ -112,7 +107,6 @@ def test_of_equals_the_latest_comes_first(script: Script, context: Tokens) -> No
     assert found(index, context) == [(length, token) for length, _, token in latest]
 
 
-@steady
 @given(st.lists(token_lists, max_size=8))
 def test_piece_by_piece_is_the_same_as_at_once(pieces: list[Tokens]) -> None:
     slowly, at_once = ContextIndex(DEPTH), ContextIndex(DEPTH)
@@ -125,7 +119,6 @@ def test_piece_by_piece_is_the_same_as_at_once(pieces: list[Tokens]) -> None:
     assert same(slowly.snapshot(), at_once.snapshot())
 
 
-@steady
 @given(steps)
 def test_it_counts_what_it_holds(script: Script) -> None:
     index, plain = build(script)
@@ -134,7 +127,6 @@ def test_it_counts_what_it_holds(script: Script) -> None:
     assert len(index) == sum(indexed)
 
 
-@steady
 @given(steps, token_lists, token_lists)
 def test_a_snapshot_is_the_whole_of_it(script: Script, more: Tokens, context: Tokens) -> None:
     index, _ = build(script)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.suffix.memory import STRIDE, Memory, load, save
-from paceline.errors import CorruptModel, DrafterMismatch, ModelError, SettingError, UnknownModel
+from paceline.errors import CorruptModel, DrafterMismatch, ModelError, UnknownModel, UsageError
 
 DEPTH = 8
 Tokens = list[int]
@@ -85,7 +85,6 @@ def test_tenants_are_strangers() -> None:
     assert memory.index("nobody") is None
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 150)), max_size=12),
     st.integers(10, 300),
@@ -167,7 +166,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     save(filled(a=[text(1, 100)]), path, "tok")
     with pytest.raises(DrafterMismatch, match=r"memory was learnt with tokenizer tok.*other"):
         load(path, "other", 1000, DEPTH)
-    with pytest.raises(SettingError, match=r"max_depth=9.*expected 8"):
+    with pytest.raises(UsageError, match=r"max_depth=9.*expected 8"):
         load(path, "tok", 1000, 9)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter, drafter_for
@@ -22,6 +21,8 @@ from paceline.errors import DrafterMismatch
 from paceline.sampling import Doubles, History, distribution
 from paceline.testing import ToyCursor
 from paceline.types import Ask, Draft, Drafter, Feed, Scores, Seq
+from support import examples
+from support.two_tokenizers import PASSAGE, Reader, pair, tokenizer
 
 TWO = pair()
 VOCAB = TWO.target.vocab_size
@@ -128,7 +129,7 @@ class Noting(Reader):
         return super().forward(feeds, taps)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 9999), st.sampled_from([*WAYS]), st.sampled_from(["match", "residual"]))
 def test_rows_that_are_kept_are_rows_computed_anew(seed: int, way: str, accept: Accept) -> None:
     """A drafter that has followed the text guesses as one that reads it for the first time."""

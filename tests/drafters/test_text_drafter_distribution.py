@@ -9,16 +9,16 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from two_tokenizers import tokenizer
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
 from paceline.drafters.support import draft_sampling as drawing
-from paceline.engine.accept import Coins, LawAt, block, residual
+from paceline.engine.accept import Coins, ProbsAt, block, residual
 from paceline.sampling import Distribution, Doubles, Floats
 from paceline.testing import BranchCoins, ToyTarget, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
+from support.two_tokenizers import tokenizer
 
 # Shared are a, b and the end; only the target has ab, only the draft model aa and ba, and their ids differ.
 TWO = Dictionary(
@@ -29,7 +29,7 @@ VOCAB, OWN = TWO.target.vocab_size, TWO.draft.vocab_size
 PROMPT, LENGTH = (2, 0), 3
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 
 
 def table(seed: int) -> Table:

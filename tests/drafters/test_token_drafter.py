@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
-from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
+from support import examples
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 ANY = set(range(VOCAB))
 
@@ -46,7 +47,7 @@ def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) ->
     return drafter.draft([Ask(seq, budget, (), cursor, certain)])[0]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(0, 500),
     st.sampled_from([0.0, 0.8]),
@@ -65,7 +66,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(
     for node, score in enumerate(draft.scores):
         said = tuple(draft.tokens[i] for i in draft.path(node))
         assert permits(rules, said)
-        assert score < CERTAIN
+        assert score < FORCED
         if draft.q is not None:
             assert draft.q[node].sum() == pytest.approx(1)
             assert set(draft.q[node].nonzero().flatten().tolist()) <= rules(said[:-1])

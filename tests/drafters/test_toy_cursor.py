@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from toy_grammar import sentence
 
 from paceline.testing import ToyCursor
 from paceline.types import Cursor
+from support.toy_grammar import sentence
 
 
 def test_a_refused_token_moves_nothing() -> None:

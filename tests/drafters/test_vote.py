@@ -1,16 +1,14 @@
 from array import array
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from toy_grammar import VOCAB, permits, random_rules, sentence
 
 from paceline.drafters.suffix import vote
 from paceline.drafters.suffix.index import SEPARATOR, Match
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
-
-steady = settings(derandomize=True, deadline=None)
+from support.toy_grammar import VOCAB, permits, random_rules, sentence
 
 
 def elect(
@@ -79,7 +77,6 @@ def test_a_tree_holds_both_opinions() -> None:
     assert said == {(5, 6, 6), (7, 8, 8)}
 
 
-@steady
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(0, 3), max_size=6)), min_size=1, max_size=6),
     st.integers(1, 12),
@@ -144,7 +141,6 @@ def test_an_illegal_opinion_takes_no_weight_from_the_others() -> None:
     assert vote.elect(past, 1, 1, 0.0, sentence({5}))[0][2] == alone[0][2]
 
 
-@steady
 @given(
     st.integers(0, 100),
     st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=6), min_size=1, max_size=4),

@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine.accept import Coins, KeyedCoins, LawAt, block, match, residual, typical
+from paceline.engine.accept import Coins, KeyedCoins, ProbsAt, block, match, residual, typical
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import ROOT, Draft, Verdict
+from support import examples
 
 VOCAB = 3
 LENGTH = 3
 Prefix = tuple[int, ...]
 Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, LawAt, Coins], Verdict]
+Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 Drawer = Callable[[Table, Prefix, BranchCoins], Draft]
 
 
@@ -119,7 +120,7 @@ def bare_tree(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
     return Draft(d.tokens, d.parents, d.sources)
 
 
-def match_rule(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def match_rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     return match(draft, lambda node: coins.pick(law(node)))
 
 
@@ -143,14 +144,14 @@ def test_joint_law_is_the_targets(case: str, zeros: bool) -> None:
     assert max(error(rule, draw, seed, zeros) for seed in range(4)) < 1e-12
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000))
 def test_joint_law_for_any_pair_of_tables(seed: int) -> None:
     assert error(residual, chain, seed, zeros=True) < 1e-12
     assert error(block, chain, seed, zeros=True) < 1e-12
 
 
-def accept_when_likelier(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def accept_when_likelier(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     """Wrong: keeps a guess whenever p >= q, and never otherwise."""
 
     class Hard(KeyedCoins):
@@ -163,7 +164,7 @@ def accept_when_likelier(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     return residual(draft, law, Hard(0, 0, 0))
 
 
-def resample_from_p(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def resample_from_p(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     """Wrong: after a rejection draws from p, not from what q left of it."""
     assert draft.q is not None
     path: list[int] = []
@@ -174,19 +175,19 @@ def resample_from_p(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     return Verdict(tuple(path), coins.pick(law(len(path) - 1)))
 
 
-def one_row_late(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def one_row_late(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     """Wrong: reads the law of the row before."""
     return residual(draft, lambda node: law(max(node - 1, ROOT)), coins)
 
 
-def prune_what_was_drawn(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def prune_what_was_drawn(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     """Wrong: drops a guess because of what it says."""
     assert draft.q is not None
     unsure = [i for i, x in enumerate(draft.tokens) if float(draft.q[i][x]) < 0.4]
     return residual(draft.first(unsure[0] if unsure else len(draft)), law, coins)
 
 
-def greedy_walk(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def greedy_walk(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
     """Wrong above temperature 0: compares with the likeliest token."""
     return match(draft, lambda node: int(law(node).argmax()))
 
@@ -199,7 +200,7 @@ def test_a_wrong_rule_is_caught(mutant: Rule) -> None:
 
 
 def test_typical_is_lossy() -> None:
-    def rule(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+    def rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
         return typical(draft, law, lambda node: coins.pick(law(node)))
 
     assert error(rule, chain, 0) > 0.01

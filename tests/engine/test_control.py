@@ -171,7 +171,7 @@ def test_drafters_that_take_turns_cost_their_mean() -> None:
         mixed.learn([timed_round(1, 1100 if i % 4 == 0 else 1)])
     assert dear.plan([seq()], 1) == [0]
     assert mixed.plan([seq()], 1)[0] > 0
-    assert mixed._known[("d",)].draft_us(1) == pytest.approx(1100 / 4, rel=0.4)
+    assert mixed._lists[("d",)].draft_us(1) == pytest.approx(1100 / 4, rel=0.4)
 
 
 def test_what_is_drafted_while_a_prompt_is_read_tells_nothing_of_the_cost() -> None:
@@ -210,10 +210,10 @@ def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:
     block_rounds(fixed, (2, 4, 8), 600, 2)
     for i in range(40):
         each.learn([timed_round((2, 4, 8)[i % 3], 100 * (2, 4, 8)[i % 3])])
-    assert fixed._known[("d",)].draft_us(1) == pytest.approx(600, rel=0.1)
-    assert fixed._known[("d",)].draft_us(8) == pytest.approx(600, rel=0.1)
-    assert each._known[("d",)].draft_us(2) == pytest.approx(200, rel=0.1)
-    assert each._known[("d",)].draft_us(8) == pytest.approx(800, rel=0.1)
+    assert fixed._lists[("d",)].draft_us(1) == pytest.approx(600, rel=0.1)
+    assert fixed._lists[("d",)].draft_us(8) == pytest.approx(600, rel=0.1)
+    assert each._lists[("d",)].draft_us(2) == pytest.approx(200, rel=0.1)
+    assert each._lists[("d",)].draft_us(8) == pytest.approx(800, rel=0.1)
 
 
 def test_guesses_that_come_true_too_seldom_for_what_they_cost_are_not_made() -> None:

@@ -1,6 +1,5 @@
 import inspect
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,7 @@ from paceline.drafters import model_free
 from paceline.drafters.draft_model import ModelDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.errors import Busy, CacheFull, PromptTooLong, SettingError
+from paceline.errors import Busy, CacheFull, PromptTooLong, UsageError
 from paceline.testing import ToyTarget
 from paceline.types import Ask, Draft, Drafter, Feed, Finish, Round, Scores, Seq
 
@@ -58,7 +57,7 @@ def test_output_ends_where_the_context_does() -> None:
 
 
 def test_unknown_drafter_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(SettingError, match=r"'sufix'.*ngram.*suffix"):
+    with pytest.raises(UsageError, match=r"'sufix'.*ngram.*suffix"):
         engine().submit(a_seq(spec=SpecConfig(("sufix",))))
 
 
@@ -93,21 +92,21 @@ def test_outputs_of_a_request_find_room_together() -> None:
     e.submit(a_seq("a"))
     e.step()
     with pytest.raises(Busy, match="4 more"):
-        e.submit(replace(a_seq("b"), places=4))
-    e.submit(replace(a_seq("b"), places=3))
+        e.submit(a_seq("b"), slots=4)
+    e.submit(a_seq("b"), slots=3)
     e.submit(a_seq("c"))
     with pytest.raises(Busy, match="1 more"):
         e.submit(a_seq("d"))
     for name in ("b1", "b2"):
-        e.submit(replace(a_seq(name), places=0))
+        e.submit(a_seq(name), slots=0)
     assert (e.running, e.waiting) == (1, 4)
 
 
 def test_a_request_that_is_too_large_for_the_queue_is_let_in_when_it_is_alone() -> None:
     e = engine(config=EngineConfig(max_batch=2, max_waiting=2))
-    e.submit(replace(a_seq("a"), places=9))
+    e.submit(a_seq("a"), slots=9)
     with pytest.raises(Busy):
-        e.submit(replace(a_seq("b"), places=9))
+        e.submit(a_seq("b"), slots=9)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -262,9 +261,9 @@ def test_a_cancel_in_the_middle_of_a_pass_waits_for_its_end() -> None:
 
 def test_strange_requests_are_refused_before_they_run() -> None:
     e = engine()
-    with pytest.raises(SettingError, match="prompt=99"):
+    with pytest.raises(UsageError, match="prompt=99"):
         e.submit(Seq("a", [1, 99], 2))
-    with pytest.raises(SettingError, match="logit_bias=50"):
+    with pytest.raises(UsageError, match="logit_bias=50"):
         e.submit(Seq("a", [1], 1, SamplingParams(logit_bias=((50, 1.0),))))
     e.submit(a_seq("a"))
     with pytest.raises(ValueError, match="here already"):

@@ -16,6 +16,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import CacheFull
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Draft, Drafter, Feed, HiddenRows, Scores, Seq
+from support import examples
 
 VOCAB = 5  # so that random guesses are often right
 TAPS = (0, 3)
@@ -104,7 +105,7 @@ def run(engine: Engine, seqs: Sequence[Seq]) -> None:
         engine.step()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     seed=st.integers(0, 999),
     width=st.integers(1, 3),

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.heads.block import BlockHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import guesses
+from support.tiny_heads import own, random_net, said, tiny_model
+from support.torch_cases import VOCAB
 
 WINDOW = 12
 

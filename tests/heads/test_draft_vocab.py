@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
-from tiny_heads import random_net
 
 from paceline.heads.base import DraftHead
-from paceline.heads.draft_vocab import with_words
+from paceline.heads.draft_vocab import with_draft_vocab
 from paceline.train.recipe import pieces_of
+from support.head_cases import MODEL, eagle_net, medusa_net
+from support.tiny_heads import random_net
 
 PIECES = pieces_of(MODEL)
 NETS: dict[str, DraftHead] = {
@@ -20,7 +20,7 @@ NETS: dict[str, DraftHead] = {
 @pytest.mark.parametrize("kind", NETS)
 def test_the_same_words_give_the_same_net(kind: str) -> None:
     net = NETS[kind]
-    same = with_words(kind, net, PIECES, net.draft_ids)
+    same = with_draft_vocab(kind, net, PIECES, net.draft_ids)
     assert same is not net
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), same.parameters(), strict=True))
 
@@ -31,12 +31,12 @@ def test_words_it_had_are_kept_wherever_they_stand(kind: str) -> None:
     gone, old = set(net.draft_ids.tolist()[::3]), set(net.draft_ids.tolist())
     fresh = [token for token in range(len(PIECES.embed)) if token not in old][: len(gone) + 4]
     ids = torch.tensor(sorted((old - gone) | set(fresh)))
-    new = with_words(kind, net, PIECES, ids)
+    new = with_draft_vocab(kind, net, PIECES, ids)
     assert new.shape.draft_vocab == len(ids) == len(old) + 4
     kept = [token for token in ids.tolist() if token in old]
     for name, weight in new.named_parameters():
         theirs = net.get_parameter(name)
-        if name.startswith(net.by_token):
+        if name.startswith(net.vocab_parameters):
             assert torch.equal(weight[new.number[kept]], theirs[net.number[kept]])
         else:
             assert torch.equal(weight, theirs)
@@ -45,7 +45,7 @@ def test_words_it_had_are_kept_wherever_they_stand(kind: str) -> None:
 def test_a_new_word_is_read_as_the_other_words_were() -> None:
     net = NETS["block"]
     fresh = next(t for t in range(len(PIECES.embed)) if t not in set(net.draft_ids.tolist()))
-    new = with_words(
+    new = with_draft_vocab(
         "block", net, PIECES, torch.sort(torch.cat((net.draft_ids[1:], torch.tensor([fresh]))))[0]
     )
     table, before = new.get_parameter("markov_in.weight"), net.get_parameter("markov_in.weight")

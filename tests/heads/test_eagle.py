@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import torch
-from head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
 from torch import Tensor
 
 from paceline.heads.eagle import EagleHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.eagle import eagle_loss, unrolled
+from support.head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
 
 TAPS = (0, 2, 4)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel, DrafterMismatch, PacelineError, UnknownArchitecture, UnknownModel
 from paceline.heads.block import BlockHead
@@ -20,15 +19,16 @@ from paceline.heads.head_checkpoint import (
     SCALE,
     WEIGHTS,
     Card,
+    Int8Weights,
     Storage,
-    Unpacked,
     load,
-    packed,
+    quantize_int8,
     read_card,
     save,
     save_card,
 )
 from paceline.train.recipe import pieces_of
+from support.tiny_heads import random_net, tiny_model
 
 PIECES = pieces_of(tiny_model())
 
@@ -59,7 +59,7 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_bytes_come_back_as_what_they_stand_for(folder: Path) -> None:
     net, back = random_net(draft_vocab=60), load(folder, PIECES).net
-    stored = Unpacked(packed(net.state_dict()))
+    stored = Int8Weights(quantize_int8(net.state_dict()))
     for name, weight in back.state_dict().items():
         assert torch.equal(weight, stored[name])
     again = load(folder, PIECES).net
@@ -77,9 +77,9 @@ def test_bytes_come_back_as_what_they_stand_for(folder: Path) -> None:
 def test_a_byte_is_off_by_half_a_step_at_most(seed: int, rows: int, columns: int, size: float) -> None:
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     weight[0] *= 0
-    stored = packed({"w": weight, "norm": weight[-1]})
+    stored = quantize_int8({"w": weight, "norm": weight[-1]})
     assert stored["w"].dtype == torch.int8
-    back = Unpacked(stored)
+    back = Int8Weights(stored)
     scales = stored["w" + SCALE]
     step = scales.repeat_interleave(columns // scales.shape[1], 1)
     assert bool(((back["w"] - weight).abs() <= 0.501 * step).all())
@@ -147,7 +147,7 @@ def test_damage_is_named(
 
 
 def test_settings_that_are_words_or_yes_or_no_are_checked(tmp_path: Path) -> None:
-    from head_cases import eagle_net
+    from support.head_cases import eagle_net
 
     net = eagle_net()
     card = Card("eagle", replace(net.shape, tap_norm="all"), "tiny", PIECES.fingerprint)

@@ -1,9 +1,9 @@
 """Medusa heads: what they begin with, and that they can learn."""
 
 import torch
-from head_cases import MODEL, a_lesson, largest_kept, medusa_net
 
 from paceline.train.losses.medusa import medusa_loss
+from support.head_cases import MODEL, a_lesson, largest_kept, medusa_net
 
 
 def test_new_heads_say_what_the_target_would_say_next() -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from head_cases import MODEL, eagle_net, medusa_net
 
 from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save
-from paceline.heads.registry import KINDS
+from paceline.heads.registry import HEAD_TYPES
 from paceline.train.recipe import pieces_of
+from support.head_cases import MODEL, eagle_net, medusa_net
 
 
 @pytest.mark.parametrize(("kind", "net"), [("medusa", medusa_net(60)), ("eagle", eagle_net(60))])
@@ -19,7 +19,7 @@ def test_a_head_comes_back_from_its_folder(tmp_path: Path, kind: str, net: Draft
     save(tmp_path, card, net)
     back = load(tmp_path, pieces)
     assert back.card == card
-    assert type(back.net) is KINDS[kind].net
+    assert type(back.net) is HEAD_TYPES[kind].net
     assert torch.equal(back.net.draft_ids, net.draft_ids)
     stored = back.net.state_dict()
     assert all(torch.equal(stored[name], weight) for name, weight in net.state_dict().items())

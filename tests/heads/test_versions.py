@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import random_net, tiny_model
 
-from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.errors import CorruptModel, UnknownModel, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
+from support.tiny_heads import random_net, tiny_model
 
 NET = random_net(draft_vocab=60)
 
@@ -188,5 +188,5 @@ def test_where_files_cannot_be_locked_that_is_said(root: Path, monkeypatch: pyte
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with pytest.raises(SettingError, match=r"mine lies where files cannot be locked \(No locks available\)"):
+    with pytest.raises(UsageError, match=r"mine lies where files cannot be locked \(No locks available\)"):
         versions.use(root, 0)

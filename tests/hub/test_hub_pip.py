@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_wheels import CONTENT, shop, tiny_model
 
 from paceline.errors import PullError
 from paceline.hub import pull
 from paceline.hub.wheels import pip_download, reason
+from support.fake_wheels import CONTENT, shop, tiny_model
 
 FakePip = Callable[[str], None]
 

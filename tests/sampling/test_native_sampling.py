@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scarce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +31,7 @@ from paceline.sampling import (
 from paceline.sampling.distribution import _weights
 from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
 from paceline.types import Bits
+from support import examples, scarce
 
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
 SIZES = (1, 2, 33, 63, 64, 65, 1000, 4096, 4097, 9000, 49_152)
@@ -122,7 +122,7 @@ def by_numpy(x: Floats, p: SamplingParams, seed: int, history: History, mask: Bi
         return choose(distribution(x, p, history, mask), noise_key(seed, 0, CHOICE, 1))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600))
 @given(x=rows, p=params, share=st.sampled_from([None, None, *SHARES]), seed=st.integers(0, 2**32))
 def test_native_is_numpy(x: Floats, p: SamplingParams, share: float | None, seed: int) -> None:
     history, mask = a_history(len(x), seed), a_mask(len(x), share, seed)
@@ -132,7 +132,7 @@ def test_native_is_numpy(x: Floats, p: SamplingParams, share: float | None, seed
     assert got == [by_numpy(x, p, s, history, mask) for s in (seed, seed + 1)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(seed=st.integers(0, 2**32), kept=st.integers(1, 7))
 def test_top_p_ends_at_the_very_same_token(seed: int, kept: int) -> None:
     """Where top-p falls on the edge between two tokens, one unit of one weight decides."""
@@ -268,7 +268,7 @@ def test_settings_are_laid_out_as_in_c() -> None:
 
 
 @given(rows, params, st.integers(1, 2000), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_among_some_tokens_it_chooses_as_if_the_others_could_not_come(
     row: Floats, given_params: SamplingParams, apart: int, seed: int
 ) -> None:

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from paceline import sampling
 from paceline.config import SamplingParams
 from paceline.sampling import CHOICE, DRAFT, History, Key, choose, distribution, gumbel, noise_key, ranked
+from support import examples
 
 VOCAB = 1000
 Logits = NDArray[np.float32]
@@ -54,7 +55,7 @@ params = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(seed=st.integers(0, 10_000), p=params, scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]))
 def test_law_equals_the_definition(seed: int, p: SamplingParams, scale: float) -> None:
     logits = some_logits(seed, scale=scale)
@@ -79,7 +80,7 @@ def test_mask_forbids() -> None:
         assert all(choose(of, noise_key(0, 0, CHOICE, i)) in (10, 20) for i in range(50))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.01, 1.0, 4.0, 30.0]), index=st.integers(0, 5000))
 def test_the_short_cut_changes_nothing(seed: int, scale: float, index: int) -> None:
     """Over the whole vocabulary, noise is only worked out where it can matter; the choice is the same."""

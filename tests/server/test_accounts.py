@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from metric_cases import samples
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from running import IDLE_S, Running, running, until
 
 from paceline.config import EngineConfig
-from paceline.server.telemetry.otel import OtelSpans
+from paceline.server.telemetry.otel import Spans
 from paceline.trace.store import Store
 from paceline.types import Seq
 from paceline.web import api_keys
+from support.metric_cases import samples
+from support.running import IDLE_S, Running, running, until
 
 pytestmark = pytest.mark.model
 
@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
     def counts(self) -> dict[str, float]:
         """Every counter and the number of observations of every histogram, with its labels."""
-        found = samples(self.running.app.reception.metrics)
+        found = samples(self.running.app.log.metrics)
         return {
             " ".join([name, *sorted(f"{k}={v}" for k, v in labels if k != "model_name")]): value
             for (name, labels), value in found.items()
@@ -143,7 +143,7 @@ def test_a_trace_with_text_keeps_calls_as_the_model_wrote_them(served: Server) -
     ).json()
     assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
     record = served.kept(found["id"])
-    tokenizer = served.running.app.service.llm.tokenizer
+    tokenizer = served.running.app.engine.llm.tokenizer
     assert '"look"' in record["output"]
     assert record["output"].strip() in tokenizer.decode(record["output_ids"])
 
@@ -188,11 +188,11 @@ def test_strangers_are_counted_once(served: Server) -> None:
 
 def test_who_comes_while_the_server_stops_is_counted(served: Server) -> None:
     before = served.counts()
-    served.running.app.ready = False
+    served.running.app.admission.open = False
     try:
         assert served.post(prompt="x").status_code == 503
     finally:
-        served.running.app.ready = True
+        served.running.app.admission.open = True
     assert changes(before, served.counts()) == {"paceline_refused_total reason=draining": 1}
 
 
@@ -230,16 +230,16 @@ def test_choices_are_let_in_together_or_not_at_all(served: Server, stream: bool)
 def test_only_the_first_output_of_a_request_has_to_find_room(
     served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = served.running.app.service.llm.engine
-    submit, places = engine.submit, []
+    engine = served.running.app.engine.llm.engine
+    submit, submitted = engine.submit, []
 
-    def listening(seq: Seq) -> None:
-        places.append(seq.places)
-        submit(seq)
+    def listening(seq: Seq, slots: int = 1) -> None:
+        submitted.append(slots)
+        submit(seq, slots)
 
     monkeypatch.setattr(engine, "submit", listening)
     assert served.post(prompt=["One", "Two"], n=2, max_tokens=1).status_code == 200
-    assert places == [2, 0, 0, 0]
+    assert submitted == [2, 0, 0, 0]
 
 
 def test_who_is_refused_is_charged_nothing(served: Server) -> None:
@@ -260,7 +260,7 @@ def test_who_is_refused_is_charged_nothing(served: Server) -> None:
 def spans(served: Server, monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(served.running.app.reception, "_spans", OtelSpans(provider, keep_content=True))
+    monkeypatch.setattr(served.running.app.admission, "_spans", Spans(provider, keep_content=True))
     return exporter
 
 

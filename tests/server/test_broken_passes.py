@@ -4,7 +4,8 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 
@@ -14,7 +15,7 @@ SECRET = "/home/anna/weights"
 
 def break_passes(server: Running, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """From the pass of that number on, until undone."""
-    engine = server.app.service.llm.engine
+    engine = server.app.engine.llm.engine
     step, passes = engine.step, iter(range(after))
 
     def broken() -> Any:

@@ -5,12 +5,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-import turns
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
-from running import Running
-from turns import CITY
+
+from support import turns
+from support.running import Running
+from support.turns import CITY
 
 pytestmark = pytest.mark.model
 
@@ -156,7 +157,7 @@ def test_logprobs(server: Running) -> None:
 
 
 def test_logit_bias(server: Running) -> None:
-    tokenizer = server.app.service.llm.tokenizer
+    tokenizer = server.app.engine.llm.tokenizer
     (wanted,) = tokenizer.encode(" blue", special=False)
     found = chat(server, logit_bias={str(wanted): 100}, max_completion_tokens=3)
     assert text(found) == " blue blue blue"
@@ -282,7 +283,7 @@ def test_completions(server: Running) -> None:
 
 
 def test_prompts_as_tokens_and_several_at_once(server: Running) -> None:
-    tokens = server.app.service.llm.tokenizer.encode(LOG)
+    tokens = server.app.engine.llm.tokenizer.encode(LOG)
     alone = complete(server)
     assert complete(server, tokens).choices[0].text == alone.choices[0].text
     other = "One two three four"
@@ -295,7 +296,7 @@ def test_prompts_as_tokens_and_several_at_once(server: Running) -> None:
     assert alone.usage is not None
     assert second.usage is not None
     assert both.usage.prompt_tokens == alone.usage.prompt_tokens + second.usage.prompt_tokens
-    as_tokens = complete(server, [tokens, server.app.service.llm.tokenizer.encode(other)])
+    as_tokens = complete(server, [tokens, server.app.engine.llm.tokenizer.encode(other)])
     assert [c.text for c in as_tokens.choices] == said
 
 

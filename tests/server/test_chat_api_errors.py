@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 
@@ -45,7 +46,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [*ASKED, {"role": "user"}]}, "messages[1].content"),
-    ({"extra_body": {"chat_template_kwargs": {"mood": 1}}}, "chat_template_kwargs"),
+    ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+    ({"extra_body": {"mood": 1}}, "mood"),
     ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
@@ -249,7 +251,7 @@ ECHOED: list[dict[str, Any]] = [
     {"tools": [TOOL], "tool_choice": LONG},
     {"tools": [{"type": "function", "function": {"name": LONG, "parameters": 5}}]},
     {"tools": [{"type": "function", "function": {"name": LONG}}] * 2},
-    {"chat_template_kwargs": {LONG: 1}},
+    {"chat_template_kwargs": {f"{LONG} ": 1}},
     {"messages": [{"role": LONG, "content": "x"}]},
     {"messages": [{"role": "user", "content": {LONG: 1}}]},
 ]

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.server.worker import EngineThread
+from paceline.server.async_engine import EngineThread
 from paceline.types import Round, Seq
 
 
@@ -18,7 +18,7 @@ class Idle:
     def __init__(self) -> None:
         self.taken: list[Seq] = []
 
-    def submit(self, seq: Seq) -> None:
+    def submit(self, seq: Seq, slots: int = 1) -> None:
         self.taken.append(seq)
 
     def cancel(self, seq_id: str) -> None: ...

@@ -10,7 +10,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 

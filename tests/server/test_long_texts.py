@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running
 
 from paceline.text import Tokenizer
+from support.running import Running
 
 pytestmark = pytest.mark.model
 
@@ -50,7 +50,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_read(
         return [1]
 
     monkeypatch.setattr(Tokenizer, "encode", encode)
-    llm = server.app.service.llm
+    llm = server.app.engine.llm
     long = "a" * (llm.target.max_context * llm.tokenizer.longest_piece)
     client = server.client()
     with pytest.raises(openai.BadRequestError) as caught:

@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from running import IDLE_S, Running, until
+
+from support.running import IDLE_S, Running, until
 
 pytestmark = pytest.mark.model
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_net, tiny_model
 
-from paceline.config import LearnConfig
 from paceline.heads.head_checkpoint import WEIGHTS, Card, save
 from paceline.server.online.memory_estimate import MB, PROGRAM, needed_bytes, reason_against
+from paceline.trace.online import OnlineTrainingConfig
+from support.tiny_heads import random_net, tiny_model
 
 pytestmark = pytest.mark.model
 
-CONFIG = LearnConfig()
+CONFIG = OnlineTrainingConfig()
 
 
 @pytest.fixture

@@ -6,14 +6,15 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from metric_cases import run, samples, some_metrics, total, value
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.drafters import model_free
 from paceline.server.telemetry import metrics as module
-from paceline.server.telemetry.metrics import Metrics, RequestStats
+from paceline.server.telemetry.metrics import Metrics
+from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
+from support.metric_cases import run, samples, some_metrics, total, value
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,19 @@ def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
 
 def a_finished(reason: Finish = "stop", lossy: bool = False, first: float | None = 0.3) -> RequestStats:
     return RequestStats(
-        "toy", "agents", "/v1/completions", 10, 4, 6 if first else 0, 0.1, first, 0.5, 0.9, reason, lossy
+        model="toy",
+        route="agents",
+        endpoint="/v1/completions",
+        prompt_tokens=10,
+        cached_tokens=4,
+        output_tokens=6 if first else 0,
+        passes=1,
+        queue_s=0.1,
+        first_token_s=first,
+        decode_s=0.5,
+        seconds=0.9,
+        finish=reason,
+        lossy=lossy,
     )
 
 
@@ -199,7 +212,7 @@ def test_names_from_outside_make_no_labels() -> None:
     metrics = some_metrics()
     for i in range(50):
         draft = Draft((1,), None, (f"drafter{i}",), rejected_sources=(f"drafter{i}",) * 2)
-        metrics.route_of(f"s{i}", f"route{i}")
+        metrics.set_route(f"s{i}", f"route{i}")
         metrics.round(Round(f"s{i}", 0, (), draft, (0,), (1, 2), 1, 1, 2, 1, 1))
         metrics.refused(f"reason{i}")
     other = {"route": "other", "drafter": "other"}
@@ -209,7 +222,7 @@ def test_names_from_outside_make_no_labels() -> None:
     assert total(metrics, "paceline_drafted_total") == 50
     metrics.refused("queue_full")
     assert value(metrics, "paceline_refused_total", reason="queue_full") == 1
-    metrics.know_routes(f"late{i}" for i in range(500))
+    metrics.add_routes(f"late{i}" for i in range(500))
     assert len({labels for (n, labels) in samples(metrics) if n == "paceline_prefill_seconds_total"}) == 64
 
 
@@ -217,7 +230,7 @@ def test_what_is_remembered_of_outputs_is_bounded(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MOST_LIVE", 10)
     metrics = some_metrics()
     for i in range(100):
-        metrics.route_of(f"s{i}", "agents")
+        metrics.set_route(f"s{i}", "agents")
     assert len(metrics._live) == 10
     metrics.finish(Seq("s99", [1], 1), "stop")
     assert "s99" not in metrics._live

@@ -13,23 +13,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pupils import state
-from running import Running, running, until
 
 from paceline.cli import main
-from paceline.config import EngineConfig, LearnConfig
-from paceline.errors import SettingError
+from paceline.config import EngineConfig
+from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
-from paceline.loading import find_trained
+from paceline.loading import find_heads
 from paceline.server.launch import ServerSettings
 from paceline.server.online.online_trainer import Kept
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, recipe
 from paceline.train.train_decoder import TrainDecoder
+from support.pupils import state
+from support.running import Running, running, until
 
 pytestmark = pytest.mark.model
 
@@ -49,14 +49,14 @@ PLACES = {
     "India": "New Delhi",
     "China": "Beijing",
 }
-LEARN = LearnConfig(
+LEARN = OnlineTrainingConfig(
     idle_s=1.0,
     patience_s=0.5,
-    new_texts=len(PLACES),
+    min_new_samples=len(PLACES),
     steps=24,
     lr=2e-3,
     held_out=0.3,
-    least_places=10,
+    min_positions=10,
 )
 BLOCK = {"drafters": ["block"], "adaptive": False, "num_speculative_tokens": 4}
 PLAIN = {"disabled": True}
@@ -145,7 +145,7 @@ class Client:
 
     def new_learner(self) -> int:
         """The process, once there is one."""
-        learning = self._server.app.reception.learning
+        learning = self._server.app.log.trainer
         assert learning is not None
         self.until(lambda: learning.pupil is not None)
         pupil = learning.pupil
@@ -153,7 +153,7 @@ class Client:
         return pupil.pid
 
     def counted(self, name: str) -> float:
-        text = self._server.app.reception.metrics.render()[0].decode()
+        text = self._server.app.log.metrics.render()[0].decode()
         found = re.search(rf"^paceline_{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -255,20 +255,20 @@ def test_the_log_tells_what_serves(life: Life) -> None:
 
 
 def test_a_restart_keeps_what_was_learned(life: Life, drafter: Path) -> None:
-    (found,) = find_trained([drafter])
+    (found,) = find_heads([drafter])
     assert (found.name, found.version.number) == ("ours", 1)
 
 
 def test_learning_needs_somebody_who_learns() -> None:
-    with pytest.raises(SettingError, match=r"--learn needs a drafter that can learn: .* --trained"):
+    with pytest.raises(UsageError, match=r"--learn needs a drafter that can learn: .* --trained"):
         ServerSettings("smollm2-135m", refresh=LEARN)
-    with pytest.raises(SettingError, match="refresh needs learn=True"):
+    with pytest.raises(UsageError, match="refresh needs learn=True"):
         ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN, learn=False)
 
 
 def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "SIGSTOP")
-    with pytest.raises(SettingError, match="needs SIGSTOP, which this system does not have"):
+    with pytest.raises(UsageError, match="needs SIGSTOP, which this system does not have"):
         ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN)
 
 

@@ -9,7 +9,6 @@ import pytest
 import schemathesis
 import yaml
 from hypothesis import HealthCheck, settings
-from running import Running, running
 from schemathesis import Case
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -22,6 +21,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from paceline.server.openai.openapi import document
+from support import examples
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 
@@ -51,7 +52,7 @@ DESCRIBED = schemathesis.openapi.from_dict(document("smollm2-135m"))
 
 
 @DESCRIBED.parametrize()
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(15), suppress_health_check=list(HealthCheck))
 def test_every_answer_is_as_the_document_says(case: "Case[Any]", brief: Running) -> None:
     case.call_and_validate(base_url=brief.url, checks=CHECKS, timeout=60)
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 
@@ -34,6 +35,17 @@ def test_a_prediction_is_used_beside_the_drafters_that_are_named(server: Running
     assert found.usage is not None
     assert found.usage.completion_tokens_details is not None
     assert (found.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 10
+
+
+def test_a_template_variable_that_nobody_reads_is_ignored_with_one_warning(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = text(chat(server))
+    for _ in range(2):
+        assert text(chat(server, extra_body={"chat_template_kwargs": {"unread_by_all": True}})) == plain
+    assert [r.getMessage() for r in caplog.records if "unread_by_all" in r.getMessage()] == [
+        "chat_template_kwargs: the chat template does not read 'unread_by_all': ignored"
+    ]
 
 
 def test_models_were_made_when_the_server_began(server: Running) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Completion
-from running import Running, running, until
 
 from paceline import EngineConfig
+from support.running import Running, running, until
 
 pytestmark = pytest.mark.model
 

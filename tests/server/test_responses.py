@@ -6,11 +6,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-import turns
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
-from running import Running
-from turns import CITY
+
+from support import turns
+from support.running import Running
+from support.turns import CITY
 
 pytestmark = pytest.mark.model
 

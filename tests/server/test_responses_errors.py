@@ -4,7 +4,8 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running
+
+from support.running import Running
 
 pytestmark = pytest.mark.model
 

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.config import SpecConfig
-from paceline.errors import RouteError
-from paceline.server.prompt_class import LOOK_AT, prompt_class
-from paceline.server.routes import Match, Route, RouteFile, RouteRequest, Routes, load
+from paceline.server.routes import (
+    MAX_PROMPT_CHARS,
+    Match,
+    Route,
+    RouteError,
+    RouteFile,
+    RouteRequest,
+    Routes,
+    load,
+    prompt_class,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {}}}
@@ -264,7 +272,7 @@ ESSAY = (
         (ESSAY, None, None, "chat"),
         ("Use `sum(x)`; is it fine? {", None, None, "chat"),
         (PYTHON + "so to say\n" * 40, None, None, "chat"),
-        (PYTHON + " " + "x" * LOOK_AT, None, None, "chat"),
+        (PYTHON + " " + "x" * MAX_PROMPT_CHARS, None, None, "chat"),
         ("", None, None, "chat"),
         ([{"role": "user", "content": PYTHON}], None, None, "code"),
         (

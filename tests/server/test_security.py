@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from running import Running, running
 
 from paceline.server.launch import ServerSettings
 from paceline.web import api_keys
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 
@@ -164,7 +164,7 @@ def test_a_fault_of_the_server_is_logged_without_texts_and_paths(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"{SECRET} in {Path.home()}/weights")
 
-    monkeypatch.setattr(server.app.service.llm, "prepare", broken)
+    monkeypatch.setattr(server.app.engine.llm, "prepare", broken)
     with caplog.at_level(logging.INFO):
         found = ask(server, "/v1/chat/completions", json={"model": MODEL, **CHAT, "stream": stream})
     assert_error(found, 500)

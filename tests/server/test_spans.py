@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from paceline.config import SamplingParams
-from paceline.server.finished import RequestStats
-from paceline.server.spec_metrics import SpecWork, speculative_metrics
-from paceline.server.telemetry import span_names as names
-from paceline.server.telemetry.otel import OtelSpans
-from paceline.server.telemetry.tracing import CAPTURE, NO_SPANS, spans_from_environment
+from paceline.server.request_log import speculative_metrics
+from paceline.server.telemetry import otel as names
+from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork
+from paceline.server.telemetry.tracing import CAPTURE, spans_from_environment
+from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round
 
 CHAT = "/v1/chat/completions"
@@ -40,15 +40,27 @@ def _no_otel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def recording(keep_content: bool = False) -> tuple[OtelSpans, InMemorySpanExporter]:
+def recording(keep_content: bool = False) -> tuple[Spans, InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return OtelSpans(provider, keep_content), exporter
+    return Spans(provider, keep_content), exporter
 
 
 def a_finished(reason: Finish = "stop", first: float | None = 0.5, tokens: int = 10) -> RequestStats:
-    return RequestStats("m", "agents", CHAT, 40, 32, tokens, 0.2, first, 0.9, 1.5, reason)
+    return RequestStats(
+        model="m",
+        route="agents",
+        endpoint=CHAT,
+        prompt_tokens=40,
+        cached_tokens=32,
+        output_tokens=tokens,
+        queue_s=0.2,
+        first_token_s=first,
+        decode_s=0.9,
+        seconds=1.5,
+        finish=reason,
+    )
 
 
 def a_spec() -> dict[str, Any]:
@@ -65,7 +77,7 @@ def the_span(exporter: InMemorySpanExporter) -> tuple[ReadableSpan, dict[str, An
 def test_a_request_is_one_server_span() -> None:
     spans, exporter = recording()
     span = spans.start(CHAT, "m", {})
-    span.asked(
+    span.set_request(
         SamplingParams(max_tokens=7, temperature=0.5, seed=3, stop=("secret",)), choices=2, stream=True
     )
     span.end([a_finished()], a_spec(), SpecWork("suffix+ngram", 0.01, 0.2), "chatcmpl-1")
@@ -162,7 +174,7 @@ def test_content_is_told_only_if_allowed() -> None:
     for keep in (False, True):
         spans, exporter = recording(keep)
         span = spans.start(CHAT, "m", {})
-        span.content('["secret"]', '["answer"]')
+        span.set_content('["secret"]', '["answer"]')
         span.end([a_finished()], a_spec())
         attributes = the_span(exporter)[1]
         assert ("secret" in str(attributes)) == keep
@@ -193,15 +205,15 @@ def test_failures() -> None:
 
 def use_the_silent_ones() -> None:
     span = spans_from_environment().start(CHAT, "m", {})
-    span.asked(SamplingParams())
-    span.content("", "")
+    span.set_request(SamplingParams())
+    span.set_content("", "")
     span.end([a_finished()])
     span.fail("x")
 
 
 def test_without_an_endpoint_there_are_no_spans() -> None:
     assert spans_from_environment() is NO_SPANS
-    assert NO_SPANS.start(CHAT, "m", {}) is NO_SPANS.start(CHAT, "n", {})
+    assert not NO_SPANS.start(CHAT, "m", {}).recording
     use_the_silent_ones()
 
 
@@ -224,7 +236,6 @@ def test_without_the_packages_there_is_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delitem(sys.modules, "paceline.server.telemetry.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with caplog.at_level(logging.WARNING):
         assert spans_from_environment() is NO_SPANS
@@ -269,7 +280,7 @@ def test_spans_arrive_over_http(
         monkeypatch.setenv("OTEL_SERVICE_NAME", service)
     spans = spans_from_environment()
     span = spans.start(CHAT, "m", {"traceparent": f"00-{TRACE}-{PARENT}-01"})
-    span.content("secret", "secret")
+    span.set_content("secret", "secret")
     span.end([a_finished()], a_spec())
     spans.close()
     ((path, body),) = got

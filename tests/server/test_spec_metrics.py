@@ -8,9 +8,9 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
-from paceline.server.finished import RequestStats
-from paceline.server.spec_metrics import request_timings, spec_work, speculative_metrics
+from paceline.server.request_log import request_timings, spec_work, speculative_metrics
 from paceline.testing import ToyTarget
+from paceline.trace.record import RequestStats
 from paceline.types import NO_DRAFT, ROOT, Draft, Round, Seq
 
 
@@ -116,7 +116,14 @@ def test_a_share_of_the_passes() -> None:
 def a_finished(tokens: int, first_token_s: float | None = 0.5) -> RequestStats:
     decode_s = 0.9 if tokens > 1 else 0.0
     return RequestStats(
-        "m", "default", "/v1/completions", 10, 4, tokens, 0.2, first_token_s, decode_s, 1.5, "stop"
+        prompt_tokens=10,
+        cached_tokens=4,
+        output_tokens=tokens,
+        queue_s=0.2,
+        first_token_s=first_token_s,
+        decode_s=decode_s,
+        seconds=1.5,
+        finish="stop",
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from process import COMMAND, MODEL, Process, served
-from running import until
+
+from support.process import COMMAND, MODEL, Process, served
+from support.running import until
 
 pytestmark = pytest.mark.model
 

@@ -8,26 +8,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from running import until
-from tiny_heads import random_net, tiny_model
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
-from paceline.loading import Trained, find_trained
+from paceline.loading import TrainedHead, find_heads
+from paceline.server.async_engine import EngineThread
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.worker import EngineThread
 from paceline.testing import ToyTarget
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
+from support.running import until
+from support.tiny_heads import random_net, tiny_model
 
 WAIT_S = 60
-Against = Callable[[Path, Sequence[Path], LearnConfig], str]
-CONFIG = LearnConfig(idle_s=0.0, new_texts=1)  # always idle
+Against = Callable[[Path, Sequence[Path], OnlineTrainingConfig], str]
+CONFIG = OnlineTrainingConfig(idle_s=0.0, min_new_samples=1)  # always idle
 
 
 class Taught(OnlineTrainer):
@@ -35,7 +35,7 @@ class Taught(OnlineTrainer):
 
     served: list[int]
 
-    def _serve(self, one: Trained) -> None:
+    def _serve(self, one: TrainedHead) -> None:
         self.served.append(one.version.number)
 
 
@@ -43,7 +43,7 @@ def learning(
     root: Path, begin: Callable[[bytes], TrainerProcess], against: Against = lambda *_: ""
 ) -> Taught:
     worker = EngineThread(Engine(ToyTarget(), model_free(), Fixed()))
-    no_model, found = cast(Any, None), find_trained([root])
+    no_model, found = cast(Any, None), find_heads([root])
     metrics = Metrics("toy", ["block"], lambda: 0, lambda: 0, lambda: 0)
     made = Taught(
         no_model,

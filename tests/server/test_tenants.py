@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from running import Running, running
 
 from paceline.web import api_keys
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 

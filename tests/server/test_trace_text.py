@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from pydantic import BaseModel
-from running import IDLE_S, Running, running, until
 
 from paceline.server.openai.protocol import ChatRequest, CompletionRequest
 from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.trace.store import Store
+from support.running import IDLE_S, Running, running, until
 
 pytestmark = pytest.mark.model
 

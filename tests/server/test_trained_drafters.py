@@ -6,8 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from running import Running, running
-from saved_heads import save_untrained
+
+from support.running import Running, running
+from support.saved_heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -61,10 +62,10 @@ def test_a_route_names_it(trained: Running) -> None:
 
 
 def test_it_is_asked_last_where_nothing_is_said(trained: Running) -> None:
-    assert trained.app.service.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
+    assert trained.app.engine.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
     assert said(trained)[0] == said(trained, disabled=True)[0]
 
 
 def test_a_kind_that_is_not_loaded_is_refused(trained: Running) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"'eagle' is not loaded\. Loaded: ours"):
+    with pytest.raises(openai.BadRequestError, match="'eagle' is known but not loaded"):
         said(trained, draft_model="eagle")

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pupils import state
-from running import until
 
 from paceline.config import EngineConfig
 from paceline.server.online.process import TrainerProcess
 from paceline.trace.online import RefreshJob
+from support import TESTS
+from support.pupils import state
+from support.running import until
 
 SPEAKS = """
 import sys, time
@@ -92,19 +93,19 @@ def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STAYS = """
 import sys, time
-from paceline.train import aside, refresh
+from paceline.train.online import process_main, refresh
 def run(*_):
     print("{}", flush=True)
     time.sleep(300)
 refresh.run = run
-aside.main(int(sys.argv[1]))
+process_main.main(int(sys.argv[1]))
 """
 SERVES = """
 import os, signal, sys
-sys.path.append({here!r})
-from paceline.server.online.process import Pupil
-from pupils import state
-pupil = Pupil({job!r}, (sys.executable, "-c", {stays!r}))
+sys.path.append({tests!r})
+from paceline.server.online.process import TrainerProcess
+from support.pupils import state
+pupil = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
 while not pupil.told(): pass
 if {paused}: pupil.pause()
 while {paused} and state(pupil.pid) != "T": pass
@@ -122,7 +123,7 @@ sys.stdin.read()
 
 def serves(paused: bool) -> str:
     job = RefreshJob("m", (), EngineConfig(), ()).encode()
-    return SERVES.format(here=str(Path(__file__).parent), job=job, stays=STAYS, paused=paused)
+    return SERVES.format(tests=str(TESTS), job=job, stays=STAYS, paused=paused)
 
 
 @pytest.mark.parametrize("paused", [True, False])

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_heads import random_net, tiny_model
 
 from paceline.errors import CorruptModel
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
-from paceline.loading import Trained, find_trained
+from paceline.loading import TrainedHead, find_heads
 from paceline.server.online.version_watcher import VersionWatcher
+from support.tiny_heads import random_net, tiny_model
 
 
 class Server:
@@ -21,9 +21,9 @@ class Server:
         self.now = 0.0
         self.tried: list[int] = []
         self.broken: dict[int, Exception] = {}
-        self.following = VersionWatcher(find_trained([root]), self.serve, 60.0, lambda: self.now)
+        self.following = VersionWatcher(find_heads([root]), self.serve, 60.0, lambda: self.now)
 
-    def serve(self, one: Trained) -> None:
+    def serve(self, one: TrainedHead) -> None:
         self.tried.append(one.version.number)
         if one.version.number in self.broken:
             raise self.broken[one.version.number]

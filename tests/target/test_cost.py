@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from torch_cases import CONFIG, random_weights
 
 from paceline.config import EngineConfig
 from paceline.target import cost
@@ -12,6 +11,7 @@ from paceline.target.cost import CostTable, cost_table, measure
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
 from paceline.types import Feed, Seq
+from support.torch_cases import CONFIG, random_weights
 
 
 @pytest.fixture

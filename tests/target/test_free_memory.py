@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.target.memory import available
+from paceline.target.hardware import available_memory
 
 KB, MB = 1 << 10, 1 << 20
 
@@ -30,7 +30,7 @@ def group(system: Path, name: str, most: str, used: int, cached: int = 0) -> Non
 
 
 def room(system: Path) -> int | None:
-    return available(system / "proc", system / "groups")
+    return available_memory(system / "proc", system / "groups")
 
 
 def test_without_limits_it_is_the_machine_s(system: Path) -> None:
@@ -58,5 +58,5 @@ def test_a_system_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:
 
 
 def test_this_one_says() -> None:
-    found = available()
+    found = available_memory()
     assert found is None or found > 0

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
 from paceline.text import Detokenizer, StopStrings, TextStream, Tokenizer
+from support import examples
+from support.text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
 
 class Cut:
@@ -48,7 +49,7 @@ def pieces_of(stream: Detokenizer | TextStream, tokens: list[int]) -> list[str]:
     return [*(stream.push(token) for token in tokens), stream.flush()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_pieces_join_to_decode_for_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
@@ -56,7 +57,7 @@ def test_pieces_join_to_decode_for_any_tokens(tokenizer: Tokenizer, data: st.Dat
     assert "".join(pieces_of(Detokenizer(tokenizer, skip), tokens)) == tokenizer.decode(tokens, skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(text=texts, where=cuts)
 def test_no_half_character_ever_gets_out(text: str, where: list[int]) -> None:
     cut = Cut(text.encode(), where)
@@ -85,7 +86,7 @@ def test_unfinished_bytes_become_a_replacement_only_at_the_end(tokenizer: Tokeni
     assert tokenizer.decode(ids) == "\ufffd"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(text=noisy, where=cuts, stop=stops)
 def test_any_cut_stops_at_the_same_place(text: str, where: list[int], stop: list[str]) -> None:
     cut = Cut(text.encode(), where)
@@ -94,7 +95,7 @@ def test_any_cut_stops_at_the_same_place(text: str, where: list[int], stop: list
     assert not any(s in shown for s in stop)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500))
 @given(text=noisy, where=cuts, stop=stops)
 def test_what_was_shown_is_never_taken_back(text: str, where: list[int], stop: list[str]) -> None:
     cut = Cut(text.encode(), where)
@@ -108,7 +109,7 @@ def test_what_was_shown_is_never_taken_back(text: str, where: list[int], stop: l
         assert stream.stopped or held < max(map(len, stop))  # holds no more than could begin a stop string
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(text=noisy, where=cuts, stop=stops)
 def test_stop_strings_speak_up_at_the_first_token_that_completes_one(
     text: str, where: list[int], stop: list[str]

@@ -5,14 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_cases import (
-    CORPUS,
-    byte_level_facts,
-    byte_level_vocabulary,
-    sentencepiece_facts,
-    sentencepiece_vocabulary,
-    write_gguf,
-)
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
@@ -20,6 +12,14 @@ from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import CorruptModel, TextError, UnknownModel
 from paceline.text import Tokenizer
+from support.text_cases import (
+    CORPUS,
+    byte_level_facts,
+    byte_level_vocabulary,
+    sentencepiece_facts,
+    sentencepiece_vocabulary,
+    write_gguf,
+)
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from text_cases import (
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import generate_merges
+
+from paceline.errors import CorruptModel, TextError
+from paceline.text import Tokenizer
+from support import examples
+from support.text_cases import (
     CORPUS,
     byte_level_facts,
     byte_level_vocabulary,
@@ -15,11 +21,6 @@ from text_cases import (
     texts,
     write_gguf,
 )
-from transformers import LlamaTokenizer, PreTrainedTokenizerFast
-from transformers.tokenization_utils_base import generate_merges
-
-from paceline.errors import CorruptModel, TextError
-from paceline.text import Tokenizer
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 GPT2 = {**BYTE_LEVEL, "use_regex": True}
@@ -94,7 +95,7 @@ def test_byte_level_equals_its_definition(pair: tuple[Tokenizer, Any], text: str
     assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 @given(text=texts)
 def test_byte_level_equals_its_definition_on_any_text(pair: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = pair
@@ -118,7 +119,7 @@ def test_sentencepiece_equals_transformers(llama2: tuple[Tokenizer, Any], text: 
     assert ours.decode(ids, skip_special=True) == theirs.decode(ids, skip_special_tokens=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(text=texts)
 def test_sentencepiece_equals_transformers_on_any_text(llama2: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = llama2

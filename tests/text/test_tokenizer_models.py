@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from text_cases import CORPUS, texts
 from tokenizers import AddedToken, pre_tokenizers
 from transformers import GemmaTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
@@ -24,6 +23,8 @@ from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import TextError
 from paceline.text import TextStream, Tokenizer, ToolCall, parse_tool_calls
+from support import examples
+from support.text_cases import CORPUS, texts
 
 Pair = tuple[Tokenizer, Any]
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
@@ -101,7 +102,7 @@ def test_the_corpus_is_decoded_equally(pair: Pair) -> None:
         assert b"".join(map(ours.piece, ids)).decode() == ours.decode(ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(text=texts)
 def test_any_text_is_tokenized_and_decoded_equally(pair: Pair, text: str) -> None:
     ours, theirs = pair

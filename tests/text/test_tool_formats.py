@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from text_cases import byte_level_facts, write_gguf
 
 from paceline.text import (
     FORMATS,
@@ -16,6 +15,7 @@ from paceline.text import (
     render_calls,
     tool_format,
 )
+from support.text_cases import byte_level_facts, write_gguf
 
 ADD = ToolCall("add", {"a": 1, "b": "ß"})
 SUB = ToolCall("sub", {})

@@ -6,7 +6,6 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 from paceline.text import (
     FORMATS,
@@ -19,13 +18,15 @@ from paceline.text import (
     parse_tool_calls,
     render_calls,
 )
+from support import examples
+from support.tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 HERMES = FORMATS["hermes"]
 EMPTY_LIST = re.compile(r"\[\s*\]")  # of calls: it is read, and tells nothing
 families = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400))
 @given(format=formats, wanted=calls, before=prose, after=prose, where=cuts)
 def test_calls_are_read_back_from_any_cut(
     format: ToolFormat, wanted: list[ToolCall], before: str, after: str, where: list[int]
@@ -44,7 +45,7 @@ def test_calls_are_read_back_from_any_cut(
     assert client.calls == [[call.name, call.text] for call in found]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(format=formats, wanted=calls, where=cuts, separators=st.sampled_from([(",", ":"), (" ,\n", " : ")]))
 def test_arguments_are_the_very_text(
     format: ToolFormat, wanted: list[ToolCall], where: list[int], separators: tuple[str, str]
@@ -65,7 +66,7 @@ def test_arguments_are_the_very_text(
     assert [c.text for c in parse_tool_calls(text, format)[1]] == written
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(format=formats, text=prose, where=cuts)
 def test_prose_comes_through_unchanged(format: ToolFormat, text: str, where: list[int]) -> None:
     assert received(pieces(text, where), format) == Received(text)
@@ -76,7 +77,7 @@ def letters(text: str) -> list[str]:
     return sorted(c for c in text if c in LETTERS)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500))
 @given(format=formats, text=garbage, where=cuts)
 def test_garbage_loses_nothing(format: ToolFormat, text: str, where: list[int]) -> None:
     client = received(pieces(text, where), format)
@@ -93,7 +94,7 @@ def test_garbage_loses_nothing(format: ToolFormat, text: str, where: list[int]) 
         assert client == Received(content, [[call.name, call.text] for call in found])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(format=formats, text=st.text(max_size=40), wanted=calls, where=cuts)
 def test_any_text_in_the_midst_of_calls_breaks_nothing(
     format: ToolFormat, text: str, wanted: list[ToolCall], where: list[int]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config import EngineConfig, LearnConfig
-from paceline.trace.online import RefreshJob, TrainingSample, wrong_places
+from paceline.config import EngineConfig
+from paceline.trace.online import OnlineTrainingConfig, RefreshJob, TrainingSample, rejected_positions
 from paceline.types import NO_DRAFT, Draft, Round
 
 
@@ -14,25 +14,25 @@ def a_round(start: int, draft: Draft, path: tuple[int, ...], tokens: tuple[int, 
 
 def test_a_refused_draft_is_noted_where_it_began() -> None:
     both = Draft((5, 6, 7), sources=("suffix", "block", "block"))
-    assert wrong_places([a_round(10, both, (0,), (5, 9))]) == {"block": (9,)}
-    assert wrong_places([a_round(10, both, (), (4,))]) == {"suffix": (9,)}
-    assert wrong_places([a_round(10, both, (0,), (5, 9)), a_round(12, both, (0, 1), (5, 6, 1))]) == {
+    assert rejected_positions([a_round(10, both, (0,), (5, 9))]) == {"block": (9,)}
+    assert rejected_positions([a_round(10, both, (), (4,))]) == {"suffix": (9,)}
+    assert rejected_positions([a_round(10, both, (0,), (5, 9)), a_round(12, both, (0, 1), (5, 6, 1))]) == {
         "block": (9, 11)
     }
 
 
 def test_what_was_right_or_not_judged_is_not_noted() -> None:
     chain = Draft((5, 6), sources=("block", "block"))
-    assert wrong_places([a_round(10, chain, (0, 1), (5, 6, 7))]) == {}
-    assert wrong_places([a_round(10, chain, (0,), (5,))]) == {}  # the first guess ended the text
-    assert wrong_places([a_round(10, NO_DRAFT, (), (5,)), a_round(3, NO_DRAFT, (), ())]) == {}
+    assert rejected_positions([a_round(10, chain, (0, 1), (5, 6, 7))]) == {}
+    assert rejected_positions([a_round(10, chain, (0,), (5,))]) == {}  # the first guess ended the text
+    assert rejected_positions([a_round(10, NO_DRAFT, (), (5,)), a_round(3, NO_DRAFT, (), ())]) == {}
 
 
 def test_in_a_tree_those_who_had_the_place_are_refused() -> None:
     tree = Draft((5, 6, 7, 8), (-1, -1, 0, 1), ("block", "suffix", "suffix", "block"))
-    assert wrong_places([a_round(10, tree, (1,), (6, 9))]) == {"block": (9,)}
-    assert wrong_places([a_round(10, tree, (), (9,))]) == {"block": (9,), "suffix": (9,)}
-    assert wrong_places([a_round(10, tree, (1, 3), (6, 8, 2))]) == {}
+    assert rejected_positions([a_round(10, tree, (1,), (6, 9))]) == {"block": (9,)}
+    assert rejected_positions([a_round(10, tree, (), (9,))]) == {"block": (9,), "suffix": (9,)}
+    assert rejected_positions([a_round(10, tree, (1, 3), (6, 8, 2))]) == {}
 
 
 TEXTS = st.builds(
@@ -46,5 +46,5 @@ TEXTS = st.builds(
 
 @given(st.lists(TEXTS, max_size=4).map(tuple))
 def test_a_job_comes_through_as_it_was(texts: tuple[TrainingSample, ...]) -> None:
-    job = RefreshJob("/models/a b", ("/x",), EngineConfig(threads=1), texts, LearnConfig(steps=3))
+    job = RefreshJob("/models/a b", ("/x",), EngineConfig(threads=1), texts, OnlineTrainingConfig(steps=3))
     assert RefreshJob.decode(job.encode()) == job

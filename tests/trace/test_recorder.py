@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from trace_cases import a_request
 
 from paceline.errors import StoreError
 from paceline.trace import recorder as recorder_module
@@ -19,6 +18,7 @@ from paceline.trace.record import RequestRecord, RoundRecord, round_record, with
 from paceline.trace.recorder import Recorder
 from paceline.trace.store import Store
 from paceline.types import NO_DRAFT, Draft, Round, Seq
+from support.trace_cases import a_request
 
 
 class Shelf:

@@ -11,17 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-import postgres_server
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
-from trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_of
 
 from paceline.errors import StoreError
 from paceline.trace.record import RequestRecord, RoundRecord
 from paceline.trace.store import Store, connect, migrations
+from support import examples, postgres_server
+from support.trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_of
 
 Places = Callable[[], str]  # a new URL each time
 
@@ -78,7 +78,7 @@ def test_what_was_saved_is_found_again_after_reopening(url: str) -> None:
         assert second.list() == (replace(record, messages=None, output=None),)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(record=any_request, rounds=st.lists(any_round, max_size=3))
 def test_any_record_comes_back_as_it_was(
     store: Store, record: RequestRecord, rounds: list[RoundRecord]

@@ -10,10 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from trace_cases import a_request, rounds_of
 
 from paceline.errors import StoreError
 from paceline.trace.store import Store, default_url
+from support import TESTS
+from support.trace_cases import a_request, rounds_of
 
 HERE = Path(__file__).parent
 
@@ -163,7 +164,7 @@ def test_the_first_version_is_still_read(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from trace_cases import a_request, rounds_of
+from support.trace_cases import a_request, rounds_of
 from paceline.trace.store import Store
 store = Store.open(sys.argv[1], max_mb=0.5)
 for i in range(100_000):
@@ -179,7 +180,7 @@ for i in range(100_000):
 @pytest.mark.parametrize("lines", [1, 37, 120])
 def test_a_writer_killed_leaves_every_saved_request_whole(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "traces.db"
-    command = [sys.executable, "-c", WRITER, str(path), str(HERE)]
+    command = [sys.executable, "-c", WRITER, str(path), str(TESTS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout
         for _ in range(lines):

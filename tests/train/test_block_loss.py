@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import own, random_net, said, tiny_model
 
 from paceline.train.losses.base import TrainBatch, wishes
 from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
+from support.tiny_heads import own, random_net, said, tiny_model
 
 MODEL = tiny_model()
 

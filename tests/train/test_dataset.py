@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import DataError, SettingError
+from paceline.errors import DataError, UsageError
 from paceline.train.data.dataset import LEAST, Answers, Batch
+from support import examples
 
 VOCAB = 200
 
@@ -67,7 +68,7 @@ def test_a_file_that_holds_no_answers_is_refused(tmp_path: Path) -> None:
         Answers.load(path)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 9), st.integers(40, 400), st.integers(10, 90))
 def test_an_epoch_has_every_usable_training_answer_once(seed: int, budget: int, max_len: int) -> None:
     made = some_answers()
@@ -104,7 +105,7 @@ def test_held_out_answers_are_had_by_asking_for_them() -> None:
     made = some_answers()
     seen = [prompt[0] for batch in made.batches(0, 200, 100, "held out") for prompt, _ in rows(batch)]
     assert sorted(seen) == made.which("held out").tolist()
-    with pytest.raises(SettingError, match="allow longer prompts"):
+    with pytest.raises(UsageError, match="allow longer prompts"):
         list(made.batches(0, 100, 1))
 
 
@@ -116,7 +117,7 @@ def test_what_either_part_holds_out_stays_held_out() -> None:
     assert np.array_equal(both.held_out[60:], one.held_out)
     assert both.answer(61).tolist() == two.answer(1).tolist()
     assert torch.equal(*(next(a.batches(3, 500, 64)).tokens for a in (one + two, both)))
-    with pytest.raises(SettingError, match="different models"):
+    with pytest.raises(UsageError, match="different models"):
         one + some_answers(target="other")
 
 
@@ -140,5 +141,5 @@ def test_the_draft_vocabulary_is_what_training_answers_say_most() -> None:
     assert set(never) <= set(many)
     assert set(np.flatnonzero(counts)) <= set(many)
     for size in (2, VOCAB + 1):
-        with pytest.raises(SettingError, match="3 to 200"):
+        with pytest.raises(UsageError, match="3 to 200"):
             made.draft_ids(size)

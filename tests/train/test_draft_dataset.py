@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_tokenizers import PASSAGE, Reader, pair
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import drafter_for
 from paceline.drafters.draft_model.vocab_mapping import SameWords
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
 from paceline.train.draft_model.draft_dataset import retold, same_words, telling
 from paceline.types import Ask, Feed, Scores, Seq
+from support import examples
+from support.two_tokenizers import PASSAGE, Reader, pair
 
 TWO = pair()
 DRAFT, TARGET = TWO.draft, TWO.target
@@ -75,7 +76,7 @@ def served(prompt: Sequence[int], said: Sequence[int]) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.text("the cat\n,é9", min_size=1, max_size=40), st.integers(0, 12))
 def test_training_shows_what_serving_shows(text: str, cut: int) -> None:
     prompt = [*START, *spell(b"user\nthe hat"), *END, *START, *spell(PASSAGE[:cut] + b"\n")]
@@ -123,7 +124,7 @@ def test_what_the_draft_model_cannot_read_is_left_out() -> None:
     answers = answers_of(([1, 2], [3, 40]), ([1, 2], [3, 4]), ([50, 2], [3, 4]))
     made = retold(answers, SameWords(32, 64), 32, "draft")
     assert (len(made), made.answer(0).tolist()) == (1, [3, 4])
-    with pytest.raises(SettingError, match="can read none"):
+    with pytest.raises(UsageError, match="can read none"):
         retold(answers, SameWords(2, 64), 2, "draft")
 
 

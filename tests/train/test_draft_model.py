@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
+
+from paceline import LLM, SpecConfig
+from paceline.config import EngineConfig
+from paceline.convert.hf_model import write_model
+from paceline.errors import CorruptModel, UnknownModel, UsageError
+from paceline.heads.local_heads import DRAFT_CARD
+from paceline.target.weights.reader import load
+from paceline.text import Tokenizer
+from paceline.train.draft_model import finetune as the_trainer
+from paceline.train.draft_model.card import DraftCard, read_draft_card
+from paceline.train.draft_model.finetune import TuneConfig
+from paceline.train.draft_model.pipeline import DraftJob, run
+from support.killed_once import (
     ASKED,
     HELD_OUT,
     TOWNS,
@@ -16,21 +28,9 @@ from killed_once import (
     killed_once,
     talks,
 )
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
-from torch_cases import some_layers
-
-from paceline import LLM, SpecConfig
-from paceline.config import EngineConfig
-from paceline.convert.hf_model import write_model
-from paceline.errors import CorruptModel, SettingError, UnknownModel
-from paceline.heads.local_heads import DRAFT_CARD
-from paceline.target.weights.reader import load
-from paceline.text import Tokenizer
-from paceline.train.draft_model import finetune as the_trainer
-from paceline.train.draft_model.card import DraftCard, read_draft_card
-from paceline.train.draft_model.finetune import TuneConfig
-from paceline.train.draft_model.pipeline import DraftJob, run
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
+from support.torch_cases import some_layers
 
 pytestmark = pytest.mark.model
 
@@ -117,7 +117,7 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
 
 def test_what_cannot_be_is_said_before_anything_is_done(done: Done, tmp_path: Path) -> None:
     job = replace(done.job, folder=tmp_path / "new", sources=())
-    with pytest.raises(SettingError, match="is the draft model itself"):
+    with pytest.raises(UsageError, match="is the draft model itself"):
         run(replace(job, folder=Path(job.draft)))
     with pytest.raises(UnknownModel, match="nobody"):
         run(replace(job, draft="nobody"))
@@ -126,7 +126,7 @@ def test_what_cannot_be_is_said_before_anything_is_done(done: Done, tmp_path: Pa
 
 def test_answers_of_another_target_are_refused(done: Done, tmp_path: Path) -> None:
     copied(done, tmp_path)
-    with pytest.raises(SettingError, match="answers of another target"):
+    with pytest.raises(UsageError, match="answers of another target"):
         run(replace(done.job, target=done.job.draft, folder=tmp_path))
 
 
@@ -156,5 +156,5 @@ def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path
 @pytest.mark.gemma
 def test_laws_over_other_tokens_cannot_be_compared(done: Done, gemma_path: Path, tmp_path: Path) -> None:
     job = replace(done.job, draft=str(gemma_path), folder=tmp_path, tune=replace(TUNE, distill=0.5))
-    with pytest.raises(SettingError, match="different tokenizers"):
+    with pytest.raises(UsageError, match="different tokenizers"):
         run(job)

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import tiny_weights
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load
 from paceline.train.draft_model.model import DraftNet
 from paceline.types import Draft, Feed, Seq
+from support.tiny_heads import tiny_weights
+from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 LENGTH, START = 60, 37
 BOUND = 1e-5  # of the largest logit

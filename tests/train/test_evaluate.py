@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockHead
@@ -18,6 +17,7 @@ from paceline.train.evaluate import recorded as recorded_answers
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import guesses
 from paceline.types import HiddenRows
+from support.tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
 MODEL = tiny_model()
 TEXTS = recorded(said())

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 from torch import Tensor
 
-from paceline.errors import CorruptModel, SettingError
+from paceline.errors import CorruptModel, UsageError
 from paceline.train.draft_model.finetune import TuneConfig, loss_of, tune
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.trainer import CHECKPOINT, Progress
+from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
 
 STEPS = 12
 BATCH = next(iter(batches(0)))
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     tune(fresh(config), batches, config, tmp_path)
     reseeded, other = small(steps=1, seed=3), replace(tiny_weights(7), fingerprint="another")
     for net, settings in ((fresh(reseeded), reseeded), (DraftNet(other, "cpu", 2, config.scale), config)):
-        with pytest.raises(SettingError, match="other settings or of another model"):
+        with pytest.raises(UsageError, match="other settings or of another model"):
             tune(net, batches, settings, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"nothing")
     with pytest.raises(CorruptModel, match="delete it"):
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_to_train_on_is_said() -> None:
     config = small()
-    with pytest.raises(SettingError, match="nothing to train on"):
+    with pytest.raises(UsageError, match="nothing to train on"):
         tune(fresh(config), lambda _: [], config)
 
 
@@ -147,5 +147,5 @@ def test_time_ends_a_training() -> None:
     ],
 )
 def test_settings_out_of_range(wrong: dict[str, object]) -> None:
-    with pytest.raises(SettingError, match=next(iter(wrong))):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
         TuneConfig(**wrong)  # type: ignore[arg-type]

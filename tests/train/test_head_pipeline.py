@@ -5,7 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_once import (
+
+from paceline import LLM, SpecConfig
+from paceline.config import EngineConfig
+from paceline.drafters.heads.choose import drafter_of
+from paceline.errors import UsageError
+from paceline.heads.head_checkpoint import Card, load, read_card
+from paceline.target.weights.reader import load as load_weights
+from paceline.target.weights.reader import load_embeddings
+from paceline.text import Tokenizer
+from paceline.train import trainer as the_trainer
+from paceline.train.data.dataset import Answers
+from paceline.train.evaluate import acceptance, recorded, replay
+from paceline.train.head_pipeline import ANSWERS, TrainJob, run
+from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.train_decoder import TrainDecoder
+from paceline.train.trainer import CHECKPOINT
+from support.killed_once import (
     ASKED,
     HELD_OUT,
     TOWNS,
@@ -16,24 +32,8 @@ from killed_once import (
     killed_once,
     talks,
 )
-from killed_once import Done as AnyDone
-from talk import WEATHER, user
-
-from paceline import LLM, SpecConfig
-from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import SettingError
-from paceline.heads.head_checkpoint import Card, load, read_card
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import load as load_weights
-from paceline.text import Tokenizer
-from paceline.train import trainer as the_trainer
-from paceline.train.data.dataset import Answers
-from paceline.train.evaluate import acceptance, recorded, replay
-from paceline.train.head_pipeline import ANSWERS, TrainJob, run
-from paceline.train.recipe import TrainConfig, recipe
-from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import CHECKPOINT
+from support.killed_once import Done as AnyDone
+from support.talk import WEATHER, user
 
 pytestmark = pytest.mark.model
 
@@ -128,11 +128,11 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     assert card.data["began_from"]["name"] == first.name
     assert card.data["began_from"]["answers"] == done.card.data["answers"]
     assert card.acceptance[0] == pytest.approx(done.card.acceptance[0], abs=0.1)
-    pieces = load_pieces(smollm2_path)
+    pieces = load_embeddings(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
     with pytest.raises(
-        SettingError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
+        UsageError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
     ):
         run(replace(again, answers=replace(again.answers, per_prompt=2)))
-    with pytest.raises(SettingError, match="is a block drafter: give kind=block"):
+    with pytest.raises(UsageError, match="is a block drafter: give kind=block"):
         run(replace(again, train=replace(again.train, kind="eagle")))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talk import called, record, result, said, user, write
 
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out, is_held_out
 from paceline.train.data.prompts import collect
+from support.talk import called, record, result, said, user, write
 
 OPENINGS = st.sampled_from("abcdefgh")
 SHARE = 0.4

@@ -1,12 +1,12 @@
 """Low-rank additions: nothing at first, then what a merged matrix gives too."""
 
 import torch
-from tiny_heads import tiny_weights
 from torch import Tensor
-from torch_cases import some_tokens
 
 from paceline.train.draft_model.lora import MATRICES, LowRank, add_low_rank, merge
 from paceline.train.train_decoder import TrainDecoder
+from support.tiny_heads import tiny_weights
+from support.torch_cases import some_tokens
 
 TOKENS = torch.tensor([some_tokens(30), some_tokens(30, 1)])
 RANK, ALPHA = 3, 12.0

@@ -2,55 +2,54 @@
 
 import pytest
 import torch
-from head_cases import a_lesson, medusa_net
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_heads import PROMPT, own, random_net, said, tiny_model
 
-from paceline.config import LearnConfig
-from paceline.trace.online import TrainingSample
+from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import pick_anchors
 from paceline.train.losses.medusa import medusa_loss
-from paceline.train.online.online_batches import Batch, batches, learn, split
+from paceline.train.online.online_batches import OnlineBatch, batches, split, train_online
 from paceline.train.recipe import loss_of
+from support.head_cases import a_lesson, medusa_net
+from support.tiny_heads import PROMPT, own, random_net, said, tiny_model
 
 MODEL = tiny_model()
 ROWS = [tuple(row) for row in said().tolist()]
 
 
-def text(row: int, opening: str = "", wrong: tuple[int, ...] = ()) -> TrainingSample:
-    return TrainingSample(ROWS[row], PROMPT, {"block": wrong}, opening or str(row))
+def text(row: int, opening: str = "", rejected: tuple[int, ...] = ()) -> TrainingSample:
+    return TrainingSample(ROWS[row], PROMPT, {"block": rejected}, opening or str(row))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(4, 40)), max_size=30), st.integers(1, 300))
 def test_no_conversation_is_on_both_sides(turns: list[tuple[int, int]], most: int) -> None:
     texts = [TrainingSample(ROWS[0][:length], PROMPT, {}, f"talk {n}") for n, length in turns]
-    config = LearnConfig(held_out=0.5, train_tokens=most, measure_tokens=most)
+    config = OnlineTrainingConfig(held_out=0.5, train_tokens=most, eval_tokens=most)
     found = split(texts, config)
     assert all(is_held_out(t.opening, 0.5) for t in found.held_out)
-    assert not any(is_held_out(t.opening, 0.5) for t in found.learned)
-    for side, out in ((found.learned, False), (found.held_out, True)):
+    assert not any(is_held_out(t.opening, 0.5) for t in found.training)
+    for side, out in ((found.training, False), (found.held_out, True)):
         assert sum(len(t.tokens) for t in side) <= most
         latest = [t for t in reversed(texts) if is_held_out(t.opening, 0.5) == out and len(t.tokens) > 4]
         assert not latest or len(latest[0].tokens) > most or side[0] == latest[0]
 
 
 def test_long_texts_are_cut_and_those_without_an_answer_left_out() -> None:
-    config = LearnConfig(held_out=1e-9, max_len=PROMPT + 5)
-    (cut,) = split([text(0, wrong=(4, 9))], config).learned
-    assert (cut.tokens, cut.wrong) == (ROWS[0][: PROMPT + 5], {"block": (4,)})
-    assert split([text(0)], LearnConfig(held_out=1e-9, max_len=PROMPT + 1)).learned == []
+    config = OnlineTrainingConfig(held_out=1e-9, max_len=PROMPT + 5)
+    (cut,) = split([text(0, rejected=(4, 9))], config).training
+    assert (cut.tokens, cut.rejected) == (ROWS[0][: PROMPT + 5], {"block": (4,)})
+    assert split([text(0)], OnlineTrainingConfig(held_out=1e-9, max_len=PROMPT + 1)).training == []
 
 
 def test_batches_know_whose_words_they_are_and_where_it_went_wrong() -> None:
     short = TrainingSample(ROWS[1][:20], PROMPT, {"block": (7, 9), "eagle": (8,)}, "b")
-    config = LearnConfig(batch_tokens=80)
-    made = batches("block", (0, 3), MODEL, [text(0, wrong=(5,)), short, text(2)], config)
+    config = OnlineTrainingConfig(batch_tokens=80)
+    made = batches("block", (0, 3), MODEL, [text(0, rejected=(5,)), short, text(2)], config)
     assert [tuple(batch.tokens.shape) for batch in made] == [(2, 40), (1, 40)]
     first = made[0]
-    assert first.wrong.nonzero().tolist() == [[0, 7], [0, 9], [1, 5]]
+    assert first.rejected.nonzero().tolist() == [[0, 7], [0, 9], [1, 5]]
     assert first.mask[0].tolist() == [PROMPT <= i < 20 for i in range(40)]
     alone, final = MODEL.features(torch.tensor([short.tokens]), (0, 3))
     assert torch.allclose(first.hidden[3][0, :20], alone[3][0], atol=1e-4)
@@ -76,26 +75,26 @@ def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> No
     assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [9]
 
 
-@pytest.mark.parametrize("others", [0.0, 0.3])
-def test_the_places_of_a_lesson_are_the_wrong_ones_and_some_others(others: float) -> None:
+@pytest.mark.parametrize("accepted_share", [0.0, 0.3])
+def test_a_batch_samples_the_rejected_positions_and_some_others(accepted_share: float) -> None:
     tokens = said()
-    wrong = torch.zeros_like(tokens, dtype=torch.bool)
-    wrong[:, 7] = True
-    batch = Batch(tokens, own(tokens), wrong, wrong[:, 7], {}, torch.empty(0))
-    places = batch.lesson(others, torch.Generator().manual_seed(0)).places
+    rejected = torch.zeros_like(tokens, dtype=torch.bool)
+    rejected[:, 7] = True
+    batch = OnlineBatch(tokens, own(tokens), rejected, rejected[:, 7], {}, torch.empty(0))
+    places = batch.sample(accepted_share, torch.Generator().manual_seed(0)).places
     assert places is not None
     assert places[:, 7].all()
     share = float(places.float().mean())
-    assert share == pytest.approx(1 / 40 + others * 39 / 40, abs=0.05)
+    assert share == pytest.approx(1 / 40 + accepted_share * 39 / 40, abs=0.05)
 
 
 def test_learning_is_the_same_every_time() -> None:
     def weights() -> list[torch.Tensor]:
         net = random_net()
-        config = LearnConfig(steps=3, lr=1e-3)
-        lessons = batches("block", net.shape.taps, MODEL, [text(i, wrong=(9,)) for i in range(3)], config)
+        config = OnlineTrainingConfig(steps=3, lr=1e-3)
+        lessons = batches("block", net.shape.taps, MODEL, [text(i, rejected=(9,)) for i in range(3)], config)
         told: list[dict[str, int]] = []
-        learn(
+        train_online(
             net,
             loss_of(net, MODEL, config.anchors),
             lessons,

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talk import WEATHER, called, record, result, said, user, write
 
-from paceline.errors import DataError, SettingError, StoreError
+from paceline.errors import DataError, StoreError, UsageError
 from paceline.text import Tokenizer
 from paceline.trace.record import RequestRecord, without_text
 from paceline.trace.store import Store
 from paceline.train.data.prompts import Prompts, collect
+from support.talk import WEATHER, called, record, result, said, user, write
 
 pytestmark = pytest.mark.model
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_counted(tokenizer: Tokenizer, tmp_path: Path) ->
 
 
 def test_sources_without_any_prompt_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="nothing to answer: 1"):
+    with pytest.raises(UsageError, match="nothing to answer: 1"):
         collected(tokenizer, tmp_path / "a.jsonl", record(SYSTEM))
     with pytest.raises(DataError, match="cannot be read"):
         collect(tokenizer, [tmp_path / "none.jsonl"], 100)

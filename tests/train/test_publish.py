@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
 
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads.calibration import Calibration
@@ -13,6 +12,7 @@ from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.publish import publish
 from paceline.train.recipe import Recipe, pieces_of, recipe
+from support.tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
 
 MODEL = tiny_model()
 TEXTS = recorded(said())

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_heads import PROMPT, said, tiny_config, tiny_model
-from torch_cases import VOCAB
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
-from paceline.heads.base import Pieces
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, load, read_card, save
-from paceline.trace.online import RefreshJob, TrainingSample
+from paceline.heads.base import DenseTargetEmbeddings
+from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, load, read_card, save
+from paceline.trace.online import OnlineTrainingConfig, RefreshJob, TrainingSample
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
 from paceline.train.online.online_batches import split
@@ -22,9 +20,11 @@ from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import MEASURED, publish
 from paceline.train.recipe import pieces_of, recipe
 from paceline.train.train_decoder import TrainDecoder
+from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
-CONFIG = LearnConfig(steps=40, lr=8e-3, held_out=0.3, least_places=1, batch_tokens=320)
+CONFIG = OnlineTrainingConfig(steps=40, lr=8e-3, held_out=0.3, min_positions=1, batch_tokens=320)
 
 
 def served() -> list[TrainingSample]:
@@ -44,7 +44,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def taught(root: Path, config: LearnConfig = CONFIG) -> dict[str, Any]:
+def taught(root: Path, config: OnlineTrainingConfig = CONFIG) -> dict[str, Any]:
     """As the server has it: what was made serves."""
     told = refresh(root, MODEL, PARTS, config)
     assert "made" not in told or versions.take_over(root, told["made"], told["learned_from"])
@@ -71,7 +71,7 @@ def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
     assert learned == {
         "from": 0,
         "steps": CONFIG.steps,
-        "texts": len(PARTS.learned),
+        "texts": len(PARTS.training),
         "held_out_texts": len(PARTS.held_out),
         "tokens_per_pass": {"before": told["before"], "after": told["after"]},
     }
@@ -84,8 +84,8 @@ def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
 def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
     made = recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
     save(tmp_path, Card(kind, made.net.shape, "tiny", MODEL.fingerprint), made.net)
-    texts = [replace(text, wrong={kind: text.wrong["block"]}) for text in served()]
-    only = replace(CONFIG, others=0.0)  # what another was wrong about teaches it nothing
+    texts = [replace(text, rejected={kind: text.rejected["block"]}) for text in served()]
+    only = replace(CONFIG, accepted_share=0.0)  # what another was wrong about teaches it nothing
     assert "refused" in refresh(tmp_path, MODEL, PARTS, only)
     told = refresh(tmp_path, MODEL, split(texts, only), only)
     assert told["made"] == 1
@@ -96,7 +96,7 @@ def test_a_worse_one_is_refused(root: Path) -> None:
     taught(root)
     serving = versions.current(root)
     weights = (serving.folder / WEIGHTS).read_bytes()
-    broken = LearnConfig(steps=5, lr=10.0, held_out=0.3)
+    broken = OnlineTrainingConfig(steps=5, lr=10.0, held_out=0.3)
     told = taught(root, broken)
     assert told["after"] < told["before"]
     assert "not clearly better" in told["refused"]
@@ -133,7 +133,7 @@ def test_what_is_made_serves_only_once_the_server_says_so(root: Path) -> None:
 def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[Path] = []
 
-    def counted(folder: Path, pieces: Pieces) -> Loaded:
+    def counted(folder: Path, pieces: DenseTargetEmbeddings) -> LoadedHead:
         loads.append(folder)
         return load(folder, pieces)
 
@@ -170,10 +170,10 @@ def test_better_is_more_than_chance(old: tuple[int, ...], new: tuple[int, ...], 
 
 def test_with_too_little_to_measure_on_nothing_is_tried() -> None:
     told: list[dict[str, Any]] = []
-    few = LearnConfig(held_out=0.3, least_places=10_000)
+    few = OnlineTrainingConfig(held_out=0.3, min_positions=10_000)
     run(RefreshJob("/no/such/model", ("/nowhere",), EngineConfig("cpu"), tuple(served()), few), told.append)
     (only,) = told
-    assert "places in held-out ones" in only["waits"]
+    assert "held-out positions" in only["waits"]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

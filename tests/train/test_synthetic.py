@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from talk import called, record, user, write
 
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
@@ -13,6 +12,7 @@ from paceline.train.data.prompts import collect
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.synthetic import make_up
 from paceline.train.train_decoder import TrainDecoder
+from support.talk import called, record, user, write
 
 pytestmark = pytest.mark.model
 HOW = Rollout(slots=4)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from talk import called, record, result, said, user, write
 
 from paceline.config import EngineConfig
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer, parse_tool_calls
@@ -17,6 +16,7 @@ from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.target_answers import Made, always_drafted, make_answers, rolled_out
 from paceline.train.data.via_engine import serve
+from support.talk import called, record, result, said, user, write
 
 NEW = 24
 CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))
@@ -40,7 +40,7 @@ def test_what_is_asked_depends_on_the_prompt_alone() -> None:
     assert not any(ask.required for ask in asks_of(free, CONFIG))
     calls = replace(CONFIG, only_calls=True)
     assert chosen([*free, *prompts(400)], calls) == prompts(400)
-    with pytest.raises(SettingError, match="none of the recorded answers called a tool"):
+    with pytest.raises(UsageError, match="none of the recorded answers called a tool"):
         chosen(free, calls)
 
 
@@ -59,7 +59,7 @@ def test_fewer_prompts_are_some_of_them() -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"greedy": 1.5}, {"required": -1}, {"per_prompt": 0}, {"max_prompt": 0}):
-        with pytest.raises(SettingError, match="is not usable"):
+        with pytest.raises(UsageError, match="is not usable"):
             AnswersConfig(**wrong)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Draft, Feed, Seq, Target
+from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 BOUND = 1e-5
 LENGTH = 80  # five windows of the tiny gemma

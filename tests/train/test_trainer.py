@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from torch import Tensor
-from torch_cases import VOCAB
 
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import CorruptModel, OutOfMemory, SettingError
+from paceline.errors import CorruptModel, OutOfMemory, UsageError
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.train.evaluate import replay
 from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
 from paceline.train.trainer import CHECKPOINT, Progress, train
+from support.tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 
@@ -107,10 +107,10 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     config = tiny_config(1)
     train(fresh(config), MODEL, batches, config, tmp_path)
     other = tiny_config(1, seed=5)
-    with pytest.raises(SettingError, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         train(fresh(other), MODEL, batches, other, tmp_path)
     elsewhere = replace(fresh(config), began_from="the weights of a drafter")
-    with pytest.raises(SettingError, match="other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         train(elsewhere, MODEL, batches, config, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"nothing")
     with pytest.raises(CorruptModel, match="delete it"):
@@ -151,7 +151,7 @@ def test_held_out_text_is_looked_at_now_and_then() -> None:
 
 def test_nothing_to_train_on_is_said() -> None:
     config = tiny_config(1)
-    with pytest.raises(SettingError, match="nothing to train on"):
+    with pytest.raises(UsageError, match="nothing to train on"):
         train(fresh(config), MODEL, lambda _: [], config)
 
 
@@ -179,5 +179,5 @@ def test_taps_are_spread_over_the_layers() -> None:
     "wrong", [{"kind": "oracle"}, {"block": 1}, {"warmup": 2.0}, {"lr": 0.0}, {"steps": 0, "minutes": 0.0}]
 )
 def test_settings_out_of_range(wrong: dict[str, object]) -> None:
-    with pytest.raises(SettingError, match=next(iter(wrong))):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
         TrainConfig(**wrong)  # type: ignore[arg-type]

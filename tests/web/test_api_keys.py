@@ -12,9 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import KeyFileError
 from paceline.web import api_keys
-from paceline.web.api_keys import Key, KeyFile, KeyLimits, Keys, add, hash_of, load, remove, tenant
+from paceline.web.api_keys import (
+    Key,
+    KeyFile,
+    KeyFileError,
+    KeyLimits,
+    Keys,
+    add,
+    hash_of,
+    load,
+    remove,
+    tenant,
+)
 
 
 def key(name: str, text: str) -> Key:

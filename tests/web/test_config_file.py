@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import RouteError
-from paceline.web.config_file import CHECK_EVERY_S, MAX_BYTES, Reloaded, read
+from paceline.web.config_file import CHECK_EVERY_S, MAX_BYTES, ConfigFileError, Reloaded, read
 
 WAIT_S = 60
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
@@ -16,8 +15,8 @@ LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 
 def refusal(path: Path, content: str | bytes) -> str:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(RouteError) as refused:
-        read(path, RouteError)
+    with pytest.raises(ConfigFileError) as refused:
+        read(path, ConfigFileError)
     assert len(refused.value.problems) == 1
     line = refused.value.problems[0]
     assert "\n" not in line
@@ -49,17 +48,17 @@ def test_a_file_that_cannot_be_trusted_is_refused(tmp_path: Path, content: str |
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RouteError, match=r"^cannot read f.yaml: No such file or directory$"):
-        read(tmp_path / "f.yaml", RouteError)
-    with pytest.raises(RouteError, match="Is a directory"):
-        read(tmp_path, RouteError)
+    with pytest.raises(ConfigFileError, match=r"^cannot read f.yaml: No such file or directory$"):
+        read(tmp_path / "f.yaml", ConfigFileError)
+    with pytest.raises(ConfigFileError, match="Is a directory"):
+        read(tmp_path, ConfigFileError)
 
 
 def test_yaml_and_json_are_read(tmp_path: Path) -> None:
     file = tmp_path / "f"
     for content in ("\ufeffa: [1, 'é']\n", '{"a": [1, "\\u00e9"]}'):
         file.write_text(content, encoding="utf-8")
-        assert read(file, RouteError) == {"a": [1, "é"]}
+        assert read(file, ConfigFileError) == {"a": [1, "é"]}
 
 
 class Clock:
@@ -71,9 +70,9 @@ class Clock:
 
 
 def load_number(path: Path) -> int:
-    data = read(path, RouteError)
+    data = read(path, ConfigFileError)
     if not isinstance(data, int):
-        raise RouteError("not a number", "at all")
+        raise ConfigFileError("not a number", "at all")
     return data
 
 
@@ -118,7 +117,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
     file, clock = tmp_path / "f", Clock()
     change(file, "1", 10)
     reloaded = Reloaded(file, load_number, clock)
-    with caplog.at_level(logging.ERROR, "paceline.server"):
+    with caplog.at_level(logging.ERROR, "paceline.web"):
         change(file, "one", 20)
         for _ in range(5):
             clock.now += 2
@@ -138,7 +137,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
 
 
 def test_the_first_file_must_be_usable(tmp_path: Path) -> None:
-    with pytest.raises(RouteError):
+    with pytest.raises(ConfigFileError):
         Reloaded(tmp_path / "f", load_number)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import BadBody, BodyTooLarge
+from paceline.web.api_errors import ApiError
 from paceline.web.json_body import parse_json
 
 MB = 1_000_000
@@ -30,7 +30,7 @@ def test_any_bytes_are_data_or_one_line(body: bytes) -> None:
     said = ""
     try:
         data = parse_json(body, 50, 5)
-    except BadBody as error:
+    except ApiError as error:
         said = str(error)
     if said:
         assert said.startswith("the body ")
@@ -64,14 +64,14 @@ def test_any_bytes_are_data_or_one_line(body: bytes) -> None:
     ],
 )
 def test_what_is_wrong_is_said(body: bytes, said: str) -> None:
-    with pytest.raises(BadBody) as refused:
+    with pytest.raises(ApiError) as refused:
         parse_json(body, MB)
     assert said in str(refused.value)
 
 
 def test_size_is_limited() -> None:
     assert parse_json(b'"12345678"', 10) == "12345678"
-    with pytest.raises(BodyTooLarge, match=r"^the body has 11 bytes: expected at most 10$"):
+    with pytest.raises(ApiError, match=r"^the body has 11 bytes: expected at most 10$"):
         parse_json(b'"123456789"', 10)
 
 
@@ -79,22 +79,22 @@ def test_size_is_limited() -> None:
 def test_depth_is_limited(opening: bytes, closing: bytes) -> None:
     levels = 64 // (opening.count(b"[") + opening.count(b"{"))
     parse_json(opening * levels + b"1" + closing * levels, MB)
-    with pytest.raises(BadBody, match="nested too deep: expected at most 64 levels"):
+    with pytest.raises(ApiError, match="nested too deep: expected at most 64 levels"):
         parse_json(opening * (levels + 1) + b"1" + closing * (levels + 1), MB)
 
 
 def test_brackets_in_texts_are_not_depth() -> None:
     for text in ("[" * 100, '\\"' + "[" * 100, '"[{' * 70, "\\"):
         assert parse_json(json.dumps({text: [text]}).encode(), MB) == {text: [text]}
-    with pytest.raises(BadBody, match="nested too deep"):
+    with pytest.raises(ApiError, match="nested too deep"):
         parse_json(b'["\\\\",' * 65 + b"1" + b"]" * 65, MB)
 
 
 def test_no_depth_is_a_recursion_error() -> None:
     for body in (b"[" * 500_000, b'{"a":' * 200_000):
-        with pytest.raises(BadBody, match="nested too deep"):
+        with pytest.raises(ApiError, match="nested too deep"):
             parse_json(body, MB)
-        with pytest.raises(BadBody, match="nested too deep"):
+        with pytest.raises(ApiError, match="nested too deep"):
             parse_json(body, MB, max_depth=10**6)
 
 
@@ -104,7 +104,7 @@ def test_no_depth_is_a_recursion_error() -> None:
 )
 def test_no_body_takes_long(body: bytes) -> None:
     start = time.process_time()
-    with pytest.raises(BadBody):
+    with pytest.raises(ApiError):
         parse_json(body, MB)
     assert (
         time.process_time() - start < 2
@@ -113,6 +113,6 @@ def test_no_body_takes_long(body: bytes) -> None:
 
 def test_a_long_key_is_cut() -> None:
     twice = b'"' + b"k" * 1000 + b'": 1'
-    with pytest.raises(BadBody) as refused:
+    with pytest.raises(ApiError) as refused:
         parse_json(b"{" + twice + b"," + twice + b"}", MB)
     assert len(str(refused.value)) < 150

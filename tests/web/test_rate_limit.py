@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.web import rate_limit as limits_module
@@ -86,7 +86,6 @@ steps = st.lists(
 
 
 @given(limit, limit, limit, steps)
-@settings(deadline=None)
 def test_as_the_slow_model_and_as_promised(
     requests: int | None, tokens: int | None, concurrent: int | None, steps: list[tuple[str, float, int]]
 ) -> None:
@@ -119,7 +118,6 @@ def _never_more_than_a_burst_and_the_refill(admitted: list[tuple[float, int]], p
 
 
 @given(st.integers(1, 50), st.lists(st.tuples(st.integers(0, 40).map(lambda n: n / 4), st.integers(0, 80))))
-@settings(deadline=None)
 def test_tokens_in_any_window_are_a_burst_and_the_refill(
     per_minute: int, steps: list[tuple[float, int]]
 ) -> None:
@@ -140,7 +138,6 @@ def test_tokens_in_any_window_are_a_burst_and_the_refill(
 
 
 @given(limit, limit, steps, st.integers(0, 1000), st.sampled_from([0.0, 1.7e9]))
-@settings(deadline=None)
 def test_whoever_waits_as_told_is_let_in(
     requests: int | None, tokens: int | None, steps: list[tuple[str, float, int]], wanted: int, start: float
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from running import Running, running
 
 from paceline.trace.store import Store
+from support.running import Running, running
 
 pytestmark = pytest.mark.model
 

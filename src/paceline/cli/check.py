@@ -8,7 +8,7 @@ import typer
 
 from paceline.cli.options import AsJson, read_schema
 from paceline.constraints import Json, check
-from paceline.errors import ConstraintError, RouteError
+from paceline.errors import ConstraintError
 
 if TYPE_CHECKING:
     from paceline.server.routes import Route
@@ -60,7 +60,7 @@ def check_routes(
 ) -> None:
     """Print the routes as they are understood, or everything wrong with them. Exit code 0: usable; 2: not."""
     from paceline.cli.about import DRAFTERS
-    from paceline.server.routes import load
+    from paceline.server.routes import RouteError, load
 
     try:
         listed = load(file, {*DRAFTERS, *(drafter or ())}).routes

@@ -13,7 +13,7 @@ from rich.table import Table
 from paceline import hub
 from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
-from paceline.errors import PacelineError, SettingError, UnknownModel
+from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
@@ -117,12 +117,12 @@ def _trained_lines(row: TrainedRow) -> str:
 
 
 def _trained_rows(model: Path) -> list[TrainedRow]:
-    from paceline.heads.local_heads import draft_models_here, kept_here
-    from paceline.loading import fingerprint_of
+    from paceline.heads.local_heads import available_heads, local_draft_models
+    from paceline.loading import model_fingerprint
 
-    fingerprint = fingerprint_of(model)
-    heads = [_head_row(folder, fingerprint) for folder in kept_here()]
-    return heads + [_draft_model_row(folder, fingerprint) for folder in draft_models_here()]
+    fingerprint = model_fingerprint(model)
+    heads = [_head_row(folder, fingerprint) for folder in available_heads()]
+    return heads + [_draft_model_row(folder, fingerprint) for folder in local_draft_models()]
 
 
 def _head_row(folder: Path, fingerprint: str) -> TrainedRow:
@@ -218,9 +218,9 @@ def import_drafter(
 ) -> None:
     """Import a checkpoint: EAGLE-3, Medusa, or speculators of type eagle3 or dspark."""
     from paceline.convert import import_
-    from paceline.heads.local_heads import new_path
+    from paceline.heads.local_heads import output_path
 
-    folder, model, name = new_path(out), hub.resolve(target), Path(target).name
+    folder, model, name = output_path(out), hub.resolve(target), Path(target).name
     card = import_(checkpoint, model, folder, weights, name=name)  # type: ignore[arg-type]  # checked there
     print(f"{checkpoint.name} is at {folder}, a drafter of kind {card.kind}: use it with --trained {out}")
 
@@ -265,7 +265,7 @@ def _recorded(path: Path, tokenizer: "Tokenizer") -> list[list[int]]:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path.name} cannot be read as text: {error}") from None
+        raise UsageError(f"{path.name} cannot be read as text: {error}") from None
     try:
         requests = [json.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError:

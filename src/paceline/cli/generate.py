@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +23,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.render import Terminal
 from paceline.config import SamplingParams
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -45,7 +44,7 @@ class PromptOptions:
     def read(self, output: OutputOptions) -> str | list[dict[str, Any]]:
         """Plain text, or chat messages."""
         if self.prompt == "-" and "-" in (output.schema, output.tools):
-            raise SettingError("standard input can be read once: give the prompt or the file another way")
+            raise UsageError("standard input can be read once: give the prompt or the file another way")
         text = sys.stdin.read() if self.prompt == "-" else self.prompt
         return [{"role": "user", "content": text}] if self.chat or output.tools is not None else text
 
@@ -81,7 +80,7 @@ def generate(
 ) -> None:
     """Continue a prompt."""
     params, arguments = sampling.params(), output.arguments()
-    llm = _load(model, drafter, spec, engine, request.prediction)
+    llm = _load(model, drafter, spec, engine)
     prompt = request.read(output)
 
     def start(params: SamplingParams, **more: Any) -> "Stream":
@@ -119,27 +118,34 @@ def chat(
             params = sampling.params()
 
 
-def _load(
-    model: str, drafter: DrafterOptions, spec: SpecOptions, engine: EngineOptions, prediction: str = ""
-) -> "LLM":
-    checked, config = spec.config(), engine.config()  # a wrong option fails before torch is imported
-    heads = drafter.heads(model, config)
-    chosen = replace(checked, drafters=drafter.listed(heads, prediction))
+def _load(model: str, drafter: DrafterOptions, spec: SpecOptions, engine: EngineOptions) -> "LLM":
+    config, names = engine.config(), drafter.names
+    checked = spec.config(names or ())  # a wrong option fails before torch is imported
     from paceline.llm import LLM
 
-    return LLM(model, draft_model=drafter.draft_model, trained=heads, spec=chosen, config=config)
+    llm = LLM(
+        model,
+        draft_model=drafter.draft_model,
+        trained=drafter.trained or None,
+        spec=None if names is None else checked,
+        config=config,
+    )
+    if names is None:
+        llm.spec = replace(checked, drafters=llm.spec.drafters)
+    return llm
 
 
 def _write(
     start: Callable[..., "Stream"], params: SamplingParams, llm: "LLM", display: DisplayOptions
 ) -> None:
     terminal = Terminal(display.show)
-    with terminal.picture(display.svg, _command_line()) if display.svg else nullcontext():
-        stream = start(params)
-        terminal.write(stream)
-        if display.compare:
-            plain = start(params, spec=replace(llm.spec, drafters=())).read()
-            terminal.compare(stream.result, plain)
+    stream = start(params)
+    terminal.write(stream)
+    if display.compare:
+        plain = start(params, spec=replace(llm.spec, drafters=())).read()
+        terminal.compare(stream.result, plain)
+    if display.svg:
+        terminal.save_picture(display.svg, _command_line())
 
 
 def _command_line() -> str:

@@ -15,10 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.constraints import Choice, Constraint, Json, Lark, Regex
-from paceline.errors import ConstraintError, SettingError
+from paceline.errors import ConstraintError, UsageError
 
 MODEL_HELP = "A name from `paceline models`, a folder or a GGUF file."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one machine-readable object.")]
@@ -88,24 +87,6 @@ class DrafterOptions:
             return None
         return tuple(name.strip() for name in self.drafters.split(",") if name.strip())
 
-    def heads(self, model: str, config: EngineConfig) -> Sequence[str]:
-        """Trained drafters to load: those of --trained, or else the default ones if --drafters is auto."""
-        if self.trained or self.names is not None:
-            return self.trained or ()
-        from paceline.loading import usual
-
-        return usual(hub.resolve(model), config)
-
-    def listed(self, heads: Sequence[str], prediction: str = "") -> tuple[str, ...]:
-        if self.names is not None:
-            return self.names
-        from paceline.loading import find_trained
-
-        first = ("prediction",) if prediction else ()
-        last = ("model",) if self.draft_model else ()
-        kinds = [head.kind for head in find_trained(heads)] if heads else []
-        return (*first, *SpecConfig().drafters, *kinds, *last)
-
 
 @dataclass(frozen=True, slots=True)
 class SpecOptions:
@@ -165,7 +146,7 @@ class OutputOptions:
         """Keyword arguments of `LLM.stream`."""
         constraints = self._constraints()
         if len(constraints) > 1:
-            raise SettingError("--schema, --regex, --lark and --choice exclude one another: give one of them")
+            raise UsageError("--schema, --regex, --lark and --choice exclude one another: give one of them")
         return {
             "tools": None if self.tools is None else read_tools(self.tools),
             "tool_choice": self.tool_choice,
@@ -191,7 +172,7 @@ def read_text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SettingError(f"cannot read {path}: {reason}") from None
+        raise UsageError(f"cannot read {path}: {reason}") from None
 
 
 def read_json(path: str) -> Any:

@@ -1,5 +1,6 @@
 """Terminal output: tokens coloured by drafter, a summary line, a picture of both, progress bars."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,14 +73,14 @@ class Terminal:
         same = "yes" if result.token_ids == plain.token_ids else "NO"
         self._fact(f"identical to plain: {same} · {result.passes} passes instead of {plain.passes}")
 
-    @contextmanager
-    def picture(self, path: Path, command: str) -> Iterator[None]:
-        """Saves what is written meanwhile, below the command, as an SVG of a terminal."""
-        yield
+    def save_picture(self, path: Path, command: str) -> None:
+        """An SVG of a terminal: the command, then everything written so far."""
         console = Console(record=True, width=PICTURE_WIDTH, file=StringIO(), force_terminal=True)
         console.print(Text.assemble(("$ ", "bold"), command))
         console.print(Text.from_ansi("".join(self._shown)))
-        path.write_text(console.export_svg(title="paceline"), "utf-8")
+        svg = console.export_svg(title="paceline", unique_id="terminal")
+        svg = re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.S)  # fonts of the viewer's machine only
+        path.write_text(svg.replace("<svg ", '<svg xml:space="preserve" ', 1), "utf-8")
 
     def _text(self, text: str) -> None:
         self._shown.append(text)

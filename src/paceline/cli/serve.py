@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, grouped
-from paceline.config import LearnConfig
+from paceline.trace.online import OnlineTrainingConfig
 
 log = logging.getLogger("paceline")
 
@@ -84,7 +84,7 @@ def serve(
         store=memory.store,
         trace_text=memory.trace_text,
         learn=memory.remembers,
-        refresh=LearnConfig() if memory.trains else None,
+        refresh=OnlineTrainingConfig() if memory.trains else None,
         cors=tuple(listen.cors or ()),
         drain_s=listen.drain,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.errors import SettingError, StoreError
+from paceline.errors import StoreError, UsageError
 from paceline.trace.record import TEXT, RequestRecord, RoundRecord, as_dict, write_json
 
 if TYPE_CHECKING:  # other commands start without a database
@@ -84,7 +84,7 @@ def export_requests(
             with open(file, "w", encoding="utf-8") as sink:
                 sink.writelines(lines)
         except OSError as error:
-            raise SettingError(f"{file} cannot be written: {error.strerror}") from None
+            raise UsageError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _open(url: str | None) -> "Store":
@@ -97,7 +97,7 @@ def _unix(date: str) -> float:
     try:
         return datetime.fromisoformat(date).timestamp()
     except (ValueError, OverflowError):
-        raise SettingError(f"--since {date!r} is no date: expected 2026-01-31 or 2026-01-31T18:00") from None
+        raise UsageError(f"--since {date!r} is no date: expected 2026-01-31 or 2026-01-31T18:00") from None
 
 
 def _summary(record: RequestRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from paceline.config import EngineConfig
-from paceline.errors import SettingError
+from paceline.errors import SettingError, UsageError
 from paceline.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def train(
     """Train a drafter on what the target answers in recorded conversations."""
     from paceline.cli.train_model import train_model
     from paceline.heads.head_checkpoint import CARD
-    from paceline.heads.local_heads import drafter_path, new_path
+    from paceline.heads.local_heads import drafter_path, output_path
     from paceline.heads.versions import current
     from paceline.train.data.plan import AnswersConfig
     from paceline.train.data.rollout import Rollout
@@ -78,7 +78,7 @@ def train(
     from paceline.train.head_pipeline import TrainJob, run
     from paceline.train.recipe import TrainConfig
 
-    folder = new_path(out or f"{Path(target).name}-{kind}")
+    folder = output_path(out or f"{Path(target).name}-{kind}")
     answers = AnswersConfig(
         max_prompt=max_prompt,
         max_prompts=prompts,
@@ -93,7 +93,7 @@ def train(
     )
     if kind == "model":
         if start:
-            raise SettingError("kind model begins from --draft: leave --start out")
+            raise UsageError("kind model begins from --draft: leave --start out")
         tuned = TuneConfig(
             lora=lora,
             distill=distill,
@@ -106,9 +106,9 @@ def train(
         train_model(target, draft, tuple(traces), folder, answers, tuned, _bars, as_json)
         return
     if draft or distill or lora != LORA:
-        raise SettingError(f"--draft, --lora and --distill are for kind model: leave them out for {kind}")
+        raise UsageError(f"--draft, --lora and --distill are for kind model: leave them out for {kind}")
     if start and draft_vocab:
-        raise SettingError("a drafter that goes on keeps the size of its vocabulary: leave --draft-vocab out")
+        raise UsageError("a drafter that goes on keeps the size of its vocabulary: leave --draft-vocab out")
     job = TrainJob(
         target,
         tuple(traces),
@@ -146,7 +146,7 @@ def _known(kind: str) -> "Kind":
     for known in KINDS:
         if kind == known:
             return known
-    raise SettingError(f"kind={kind!r} is not usable: expected one of {', '.join((*KINDS, 'model'))}")
+    raise SettingError("kind", kind, f"one of {', '.join((*KINDS, 'model'))}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.heads.local_heads import DRAFT_CARD
 from paceline.loading import draft_model_path
 from paceline.train.data.conversations import Source
@@ -32,7 +32,7 @@ def train_model(
     as_json: bool,
 ) -> None:
     if not draft:
-        raise SettingError("kind model needs --draft: the small model to begin from, by name or folder")
+        raise UsageError("kind model needs --draft: the small model to begin from, by name or folder")
     draft_model_path(draft)  # says so if there is no such model
     job = DraftJob(target, draft, sources, folder, answers, tuned)
     with bars() as report:

@@ -1,6 +1,7 @@
 """From a constraint to a cursor, for one model's tokenizer. What was compiled is kept."""
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import Constraint, Json, Triggered, quoted
+from paceline.constraints.grammars import PARAM_COMMENT, Constraint, Triggered, quoted
 from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
@@ -24,6 +25,7 @@ V = TypeVar("V")
 
 KEPT: Final = 256  # compiled grammars
 KEPT_BYTES: Final = 16 << 20  # of their texts
+_LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: line and column
 # Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
 LIMITS: Final = {
     "initial_lexer_fuel": 5_000_000,
@@ -81,7 +83,7 @@ class Compiler:
         return self._grammars.get(
             rules,
             len(rules),
-            lambda: Grammar(lambda: compiled(constraint, rules, self._tables), self._tables),
+            lambda: Grammar(lambda: compiled(rules, self._tables), self._tables),
         )
 
     def _trigger(self, switched: Triggered) -> Trigger:
@@ -143,10 +145,10 @@ def check(constraint: Constraint) -> None:
 
 def bytewise(constraint: Constraint) -> "LLMatcher":
     """A matcher whose tokens are the text's bytes."""
-    return compiled(constraint, constraint.rules("start", quoted), _library().LLTokenizer("byte"))
+    return compiled(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
 
 
-def compiled(constraint: Constraint, grammar: str, tables: "LLTokenizer") -> "LLMatcher":
+def compiled(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
     """A matcher at the start of the grammar, to be copied for each output."""
     library = _library()
     limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
@@ -156,9 +158,21 @@ def compiled(constraint: Constraint, grammar: str, tables: "LLTokenizer") -> "LL
         first.compute_bitmask()
         matcher = first if first.is_error() else matcher
     if matcher.is_error():
-        schema = json.loads(constraint.schema) if isinstance(constraint, Json) else None
-        raise ConstraintError(f"cannot be enforced: {explain(matcher.get_error(), schema)}")
+        raise _error(matcher.get_error(), grammar)
     return matcher
+
+
+def _error(message: str, grammar: str) -> ConstraintError:
+    """Names the part of the request that the line comes from which the engine could not compile."""
+    number = _LINE.match(message)
+    lines = grammar.split("\n")[: int(number[1]) if number else None]
+    params = [line.removeprefix(PARAM_COMMENT) for line in lines if line.startswith(PARAM_COMMENT)]
+    param = params[-1] if (number and params) or len(params) == 1 else None
+    schema = lines[-1].partition(": %json ")[2]
+    try:
+        return ConstraintError(f"cannot be enforced: {explain(message, json.loads(schema))}", param)
+    except ValueError:  # the line holds no schema, or a part of one
+        return ConstraintError(f"cannot be enforced: {explain(message)}", param)
 
 
 def _library() -> ModuleType:

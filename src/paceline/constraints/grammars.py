@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, get_args
 
-from paceline.errors import ConstraintError, short
+from paceline.errors import ConstraintError
+from paceline.strings import short
 
 Spell = Callable[[str], str]  # fixed text, as items of a rule: a model's own marks are single tokens
 
@@ -19,6 +20,7 @@ _OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
 }
+PARAM_COMMENT: Final = "// request parameter: "
 MAX_BYTES: Final = 1 << 20  # of one schema or grammar
 MAX_PATTERNS: Final = 100  # of properties' names in a schema: the work grows with their square
 
@@ -49,9 +51,8 @@ class Json:
 
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
-            raise ConstraintError(
-                f"whitespace={self.whitespace!r} is not usable: expected one of {', '.join(WHITESPACE)}"
-            )
+            expected = f"expected one of {', '.join(WHITESPACE)}"
+            raise ConstraintError(f"{short(self.whitespace)} is not usable: {expected}", "whitespace")
 
     def rules(self, name: str, spell: Spell) -> str:
         _limited(self.schema, "schema")
@@ -109,6 +110,23 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestPart:
+    """A constraint and the part of a request it came from, which errors name.
+
+    A comment in the grammar carries the name to where the engine reports a line that it cannot compile.
+    """
+
+    param: str
+    constraint: Constraint
+
+    def rules(self, name: str, spell: Spell) -> str:
+        try:
+            return f"{PARAM_COMMENT}{self.param}\n{self.constraint.rules(name, spell)}"
+        except ConstraintError as error:
+            raise error.within(self.param) from None
+
+
+@dataclass(frozen=True, slots=True)
 class Triggered:
     """Free text until `trigger` appears; from there on `then`, whose text begins with the trigger."""
 
@@ -146,10 +164,15 @@ def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") 
     if kind == "json_schema":
         inner = given.get("json_schema")
         if not isinstance(inner, Mapping) or "schema" not in inner:
-            raise ConstraintError('response_format needs "json_schema": {"name": ..., "schema": {...}}')
-        return Json.of(inner["schema"], whitespace)
+            reason = 'expected "json_schema": {"name": ..., "schema": {...}}'
+            raise ConstraintError(reason, "response_format")
+        param = "response_format.json_schema.schema"
+        try:
+            return RequestPart(param, Json.of(inner["schema"], whitespace))
+        except ConstraintError as error:
+            raise error.within(param) from None
     raise ConstraintError(
-        f"response_format={short(kind)} is unknown: expected the type text, json_object or json_schema"
+        f"{short(kind)} is unknown: expected the type text, json_object or json_schema", "response_format"
     )
 
 

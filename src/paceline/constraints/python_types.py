@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Whitespace
 from paceline.constraints.match import fits
 from paceline.constraints.pydantic_schema import schema_of
-from paceline.errors import ConstraintError, short
+from paceline.errors import ConstraintError
+from paceline.strings import short
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError

@@ -7,15 +7,18 @@ from typing import Any, Final
 from paceline.constraints.grammars import (
     WHITESPACE,
     Constraint,
+    RequestPart,
     Spell,
     Triggered,
     Whitespace,
     after,
     response_format,
 )
+from paceline.constraints.python_types import Output
 from paceline.constraints.python_types import output as output_of
 from paceline.constraints.tool_grammar import read_tools, tool_calls
-from paceline.errors import ConstraintError, short
+from paceline.errors import ConstraintError
+from paceline.strings import short
 from paceline.text import ToolFormat
 
 THINKING: Final = (
@@ -34,12 +37,12 @@ class OutputSpec:
     response_format: Mapping[str, Any] | None = None
     output: Any = None  # a Python type, a pattern, a constraint
     whitespace: Whitespace = "fixed"
+    output_param: str = "output"  # the caller's name for `output`, which errors give
 
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
-            raise ConstraintError(
-                f"whitespace={self.whitespace!r} is not usable: expected one of {', '.join(WHITESPACE)}"
-            )
+            expected = f"expected one of {', '.join(WHITESPACE)}"
+            raise ConstraintError(f"{short(self.whitespace)} is not usable: {expected}", "whitespace")
         read_tools(self.tools, self.whitespace)
 
     @property
@@ -52,7 +55,9 @@ class OutputSpec:
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):
-                raise ConstraintError(f"tool_choice={short(self.tool_choice)} needs tools: give at least one")
+                raise ConstraintError(
+                    f"{short(self.tool_choice)} needs tools: give at least one", "tool_choice"
+                )
             return _thought(answer, opening)
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):
@@ -71,13 +76,19 @@ class OutputSpec:
             return None if given is None else response_format(given, self.whitespace)
         if self.response_format is not None:
             raise ConstraintError("output and response_format say the same thing: give one of them")
-        return output_of(self.output, self.whitespace).constraint
+        return RequestPart(self.output_param, self._output().constraint)
+
+    def _output(self) -> Output:
+        try:
+            return output_of(self.output, self.whitespace)
+        except ConstraintError as error:
+            raise error.within(self.output_param) from None
 
     def parser(self, opening: str = "") -> Callable[[str], Any] | None:
         """From a complete answer's text to its value."""
         if self.output is None:
             return None
-        parse = output_of(self.output, self.whitespace).parse
+        parse = self._output().parse
         return (lambda text: parse(_said(text))) if thinks(opening) else parse
 
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Json, Spell, Triggered, Whitespace, quoted
+from paceline.constraints.grammars import Constraint, Json, RequestPart, Spell, Triggered, Whitespace, quoted
 from paceline.constraints.json_schema import closed
-from paceline.errors import ConstraintError, short
+from paceline.errors import ConstraintError
+from paceline.strings import short
 from paceline.text import ToolFormat
 
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
@@ -18,7 +19,7 @@ class Call:
     """One call of one tool."""
 
     name: str
-    arguments: Json
+    arguments: Constraint
     format: ToolFormat
 
     def rules(self, name: str, spell: Spell) -> str:
@@ -68,7 +69,7 @@ def tool_calls(
     if choice == "none":
         return Triggered(form.trigger, None, anywhere=form.anywhere)
     if not known:
-        raise ConstraintError(f"tool_choice={short(choice)} needs tools: give at least one")
+        raise ConstraintError(f"{short(choice)} needs tools: give at least one", "tool_choice")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
@@ -77,38 +78,44 @@ def tool_calls(
     return Calls(calls, form, several=parallel and named is None)
 
 
-def _named(choice: str | Mapping[str, Any], known: Mapping[str, Json]) -> str | None:
+def _named(choice: str | Mapping[str, Any], known: Mapping[str, Constraint]) -> str | None:
     """The one tool that may be called; None: any."""
     inner = choice.get("function", choice) if isinstance(choice, Mapping) else {"name": choice}
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if choice in ("auto", "required"):
         return None
     if not isinstance(name, str) or name not in known:
+        expected = f"expected auto, required, none or one of {', '.join(known)}"
+        raise ConstraintError(f"{short(choice)} is unknown: {expected}", "tool_choice")
+    return name
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> dict[str, Constraint]:
+    """The arguments of each tool, by its name."""
+    known: dict[str, Constraint] = {}
+    for i, tool in enumerate(tools):
+        name = _name(tool, f"tools[{i}]")
+        if name in known:
+            raise ConstraintError(f"two tools are called {short(name)}: give each a name of its own", "tools")
+        param = f"tools[{i}].function.parameters" if "function" in tool else f"tools[{i}].parameters"
+        try:
+            known[name] = RequestPart(param, _arguments(tool.get("function", tool), name, whitespace))
+        except ConstraintError as error:
+            raise error.within(param) from None
+    return known
+
+
+def _name(tool: Any, param: str) -> str:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
         raise ConstraintError(
-            f"tool_choice={short(choice)} is unknown: "
-            f"expected auto, required, none or one of {', '.join(known)}"
+            'a tool needs {"type": "function", "function": {"name": ..., "parameters": {...}}}', param
         )
     return name
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> dict[str, Json]:
-    """What each tool takes, by its name."""
-    known: dict[str, Json] = {}
-    for tool in tools:
-        name, arguments = _read(tool, whitespace)
-        if name in known:
-            raise ConstraintError(f"two tools are called {short(name)}: give each a name of its own")
-        known[name] = arguments
-    return known
-
-
-def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
-    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-        raise ConstraintError(
-            'a tool needs {"type": "function", "function": {"name": ..., "parameters": {...}}}'
-        )
+def _arguments(function: Mapping[str, Any], name: str, whitespace: Whitespace) -> Json:
     parameters = function.get("parameters")
     if parameters is None:
         parameters = NO_ARGUMENTS
@@ -116,6 +123,6 @@ def _read(tool: Mapping[str, Any], whitespace: Whitespace) -> tuple[str, Json]:
     if not isinstance(parameters, Mapping) or "object" not in (kind if isinstance(kind, list) else [kind]):
         raise ConstraintError(f"the parameters of tool {short(name)} are no schema of an object")
     try:
-        return name, Json.of(closed({**parameters, "type": "object"}), whitespace)
+        return Json.of(closed({**parameters, "type": "object"}), whitespace)
     except RecursionError:
         raise ConstraintError(f"the parameters of tool {short(name)} are nested too deeply") from None

@@ -8,7 +8,7 @@ import torch
 
 from paceline.convert import dspark, eagle3
 from paceline.convert.foreign_checkpoint import OutputCheckpoint, TargetModel, require_new, write_folder
-from paceline.errors import SettingError, UnknownArchitecture
+from paceline.errors import UnknownArchitecture, UsageError
 from paceline.heads.head_checkpoint import Card, load
 
 Format = Literal["speculators"]
@@ -22,7 +22,7 @@ WRITERS: Final[dict[str, Callable[[Any, Card, TargetModel, str], OutputCheckpoin
 
 def known_word(given: str, known: Any) -> None:
     if given not in get_args(known):
-        raise SettingError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
+        raise UsageError(f"{given!r} is not known: expected one of {', '.join(get_args(known))}")
 
 
 def export(

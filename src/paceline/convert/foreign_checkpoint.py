@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from paceline.atomic import write_json
-from paceline.errors import CorruptModel, DrafterMismatch, SettingError, UnknownModel, short
-from paceline.heads.base import Pieces, Shape
+from paceline.errors import CorruptModel, DrafterMismatch, UnknownModel, UsageError
+from paceline.heads.base import DenseTargetEmbeddings, HeadConfig
 from paceline.heads.calibration import Calibration
+from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import open_checkpoint
+from paceline.target.weights.reader import load_embeddings, open_checkpoint
 from paceline.target.weights.safetensors import INDEX, SINGLE, read_json
 
 WHOLE_TEXT: Final = 2**30  # a window that holds any text
@@ -35,11 +35,11 @@ class TargetModel:
 
     name: str
     shape: ModelConfig
-    embeddings: Pieces  # float32
+    embeddings: DenseTargetEmbeddings  # float32
 
     @classmethod
     def open(cls, path: Path) -> "TargetModel":
-        return cls(path.name, open_checkpoint(path).shape, load_pieces(path))
+        return cls(path.name, open_checkpoint(path).shape, load_embeddings(path))
 
     @property
     def embed(self) -> Tensor:
@@ -88,7 +88,7 @@ class ImportedHead:
     """A checkpoint as a head of ours."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     draft_ids: Tensor  # ascending
     weights: Mapping[str, Tensor]  # of the net
     calibration: Calibration | None = None
@@ -186,7 +186,7 @@ def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> Non
 def require_new(out: Path) -> None:
     """A folder that holds something else is never written into."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SettingError(f"{out} is there already: name a new folder, or remove it first")
+        raise UsageError(f"{out} is there already: name a new folder, or remove it first")
 
 
 def read_folder(folder: Path) -> SourceCheckpoint:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.atomic import replacing, write_json
 from paceline.convert.export import Dtype, known_word
 from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new
-from paceline.errors import SettingError, UnknownArchitecture
+from paceline.errors import UnknownArchitecture, UsageError
 from paceline.target.weights.hf_folder import CONFIG, GEMMA3_PARTS, HEAD, OUTER, PARTS
 from paceline.target.weights.model_config import ModelConfig, Rope
 from paceline.target.weights.reader import load
@@ -40,7 +40,7 @@ def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
     float32 keeps every weight as it was decoded.
     """
     if path.is_dir():
-        raise SettingError(f"{path.name} is a folder already: other engines load it as it is")
+        raise UsageError(f"{path.name} is a folder already: other engines load it as it is")
     known_word(dtype, Dtype)
     require_new(out)
     weights = load(path)
@@ -59,7 +59,7 @@ def write_model(
     from safetensors.torch import save_file
 
     if source.resolve() == folder.resolve():
-        raise SettingError(f"{folder.name} is the model itself: give another folder for the trained one")
+        raise UsageError(f"{folder.name} is the model itself: give another folder for the trained one")
     folder.mkdir(parents=True, exist_ok=True)
     name = str(dtype).removeprefix("torch.")
     if source.is_dir():

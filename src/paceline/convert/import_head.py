@@ -17,7 +17,7 @@ from paceline.convert.foreign_checkpoint import (
 from paceline.errors import CorruptModel, SettingError, UnknownArchitecture
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import Card, Storage, save
-from paceline.heads.registry import KINDS
+from paceline.heads.registry import HEAD_TYPES
 
 SPECULATORS: Final[dict[str, Callable[[SourceCheckpoint, TargetModel], ImportedHead]]] = {
     "eagle3": eagle3.from_checkpoint,
@@ -34,11 +34,11 @@ def import_(
     called; without one, what its file or folder is.
     """
     if weights not in get_args(Storage):
-        raise SettingError(f"weights={weights!r} is not known: expected {' or '.join(get_args(Storage))}")
+        raise SettingError("weights", weights, " or ".join(get_args(Storage)))
     require_new(out)
     source, model = read_folder(checkpoint), TargetModel.open(target)
     head = _with_metadata(_reader(source)(source, model), source)
-    net = KINDS[head.kind].net(head.shape, model.embeddings, head.draft_ids)
+    net = HEAD_TYPES[head.kind].net(head.shape, model.embeddings, head.draft_ids)
     net.load_state_dict(dict(head.weights))
     card = Card(
         kind=head.kind,

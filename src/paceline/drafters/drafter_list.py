@@ -1,238 +1,315 @@
-"""A list of drafters is a drafter: the first that has a guess answers.
+"""A list of drafters is a drafter: the first with a draft wins, segment by segment.
 
-Where that guess is unsure or short, a trained head of the list is asked too, if that is likely to be worth
-its time: to do better, or to go on where the guess ends.
+Where that draft is unsure or short, a trained head of the list is asked too, if its expected gain exceeds its
+cost: to replace the draft, or to continue it.
 
-Where the output has a grammar and its drafter is among them, they take turns: the tokens that must come, then
-whoever fills the free part, then the next tokens that must come.
+Where the output has a grammar and its drafter is in the list, drafters interleave: forced tokens, then a
+segment by the first drafter that fills the free part, then the next forced tokens.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from paceline.drafters.support.grammar_filter import CERTAIN, legal, unsure, walk
-from paceline.drafters.support.guard import drafts_of, forgiven
-from paceline.drafters.support.worth import Worth
-from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, HiddenRows, Scores, Seq, Verdict
+from paceline.drafters.support.grammar_filter import FORCED, grammar_valid, unforced, valid_prefix
+from paceline.drafters.support.guard import guarded
+from paceline.types import (
+    NO_DRAFT,
+    ROOT,
+    Ask,
+    Cursor,
+    Draft,
+    Drafter,
+    DrafterEstimates,
+    HiddenRows,
+    Scores,
+    Seq,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ROW_COST: Final = 0.05  # of a pass: verifying one more node
+UNKNOWN_COST: Final = 0.2  # of a pass: a head that was not asked yet
+PROBE_EVERY: Final = 16  # times a head that does not pay is skipped before it is asked again
+GAIN_DECAY: Final = 0.93  # weight of earlier drafts in a head's expected gain
+GAIN_PRIOR: Final = 1.0  # tokens
+
 
 class DrafterList(Drafter):
-    """Each leg of a draft is by one drafter, who is asked in one call for all sequences."""
+    """Each segment of a draft is by one drafter, which is asked in one call for all sequences."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], estimates: DrafterEstimates | None = None) -> None:
+        """estimates: of the controller; without them every score is believed."""
         self.drafters = tuple(drafters)
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
-        self.took_ns: Counter[str] = Counter()  # of the last draft, by drafter
-        self._turns = any(drafter.interleaves for drafter in self.drafters)
+        self.draft_ns: Counter[str] = Counter()  # of the last draft, by drafter
+        self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
-        self._worth = Worth()
+        self._value = _HeadValue(estimates or _NothingKnown())
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        self.took_ns.clear()
-        runs = [
-            _Run(ask if self._turns or not ask.forced_budget else replace(ask, forced_budget=0))
-            for ask in asks
-        ]
-        running = [run for run in runs if not run.over]
-        legs = 0
-        while running:
-            self._leg(running, legs)
-            legs += 1
-            running = [run for run in running if len(run.legs) == legs and not run.over]
+        self.draft_ns.clear()
+        if not self._interleaves:
+            asks = [replace(ask, forced_budget=0) if ask.forced_budget else ask for ask in asks]
+        drafts = [_DraftInProgress(ask) for ask in asks]
+        growing = [draft for draft in drafts if not draft.ended]
+        segments = 0
+        while growing:
+            self._add_segment(growing, segments)
+            segments += 1
+            growing = [draft for draft in growing if len(draft.segments) == segments and not draft.ended]
         for head in self._heads:
-            self._weigh(head, [run for run in runs if run.may_weigh(head)])
-        self._worth.pass_begins()
-        return [run.draft() for run in runs]
+            self._improve(head, [draft for draft in drafts if draft.may_improve(head)])
+        return [draft.joined() for draft in drafts]
 
-    def _weigh(self, head: Drafter, runs: Sequence["_Run"]) -> None:
-        """Lets a head do better than what there is, or go on after it."""
-        asked = [(run, ask) for run in runs if (ask := self._worth.further(head, run.ask, run.legs[0]))]
-        drafts = self._ask(head, [ask for _, ask in asked]) if asked else []
-        for (run, ask), draft in zip(asked, drafts, strict=True):
-            if ask is not run.ask:
-                run.legs += [draft] if draft else []
-            elif self._worth.expects(draft)[0] > self._worth.expects(run.legs[0])[0]:
-                run.legs = [draft]
+    def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
+        """Lets a head replace or continue drafts that other drafters made."""
+        asked = [(d, ask) for d in drafts if (ask := self._value.further_ask(head, d.ask, d.segments[0]))]
+        answers = self._ask(head, [ask for _, ask in asked]) if asked else []
+        for (draft, ask), answer in zip(asked, answers, strict=True):
+            if ask is not draft.ask:
+                draft.segments += [answer] if answer else []
+            elif _is_scored(answer) and self._value.gain(answer) > self._value.gain(draft.segments[0]):
+                draft.segments = [answer]
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
+        """One draft for each ask, whatever the drafter does."""
+        drafts = [NO_DRAFT] * len(asks)
         started = perf_counter_ns()
-        drafts = drafts_of(drafter, asks)
-        took = perf_counter_ns() - started
-        self.took_ns[drafter.name] += took
+        with guarded(drafter, "this round has none of its drafts"):
+            drafts = _checked(drafter.draft(asks), len(asks))
+        self.draft_ns[drafter.name] += perf_counter_ns() - started
         if drafter in self._heads:
-            whole = [draft for ask, draft in zip(asks, drafts, strict=True) if not ask.after]
-            self._worth.drafted(drafter, whole, took)
+            self._value.learn(drafter, [d for ask, d in zip(asks, drafts, strict=True) if not ask.after])
         return drafts
 
-    def _leg(self, runs: Sequence["_Run"], before: int) -> None:
-        """One more leg for each run that someone has a guess for; they have `before` legs so far."""
+    def _add_segment(self, drafts: Sequence["_DraftInProgress"], before: int) -> None:
+        """One more segment for each draft that a drafter can continue; all have `before` segments so far."""
         for drafter in self.drafters:
-            asked = [run for run in runs if len(run.legs) == before and run.may_ask(drafter)]
-            free = [run for run in asked if run.ask.cursor is None] if drafter in self._heads else []
-            if free and not self._worth.pays(drafter):
-                asked = [run for run in asked if run not in free]
+            asked = [d for d in drafts if len(d.segments) == before and d.may_ask(drafter)]
+            free = [d for d in asked if d.ask.cursor is None] if drafter in self._heads else []
+            if free and not self._value.pays(drafter):
+                asked = [d for d in asked if d not in free]
             if asked:
-                drafts = self._ask(drafter, [run.ask for run in asked])
-                for run, draft in zip(asked, drafts, strict=True):
-                    run.take(drafter, draft)
+                answers = self._ask(drafter, [d.ask for d in asked])
+                for draft, answer in zip(asked, answers, strict=True):
+                    with guarded(drafter, "this round has none of its drafts"):
+                        draft.add(drafter, answer)
 
     def begin(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with forgiven(drafter, "begins without it"):
+            with guarded(drafter, "the request begins without it"):
                 drafter.begin(seq)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
-        self._worth.judged(verdicts)
         for drafter in self.drafters:
-            with forgiven(drafter, "goes on"):
+            with guarded(drafter, "the request continues"):
                 drafter.observe(seqs, verdicts, scores)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
-                with forgiven(drafter, "goes on"):
+                with guarded(drafter, "the request continues"):
                     drafter.on_hidden(hidden_rows)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with forgiven(drafter, "ends all the same"):
+            with guarded(drafter, "the request ends all the same"):
                 drafter.end(seq)
 
 
-class _Run:
-    """One draft on its way from drafter to drafter."""
+class _NothingKnown(DrafterEstimates):
+    """Believes every score."""
 
-    __slots__ = ("ask", "last", "legs", "over", "rejected_sources")
+
+class _HeadValue:
+    """Decides whether to ask a trained head, by its expected gain in tokens and its cost in passes."""
+
+    def __init__(self, estimates: DrafterEstimates) -> None:
+        self._estimates = estimates
+        self._gains: defaultdict[str, float] = defaultdict(lambda: GAIN_PRIOR)
+        self._skipped: Counter[str] = Counter()
+
+    def gain(self, draft: Draft) -> float:
+        """Tokens that a draft with scores is expected to add, less the cost of verifying them."""
+        return self._gain(self._estimates.chances(draft))
+
+    def _gain(self, chances: Sequence[float]) -> float:
+        return sum(max(0.0, chance - ROW_COST) for chance in chances)
+
+    def _cost(self, head: Drafter) -> float:
+        cost = self._estimates.cost(head.name)
+        return UNKNOWN_COST if cost is None else cost
+
+    def pays(self, head: Drafter) -> bool:
+        """Whether to ask it where no other drafter has a draft; now and then also where it does not pay."""
+        if self._gains[head.name] > self._cost(head):
+            return True
+        self._skipped[head.name] += 1
+        return self._skipped[head.name] % PROBE_EVERY == 0
+
+    def further_ask(self, head: Drafter, ask: Ask, draft: Draft) -> Ask | None:
+        """The ask for a head beside this draft: to replace it, to continue it, or None."""
+        chances = self._estimates.chances(draft)
+        gain, reach = self._gain(chances), chances[-1] if chances else 1.0
+        replaces = self._gains[head.name] - gain
+        continues = reach * self._gains[head.name] if ask.budget > len(draft) else 0.0
+        if max(replaces, continues) <= self._cost(head) * (1 + gain):  # tokens lost by the longer round
+            return None
+        if replaces >= continues:
+            return ask
+        return Ask(ask.seq, ask.budget - len(draft), (*ask.after, *draft.tokens), None, ask.forced_budget)
+
+    def learn(self, head: Drafter, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            if draft and _is_scored(draft):
+                gain = self.gain(draft)
+                self._gains[head.name] = GAIN_DECAY * self._gains[head.name] + (1 - GAIN_DECAY) * gain
+
+
+class _DraftInProgress:
+    """One draft, as it goes from drafter to drafter."""
+
+    __slots__ = ("ask", "ended", "last", "rejected_sources", "segments")
 
     def __init__(self, ask: Ask) -> None:
-        self.ask = ask  # what is wanted after the legs so far
-        self.legs: list[Draft] = []
-        self.last: Drafter | None = None  # whose leg was the last
-        self.rejected_sources: list[str] = []  # who made each guess that the grammar cannot take
-        self.over = ask.cursor is not None and ask.cursor.finished
+        self.ask = ask  # for what follows the segments so far
+        self.segments: list[Draft] = []
+        self.last: Drafter | None = None  # of the last segment
+        self.rejected_sources: list[str] = []  # the drafter of each token the grammar rejected
+        self.ended = ask.cursor is not None and ask.cursor.finished
 
     def may_ask(self, drafter: Drafter) -> bool:
         if self.ask.cursor is None:
             return True
         if self.last is not None:
-            turn = drafter.interleaves or self.last.interleaves
-            if not turn or drafter is self.last:
+            interleaved = drafter.interleaves or self.last.interleaves
+            if not interleaved or drafter is self.last:
                 return False
         return self.ask.budget > 0 or (drafter.interleaves and self.ask.forced_budget > 0)
 
-    def may_weigh(self, head: Drafter) -> bool:
-        """Whether what there is may be dropped for what it says: not where it was drawn, or has a grammar."""
-        if self.ask.cursor is not None or len(self.legs) != 1 or self.last is head or self.ask.budget < 1:
+    def may_improve(self, head: Drafter) -> bool:
+        """A draft may be dropped for its tokens only if it was not sampled; with a grammar it never is."""
+        if self.ask.cursor is not None or len(self.segments) != 1 or self.last is head or self.ask.budget < 1:
             return False
-        spec, leg = self.ask.seq.spec, self.legs[0]
-        signed = len(leg.scores) == len(leg.sources) == len(leg)
-        return spec.accept == "match" and spec.tree_width == 1 and leg.parents is None and signed
+        spec, draft = self.ask.seq.spec, self.segments[0]
+        may_drop = spec.accept == "match" and spec.tree_width == 1
+        return may_drop and draft.parents is None and _is_scored(draft)
 
-    def take(self, drafter: Drafter, draft: Draft) -> None:
-        """Adds a leg, if anything of the draft is wanted and can be taken."""
-        leg, end = (draft, None) if self.ask.cursor is None else self._leg(drafter, draft, self.ask.cursor)
-        if leg:
-            self.legs.append(leg)
+    def add(self, drafter: Drafter, draft: Draft) -> None:
+        """Adds a segment, if any of the draft is within the budget and grammar-valid."""
+        cursor = self.ask.cursor
+        segment, end = (draft, None) if cursor is None else self._segment(drafter, draft, cursor)
+        if segment:
+            self.segments.append(segment)
             self.last = drafter
-            self.over = end is None or end.finished
+            self.ended = end is None or end.finished
             if end is not None:
-                self.ask = _after(self.ask, leg, end)
+                self.ask = _ask_after(self.ask, segment, end)
 
-    def _leg(self, drafter: Drafter, draft: Draft, cursor: Cursor) -> tuple[Draft, Cursor | None]:
-        """What there is to add, and where it ends: None for a tree, and for one drawn against the grammar.
+    def _segment(self, drafter: Drafter, draft: Draft, cursor: Cursor) -> tuple[Draft, Cursor | None]:
+        """The segment and the grammar state after it: None for a tree, and for invalid sampled tokens.
 
-        A bare leg ends where tokens are forced: those who are certain of them go on.
+        A segment that was not sampled ends where tokens are forced: drafters that interleave continue.
         """
-        draft = _signed(draft, drafter)
+        draft = _with_sources(draft, drafter)
         if not is_chain(draft):
-            fit = legal(cursor, draft)
-            self.rejected_sources += (Counter(draft.sources) - Counter(fit.sources)).elements()
-            return _wanted(fit, self.ask), None
-        draft = _wanted(draft, self.ask)
+            valid = grammar_valid(cursor, draft)
+            self.rejected_sources += (Counter(draft.sources) - Counter(valid.sources)).elements()
+            return _within_budget(valid, self.ask), None
+        draft = _within_budget(draft, self.ask)
         hand_over = draft.q is None and self.ask.forced_budget > 0 and not drafter.interleaves
-        taken, end = walk(cursor, draft.tokens, until_forced=hand_over)
+        taken, end = valid_prefix(cursor, draft.tokens, until_forced=hand_over)
         if draft.q is None:
             if not end.finished and not (hand_over and taken and end.forced()):
                 self.rejected_sources += draft.sources[taken:]
             return draft.first(taken), end
         return draft, end if taken == len(draft) else None
 
-    def draft(self) -> Draft:
-        whole = joined(self.legs)
-        return (
-            replace(whole, rejected_sources=tuple(self.rejected_sources)) if self.rejected_sources else whole
-        )
+    def joined(self) -> Draft:
+        whole, rejected = joined(self.segments), tuple(self.rejected_sources)
+        return replace(whole, rejected_sources=rejected) if rejected else whole
+
+
+def _checked(drafts: list[Draft], count: int) -> list[Draft]:
+    if len(drafts) != count:
+        raise ValueError(f"{len(drafts)} drafts for {count} asks")
+    return drafts
+
+
+def _is_scored(draft: Draft) -> bool:
+    return len(draft.scores) == len(draft.sources) == len(draft)
 
 
 def is_chain(draft: Draft) -> bool:
     return draft.parents is None or draft.parents == tuple(range(ROOT, len(draft) - 1))
 
 
-def _signed(draft: Draft, drafter: Drafter) -> Draft:
-    """Each node with its source; only those who take turns can be certain."""
+def _with_sources(draft: Draft, drafter: Drafter) -> Draft:
+    """Each node with its source; only drafters that interleave can claim forced tokens."""
     sources = draft.sources or (drafter.name,) * len(draft)
-    scores = draft.scores if drafter.interleaves else tuple(unsure(score) for score in draft.scores)
+    scores = draft.scores if drafter.interleaves else tuple(unforced(score) for score in draft.scores)
     return replace(draft, sources=sources, scores=scores)
 
 
-def _wanted(draft: Draft, ask: Ask) -> Draft:
-    """The first nodes, up to the first that is one too many of its kind."""
+def _within_budget(draft: Draft, ask: Ask) -> Draft:
+    """The first nodes, up to the first that exceeds the budget for its kind."""
     left = {True: ask.forced_budget, False: ask.budget}
     for node in range(len(draft)):
-        certain = _certain(draft, node)
-        if not left[certain]:
+        forced = _is_forced(draft, node)
+        if not left[forced]:
             return draft.first(node)
-        left[certain] -= 1
+        left[forced] -= 1
     return draft
 
 
-def _certain(draft: Draft, node: int) -> bool:
-    return draft.q is None and len(draft.scores) > node and draft.scores[node] == CERTAIN
+def _is_forced(draft: Draft, node: int) -> bool:
+    return draft.q is None and len(draft.scores) > node and draft.scores[node] == FORCED
 
 
-def _after(ask: Ask, leg: Draft, end: Cursor) -> Ask:
-    certain = sum(_certain(leg, node) for node in range(len(leg)))
-    budget = ask.budget - (len(leg) - certain)
-    return Ask(ask.seq, budget, (*ask.after, *leg.tokens), end, ask.forced_budget - certain)
+def _ask_after(ask: Ask, segment: Draft, end: Cursor) -> Ask:
+    forced = sum(_is_forced(segment, node) for node in range(len(segment)))
+    budget = ask.budget - (len(segment) - forced)
+    return Ask(ask.seq, budget, (*ask.after, *segment.tokens), end, ask.forced_budget - forced)
 
 
-def joined(legs: Sequence[Draft]) -> Draft:
-    """One draft of legs that follow one another; all but the last are chains."""
-    if len(legs) < 2:
-        return legs[0] if legs else NO_DRAFT
-    tokens = tuple(token for leg in legs for token in leg.tokens)
-    sources = tuple(source for leg in legs for source in leg.sources)
-    scores = tuple(score for leg in legs for score in leg.scores)
-    return Draft(tokens, _parents(legs), sources, scores if all(leg.scores for leg in legs) else (), _q(legs))
+def joined(segments: Sequence[Draft]) -> Draft:
+    """One draft of segments that follow one another; all but the last are chains."""
+    if len(segments) < 2:
+        return segments[0] if segments else NO_DRAFT
+    tokens = tuple(token for segment in segments for token in segment.tokens)
+    sources = tuple(source for segment in segments for source in segment.sources)
+    scored = all(segment.scores for segment in segments)
+    scores = tuple(score for segment in segments for score in segment.scores) if scored else ()
+    return Draft(tokens, _parents(segments), sources, scores, _q(segments))
 
 
-def _parents(legs: Sequence[Draft]) -> tuple[int, ...] | None:
-    if is_chain(legs[-1]):
+def _parents(segments: Sequence[Draft]) -> tuple[int, ...] | None:
+    *chains, last = segments
+    if is_chain(last):
         return None
-    start = sum(len(leg) for leg in legs[:-1])
-    return (*range(ROOT, start - 1), *(start + legs[-1].parent(node) for node in range(len(legs[-1]))))
+    start = sum(map(len, chains))
+    return (*range(ROOT, start - 1), *(start + last.parent(node) for node in range(len(last))))
 
 
-def _q(legs: Sequence[Draft]) -> "Tensor | None":
-    """A bare guess is as one drawn from the law that says nothing else."""
-    drawn = [leg.q for leg in legs if leg.q is not None]
-    if not drawn:
+def _q(segments: Sequence[Draft]) -> "Tensor | None":
+    """A token that was not sampled has a one-hot q."""
+    sampled = [segment.q for segment in segments if segment.q is not None]
+    if not sampled:
         return None
-    vocab, start = drawn[0].shape[1], 0
-    rows = drawn[0].new_zeros(sum(len(leg) for leg in legs), vocab)
-    for leg in legs:
-        if leg.q is not None:
-            rows[start : start + len(leg)] = leg.q
+    vocab, start = sampled[0].shape[1], 0
+    rows = sampled[0].new_zeros(sum(map(len, segments)), vocab)
+    for segment in segments:
+        if segment.q is not None:
+            rows[start : start + len(segment)] = segment.q
         else:
-            for node, token in enumerate(leg.tokens, start):
+            for node, token in enumerate(segment.tokens, start):
                 if 0 <= token < vocab:
                     rows[node, token] = 1
-        start += len(leg)
+        start += len(segment)
     return rows

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.drafters.support.grammar_filter import CERTAIN, walk
+from paceline.drafters.support.grammar_filter import FORCED, valid_prefix
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter
 
 SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
@@ -19,12 +19,12 @@ class Grammar(Drafter):
     def _draft(self, ask: Ask, cursor: Cursor) -> Draft:
         tokens: list[int] = []
         scores: list[float] = []
-        left = {CERTAIN: ask.forced_budget, SPELLED: ask.budget}
+        left = {FORCED: ask.forced_budget, SPELLED: ask.budget}
         while not cursor.finished:
-            run, score = cursor.forced(), CERTAIN
+            run, score = cursor.forced(), FORCED
             if not run:
                 run, score = cursor.canonical(), SPELLED
-            taken, cursor = walk(cursor, run[: left[score]])
+            taken, cursor = valid_prefix(cursor, run[: left[score]])
             tokens += run[:taken]
             scores += [score] * taken
             left[score] -= taken

@@ -23,7 +23,7 @@ class Ngram(Drafter):
 
     def __init__(self, sizes: Sequence[int] = (4, 3, 2)) -> None:
         if not sizes or min(sizes) < 1:
-            raise SettingError(f"sizes={sizes!r} is not usable: expected one or more whole numbers above 0")
+            raise SettingError("sizes", sizes, "one or more whole numbers above 0")
         self.sizes = tuple(sorted(sizes, reverse=True))
         self._said: dict[str, _Said] = {}
 

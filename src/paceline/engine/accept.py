@@ -1,6 +1,13 @@
-"""What becomes of a draft. Pure: laws and coins come in, a verdict goes out.
+"""The acceptance rules. Pure: distributions and coins come in, a verdict goes out.
 
-A node's law or choice is what the target says *after* that node; after ROOT, what follows the text so far.
+match     common random numbers (Gumbel coupling, arXiv 2408.07978): the target samples its own token at every
+          position with noise that depends on the position alone, and the draft is followed while it agrees
+residual  speculative sampling (arXiv 2302.01318, 2211.17192), extended to trees
+block     block verification (arXiv 2403.10444)
+typical   the typical acceptance of Medusa (arXiv 2401.10774); lossy
+
+A node's distribution or choice is the target's for the position *after* that node; that of ROOT follows the
+committed text.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +19,7 @@ from paceline.errors import ConstraintError
 from paceline.sampling import ACCEPT, RESAMPLE, Doubles, coin
 from paceline.types import ROOT, Draft, Verdict
 
-LawAt = Callable[[int], Doubles]  # node -> probabilities [vocab]
+ProbsAt = Callable[[int], Doubles]  # node -> probabilities [vocab]
 
 
 class Coins(Protocol):
@@ -23,16 +30,16 @@ class Coins(Protocol):
 
 
 class KeyedCoins:
-    """Coins of one round, which its place in the output identifies: every round commits a token."""
+    """Coins of one round, keyed by its position in the output: every round commits a token."""
 
     def __init__(self, seed: int, choice: int, index: int) -> None:
-        self._where = (seed, choice)
+        self._stream = (seed, choice)
         self._index = index
-        self._thrown = 0
+        self._flips = 0
 
     def _next(self, stream: int) -> float:
-        self._thrown += 1
-        return coin(*self._where, stream, self._index, self._thrown)
+        self._flips += 1
+        return coin(*self._stream, stream, self._index, self._flips)
 
     def flip(self, p: float) -> bool:
         return self._next(ACCEPT) < p
@@ -43,32 +50,32 @@ class KeyedCoins:
 
 
 def match(draft: Draft, choice: Callable[[int], int]) -> Verdict:
-    """Follow the draft while it agrees. Every token kept is the target's own choice."""
+    """Follows the draft while it agrees. Every committed token is the target's own choice."""
     path: list[int] = []
     node, token = ROOT, choice(ROOT)
     while (nxt := draft.child(node, token)) is not None:
         try:
             following = choice(nxt)
-        except ConstraintError:  # the next round says so, as plain decoding does
+        except ConstraintError:  # the next round raises it, as plain decoding would
             break
         path.append(nxt)
         node, token = nxt, following
     return Verdict(tuple(path), token)
 
 
-def residual(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
-    """Rejection sampling down a chain or tree: text has exactly the target's law.
+def residual(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+    """Rejection sampling down a chain or tree: the text has exactly the target's distribution.
 
-    Needs q[i] to be what tokens[i] was drawn from, given that its elder siblings were drawn before it.
+    Needs q[i] to be what tokens[i] was sampled from, given that its elder siblings were sampled before it.
     """
-    if draft.q is None:  # bare guesses: let the target draw, then compare
-        return match(draft, lambda node: coins.pick(law(node)))
+    if draft.q is None:  # not sampled: let the target sample, then compare
+        return match(draft, lambda node: coins.pick(probs(node)))
     q = _rows(draft)
     path: list[int] = []
     node = ROOT
     while True:
         try:
-            p = law(node)
+            p = probs(node)
         except ConstraintError:
             return _up_to(draft, path)
         for child in draft.children(node):
@@ -82,33 +89,33 @@ def residual(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
             return Verdict(tuple(path), coins.pick(p))
 
 
-def block(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
+def block(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
     """Block verification of a chain: exact, and never accepts fewer tokens than `residual` on average.
 
-    reach[i] is the chance that the first i tokens may stay; the longest stretch whose coin falls is kept.
+    reach[i] is the probability that the first i tokens may stay; the longest prefix whose coin falls is kept.
     """
     if draft.q is None:
-        return residual(draft, law, coins)
+        return residual(draft, probs, coins)
     q = _rows(draft)
     k = len(draft)
     reach = [1.0]
     for i, x in enumerate(draft.tokens):
-        if reach[i] == 0:  # the target cannot say this token, and has no law for what follows it
+        if reach[i] == 0:  # probability 0 for this token, so no distribution after it
             break
         try:
-            reach.append(min(1.0, reach[i] * float(law(i - 1)[x]) / float(q[i][x])))
+            reach.append(min(1.0, reach[i] * float(probs(i - 1)[x]) / float(q[i][x])))
         except ConstraintError:
-            return block(draft.first(i), law, coins) if i else _up_to(draft, ())
+            return block(draft.first(i), probs, coins) if i else _up_to(draft, ())
     kept = 0
     for i in range(1, len(reach)):
         if reach[i] == 0:
             break
-        left = 0.0 if i == k else float(np.maximum(reach[i] * law(i - 1) - q[i], 0).sum())
+        left = 0.0 if i == k else float(np.maximum(reach[i] * probs(i - 1) - q[i], 0).sum())
         chance = reach[k] if i == k else _ratio(left, left + 1 - reach[i])
         if coins.flip(chance):
             kept = i
     try:
-        p = law(kept - 1)
+        p = probs(kept - 1)
     except ConstraintError:
         return _up_to(draft, range(kept))
     if kept < k:
@@ -116,27 +123,27 @@ def block(draft: Draft, law: LawAt, coins: Coins) -> Verdict:
     return Verdict(tuple(range(kept)), coins.pick(p))
 
 
-def typical(draft: Draft, law: LawAt, choice: Callable[[int], int]) -> Verdict:
-    """LOSSY. Medusa's rule: a guess stays if the target finds it likely enough for how unsure it is."""
+def typical(draft: Draft, probs: ProbsAt, choice: Callable[[int], int]) -> Verdict:
+    """LOSSY. Accepts a token whose probability exceeds a threshold that falls with the entropy (Medusa)."""
     epsilon, delta = 0.3, 0.09
     path: list[int] = []
     node = ROOT
     while True:
         try:
-            p = law(node)
+            p = probs(node)
         except ConstraintError:
             return _up_to(draft, path)
         entropy = -float((p[p > 0] * np.log(p[p > 0])).sum())
         threshold = min(epsilon, delta * float(np.exp(-entropy)))
-        liked = [c for c in draft.children(node) if p[draft.tokens[c]] > threshold]
-        if not liked:
+        typical_nodes = [c for c in draft.children(node) if p[draft.tokens[c]] > threshold]
+        if not typical_nodes:
             return Verdict(tuple(path), choice(node))
-        node = max(liked, key=lambda c: float(p[draft.tokens[c]]))
+        node = max(typical_nodes, key=lambda c: float(p[draft.tokens[c]]))
         path.append(node)
 
 
 def _up_to(draft: Draft, path: Sequence[int]) -> Verdict:
-    """To be called where the grammar fails after guesses that were kept: the next round says so."""
+    """The verdict where the grammar fails after accepted nodes: the next round raises the error."""
     if not path:
         raise  # the error being handled
     return Verdict(tuple(path[:-1]), draft.tokens[path[-1]])
@@ -153,7 +160,7 @@ def _ratio(p: float, q: float) -> float:
 
 
 def _remainder(p: Doubles, q: Doubles, otherwise: Doubles | None = None) -> Doubles:
-    """The part of p that q does not cover, to be drawn from after a rejection."""
+    """The normalised positive part of p - q, to be sampled from after a rejection."""
     rest = np.maximum(p - q, 0)
     total = rest.sum()
     if total <= 0:  # p and q are equal up to rounding, so a rejection has no weight

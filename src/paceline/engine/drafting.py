@@ -1,4 +1,4 @@
-"""Who guesses for whom, how far, and what of it goes into the pass."""
+"""Who drafts for which sequence, how far, and which part of each draft goes into the pass."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,17 @@ from typing import Final
 
 from torch import Tensor
 
-from paceline.drafters import OF_THE_TARGET
 from paceline.drafters.drafter_list import DrafterList
-from paceline.drafters.support.guard import drafts_of, forgiven
 from paceline.engine.scheduled import Scheduled, by_drafters
-from paceline.errors import SettingError, short
+from paceline.errors import UsageError
+from paceline.strings import unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
-MOST_CERTAIN: Final = 32  # guesses that cannot be wrong, in one draft
+MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
 
 
 class Drafting:
-    """The drafters of an engine, and the controller that says how much of them is worth it."""
+    """The drafters of an engine, and the controller that decides how much of their drafts to verify."""
 
     def __init__(self, target: Target, drafters: Mapping[str, Drafter], controller: Controller) -> None:
         self._target = target
@@ -30,12 +29,10 @@ class Drafting:
         """The request's list of drafters, as one drafter."""
         names = seq.spec.drafters
         if names not in self._lists:
-            unknown = [n for n in names if n not in self._drafters]
-            if unknown:
-                known = ", ".join(sorted(self._drafters))
-                hint = ": name it when the model is loaded" if unknown[0] in OF_THE_TARGET else ""
-                raise SettingError(f"no drafter is called {short(unknown[0])}{hint}. Known here: {known}")
-            self._lists[names] = DrafterList([self._drafters[n] for n in names])
+            if unknown := [n for n in names if n not in self._drafters]:
+                raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
+            members = [self._drafters[n] for n in names]
+            self._lists[names] = DrafterList(members, self._controller.estimates(names))
         return self._lists[names]
 
     def begin(self, seq: Seq) -> None:
@@ -45,76 +42,85 @@ class Drafting:
         self.drafter(seq).end(seq)
 
     def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
-        """Puts a drafter in the place of the one with its name, of which nothing is remembered."""
-        self._drafters[drafter.name] = drafter
-        self._controller.forget(drafter.name)
-        self._lists = {names: relay for names, relay in self._lists.items() if drafter.name not in names}
+        """Takes the place of the drafter with the same name; nothing that was learned of that one stays."""
+        name = drafter.name
+        self._drafters[name] = drafter
+        self._controller.forget(name)
+        self._lists = {names: members for names, members in self._lists.items() if name not in names}
+        alone = DrafterList([drafter])
         for seq in running:
-            if drafter.name in seq.spec.drafters:
-                with forgiven(drafter, "goes on without it"):
-                    drafter.begin(seq)
+            if name in seq.spec.drafters:
+                alone.begin(seq)
 
-    def taps(self, turns: Sequence[Scheduled]) -> tuple[int, ...]:
-        return tuple(sorted({tap for t in turns for tap in self.drafter(t.seq).taps}))
+    def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
+        return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
 
-    def plan(self, turns: Sequence[Scheduled]) -> None:
-        rows = sum(len(t.fed) for t in turns)
-        for turn, budget in zip(turns, self._controller.plan([t.seq for t in turns], rows), strict=True):
-            seq, most = turn.seq, self._target.max_context
-            room = min(seq.prompt_len + seq.params.max_tokens, most) - len(seq.tokens) - 1
-            room = min(room, self._target.invariant_rows - len(turn.fed)) if turn.scored else 0
-            turn.budget = max(0, min(budget, seq.spec.max_draft, room))
+    def plan(self, scheduled: Sequence[Scheduled]) -> None:
+        """Sets the budgets: at most what the controller, the request, the context and the pass allow."""
+        rows = sum(len(s.fed) for s in scheduled)
+        budgets = self._controller.plan([s.seq for s in scheduled], rows)
+        for s, budget in zip(scheduled, budgets, strict=True):
+            seq, max_context = s.seq, self._target.max_context
+            room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
+            room = min(room, self._target.invariant_rows - len(s.fed)) if s.scored else 0
+            s.budget = max(0, min(budget, seq.spec.max_draft, room))
             if seq.cursor is not None and seq.spec.max_draft:
-                turn.forced_budget = max(0, min(MOST_CERTAIN, room - turn.budget))
+                s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
 
-    def draft(self, turns: Sequence[Scheduled]) -> dict[str, int]:
-        """Microseconds by drafter."""
-        took: Counter[str] = Counter()
-        asking = [t for t in turns if t.budget or t.forced_budget]
+    def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
+        """Sets the drafts; returns microseconds by drafter."""
+        draft_ns: Counter[str] = Counter()
+        asking = [s for s in scheduled if s.budget or s.forced_budget]
         for group in by_drafters(asking):
             drafter = self.drafter(group[0].seq)
-            asks = [Ask(t.seq, t.budget, cursor=t.seq.cursor, forced_budget=t.forced_budget) for t in group]
-            for turn, draft in zip(group, drafts_of(drafter, asks), strict=True):
-                turn.drafted = len(draft)
-                draft = _sure(draft.first(turn.budget + turn.forced_budget), turn.seq.spec.threshold)
-                turn.draft = self._usable(draft, drafter.name)
-            took.update(drafter.took_ns)
-        rows = sum(len(t.fed) for t in turns)
-        kept = self._controller.trim([t.seq for t in asking], [t.draft for t in asking], rows)
-        for turn, nodes in zip(asking, kept, strict=True):
-            turn.draft = turn.draft.first(nodes)
-        return {name: ns // 1000 for name, ns in took.items()}
+            asks = [Ask(s.seq, s.budget, cursor=s.seq.cursor, forced_budget=s.forced_budget) for s in group]
+            for s, draft in zip(group, drafter.draft(asks), strict=True):
+                s.drafted = len(draft)
+                draft = _above_threshold(draft.first(s.budget + s.forced_budget), s.seq.spec.threshold)
+                s.draft = self._usable(draft, drafter.name)
+            draft_ns.update(drafter.draft_ns)
+        rows = sum(len(s.fed) for s in scheduled)
+        lengths = self._controller.trim([s.seq for s in asking], [s.draft for s in asking], rows)
+        for s, nodes in zip(asking, lengths, strict=True):
+            s.draft = s.draft.first(nodes)
+        return {name: ns // 1000 for name, ns in draft_ns.items()}
 
-    def observe(self, turns: Sequence[Scheduled], scores: Scores) -> None:
-        self._show(turns, scores)
-        number = {t.seq.id: i for i, t in enumerate(turns)}
-        for group in by_drafters([t for t in turns if t.verdict is not None]):
-            places = [number[t.seq.id] for t in group]
-            verdicts = [t.verdict for t in group if t.verdict is not None]
-            starts = tuple(scores.starts[i] for i in places)
-            rows = tuple(scores.rows[i] for i in places) if scores.rows else ()
+    def observe(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
+        """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
+        self._show_hidden(scheduled, scores)
+        number = {s.seq.id: i for i, s in enumerate(scheduled)}
+        for group in by_drafters([s for s in scheduled if s.verdict is not None]):
+            feeds = [number[s.seq.id] for s in group]
+            verdicts = [s.verdict for s in group if s.verdict is not None]
+            starts = tuple(scores.starts[i] for i in feeds)
+            rows = tuple(scores.rows[i] for i in feeds) if scores.rows else ()
             of_group = replace(scores, starts=starts, rows=rows)
-            self.drafter(group[0].seq).observe([t.seq for t in group], verdicts, of_group)
+            self.drafter(group[0].seq).observe([s.seq for s in group], verdicts, of_group)
 
-    def _show(self, turns: Sequence[Scheduled], scores: Scores) -> None:
-        """Lets those who have taps read what the target made of the tokens that stay."""
-        first_of = dict(zip((t.seq.id for t in turns), scores.rows, strict=False))
-        for group in by_drafters([t for t in turns if t.kept is not None and self.drafter(t.seq).taps]):
+    def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
+        first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
+        committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps]
+        for group in by_drafters(committed):
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
-            seen = [_seen(t, t.kept, first_of[t.seq.id], hidden) for t in group if t.kept is not None]
-            drafter.on_hidden(seen)
+            drafter.on_hidden(
+                [
+                    _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)
+                    for s in group
+                    if s.kept_nodes is not None
+                ]
+            )
 
     def _usable(self, draft: Draft, name: str) -> Draft:
-        """The draft up to the first token the target does not have, each node with a source."""
+        """The draft up to the first token outside the target's vocabulary, each node with a source."""
         if not draft.sources:
             draft = replace(draft, sources=(name,) * len(draft))
         bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self._target.vocab_size)
         return draft.first(next(bad, len(draft)))
 
 
-def _seen(turn: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> HiddenRows:
-    fed, seq = len(turn.fed), turn.seq
+def _hidden_rows(s: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> HiddenRows:
+    fed, seq = len(s.fed), s.seq
     rows: slice | list[int] = slice(first, first + fed + len(kept))
     if kept != tuple(range(len(kept))):
         rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
@@ -122,9 +128,9 @@ def _seen(turn: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[in
     return HiddenRows(seq, start, hidden, rows)
 
 
-def _sure(draft: Draft, threshold: float) -> Draft:
-    """The draft up to the first guess that is too unsure; one that was drawn must stay, whatever it says."""
+def _above_threshold(draft: Draft, threshold: float) -> Draft:
+    """The draft up to the first node below the threshold; sampled nodes stay, whatever their token."""
     if draft.q is not None or not threshold:
         return draft
-    unsure = (i for i, score in enumerate(draft.scores) if score < threshold)
-    return draft.first(next(unsure, len(draft)))
+    below = (i for i, score in enumerate(draft.scores) if score < threshold)
+    return draft.first(next(below, len(draft)))

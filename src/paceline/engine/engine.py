@@ -1,6 +1,6 @@
-"""One round, top to bottom: who runs, how far to guess, guess, one pass, choose, accept, commit.
+"""The draft-verify-accept loop: schedule, plan, draft, one pass of the target, choose, accept, commit.
 
-Plain decoding is a round with an empty draft; a prompt is a round with many pending tokens.
+Plain decoding is a round with an empty draft; prefill is a round with many pending tokens.
 """
 
 import logging
@@ -15,18 +15,10 @@ import torch
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import masks, refused, words
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduled import Pass, Scheduled, a_round
+from paceline.engine.scheduled import Pass, Scheduled
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.verify import judge, logprobs
-from paceline.errors import (
-    CacheFull,
-    ConstraintError,
-    PacelineError,
-    PromptTooLong,
-    SettingError,
-    TimedOut,
-    short,
-)
+from paceline.engine.verify import logprobs, verify
+from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_problem
 from paceline.sampling import Floats, chooser
 from paceline.types import (
@@ -43,12 +35,14 @@ from paceline.types import (
     Verdict,
 )
 
-_NOTHING: Final = Scores(torch.empty(0, 0), ())
+_NO_SCORES: Final = Scores(torch.empty(0, 0), ())
 
 log = logging.getLogger("paceline")
 
 
 class Engine:
+    """Runs any number of sequences together. Not thread-safe: one thread submits, steps and cancels."""
+
     def __init__(
         self,
         target: Target,
@@ -69,14 +63,14 @@ class Engine:
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
-        self._walks = ThreadPoolExecutor(1, "paceline-grammar")
+        self._mask_pool = ThreadPoolExecutor(1, "paceline-grammar")
 
     def listen(self, sink: Sink) -> None:
-        """Tells one more sink of every round from now on."""
+        """Adds a sink for every round from now on."""
         self._sinks = (*self._sinks, sink)
 
     def replace_drafter(self, drafter: Drafter) -> None:
-        """Between two passes: what runs goes on with a drafter that knows nothing of it yet."""
+        """Between two passes: running sequences continue with a drafter that has not seen them."""
         self._drafting.replace_drafter(drafter, self._scheduler.running())
 
     @property
@@ -86,9 +80,10 @@ class Engine:
     def _check_tokens(self, setting: str, tokens: Sequence[int]) -> None:
         size = self.target.vocab_size
         if strange := [token for token in tokens if not 0 <= token < size]:
-            raise SettingError(f"{setting}={short(strange[0])} is not usable: expected tokens below {size}")
+            raise SettingError(setting, strange[0], f"tokens below {size}")
 
-    def submit(self, seq: Seq) -> None:
+    def submit(self, seq: Seq, slots: int = 1) -> None:
+        """slots: outputs of its request that must find room together; 0: admitted with an earlier one."""
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
             raise PromptTooLong(
@@ -100,12 +95,12 @@ class Engine:
         self._check_tokens("stop_tokens", seq.params.stop_tokens)
         if seq.cursor is not None and seq.cursor.finished:
             raise ConstraintError("the constraint allows nothing but an empty answer")
-        self._drafting.drafter(seq)  # an unknown name is refused here, not in the middle of a pass
-        chooser(seq.params)  # likewise what must be built for it is built now
-        self._scheduler.add(seq)
+        self._drafting.drafter(seq)  # an unknown name fails here, not in the middle of a pass
+        chooser(seq.params)  # builds the native chooser now, if there is none yet
+        self._scheduler.add(seq, slots)
 
     def give_up(self, error: PacelineError) -> list[Round]:
-        """Ends every sequence with this error, whatever state a pass has left it in."""
+        """Ends every sequence with this error, whatever state the last pass left it in."""
         ends = [self._fail(seq, error, opened=True) for seq in self._scheduler.running()]
         while self._scheduler.waiting:
             ends += [self._fail(seq, error, opened=False) for seq in self._scheduler.admit()]
@@ -120,16 +115,16 @@ class Engine:
         return self._scheduler.waiting
 
     def cancel(self, seq_id: str) -> None:
-        """Ends a sequence; one that is in a pass at this moment ends right after it."""
+        """Ends a sequence; if it is in a pass at this moment, right after the pass."""
         self._cancelled.append(seq_id)
         if not self._in_step:
             self._carry_out_cancels()
 
     def _carry_out_cancels(self) -> None:
         while self._cancelled:
-            found = self._scheduler.remove(self._cancelled.pop())
-            if found is not None:
-                seq, running = found
+            removed = self._scheduler.remove(self._cancelled.pop())
+            if removed is not None:
+                seq, running = removed
                 self._leave(seq, "cancelled", running)
 
     def step(self) -> list[Round]:
@@ -143,28 +138,28 @@ class Engine:
 
     def _step(self) -> list[Round]:
         failed = self._expire() + self._admit()
-        turns = self._turns()
-        self._drafting.plan(turns)
+        scheduled = self._schedule()
+        self._drafting.plan(scheduled)
         started = perf_counter_ns()
-        by_drafter = self._drafting.draft(turns)
+        by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
-        with self._constrained(turns):
-            turns, scores, ended = self._forward(turns)
+        with self._constrained(scheduled):
+            scheduled, scores, ended = self._forward(scheduled)
             logits = scores.logits.numpy(force=True)
         cost = Pass(
-            len(turns),
-            sum(t.rows for t in turns),
+            len(scheduled),
+            sum(s.rows for s in scheduled),
             (drafted - started) // 1000,
             (perf_counter_ns() - drafted) // 1000,
             by_drafter,
         )
         rounds = [
-            self._settle(t, logits[start:], cost) for t, start in zip(turns, scores.starts, strict=True)
+            self._settle(s, logits[start:], cost) for s, start in zip(scheduled, scores.starts, strict=True)
         ]
-        self._drafting.observe(turns, scores)
+        self._drafting.observe(scheduled, scores)
         self.controller.learn(rounds)
-        for turn, r in zip(turns, rounds, strict=True):
-            self._report(turn.seq, r)
+        for s, r in zip(scheduled, rounds, strict=True):
+            self._report(s.seq, r)
         return failed + ended + rounds
 
     def _expire(self) -> list[Round]:
@@ -175,7 +170,7 @@ class Engine:
         ]
 
     def _admit(self) -> list[Round]:
-        """Opens what was waiting; a sequence that cannot be opened ends here, with its error."""
+        """Opens waiting sequences in the target; one that cannot be opened ends here, with its error."""
         failed = []
         for seq in self._scheduler.admit():
             try:
@@ -186,31 +181,31 @@ class Engine:
                 self._drafting.begin(seq)
         return failed
 
-    def _turns(self) -> list[Scheduled]:
+    def _schedule(self) -> list[Scheduled]:
         return [
             Scheduled(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens))
             for seq, fed in self._scheduler.pieces()
         ]
 
-    def _forward(self, turns: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
-        """The pass, for as many sequences as the cache can hold.
+    def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
+        """One pass, for as many sequences as the cache can hold.
 
-        Where it is full, guesses go first, then the last to come go back to waiting. One that does not even
-        fit alone ends with the error.
+        Where it is full, drafts are dropped first, then the sequences admitted last are preempted. One that
+        does not fit even alone ends with the error.
         """
-        while turns:
-            feeds = [Feed(t.seq.id, t.fed, t.draft, t.scored) for t in turns]
+        while scheduled:
+            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored) for s in scheduled]
             try:
-                return turns, self.target.forward(feeds, self._drafting.taps(turns)), []
+                return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
             except CacheFull as error:
-                if any(len(t.draft) for t in turns):
-                    for turn in turns:
-                        turn.draft = NO_DRAFT
-                elif len(turns) == 1:
-                    return [], _NOTHING, [self._fail(turns[0].seq, error)]
+                if any(len(s.draft) for s in scheduled):
+                    for s in scheduled:
+                        s.draft = NO_DRAFT
+                elif len(scheduled) == 1:
+                    return [], _NO_SCORES, [self._fail(scheduled[0].seq, error)]
                 else:
-                    self._preempt(turns.pop().seq)
-        return [], _NOTHING, []
+                    self._preempt(scheduled.pop().seq)
+        return [], _NO_SCORES, []
 
     def _preempt(self, seq: Seq) -> None:
         self._drafting.end(seq)
@@ -219,7 +214,7 @@ class Engine:
         self._scheduler.put_back(seq)
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
-        r = a_round(Scheduled(seq, [], False), Pass(1, 0, 0, 0), finish="error", error=error)
+        r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish="error", error=error)
         if opened:
             self._report(seq, r)
         else:
@@ -228,45 +223,45 @@ class Engine:
         return r
 
     @contextmanager
-    def _constrained(self, turns: Sequence[Scheduled]) -> Iterator[None]:
-        """Masks are found beside the pass. Should it drop a draft, the draft's first mask is still right."""
-        bound = [(t, t.seq.cursor) for t in turns if t.seq.cursor is not None and t.scored]
-        walks = [
-            (turn, self._walks.submit(masks, cursor, turn.draft, words(self.target.vocab_size)))
-            for turn, cursor in bound
+    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
+        """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
+        bound = [(s, s.seq.cursor) for s in scheduled if s.seq.cursor is not None and s.scored]
+        futures = [
+            (s, self._mask_pool.submit(masks, cursor, s.draft, words(self.target.vocab_size)))
+            for s, cursor in bound
         ]
         yield
-        for turn, walk in walks:
-            turn.masks = walk.result()
+        for s, future in futures:
+            s.masks = future.result()
 
-    def _settle(self, turn: Scheduled, rows: Floats, cost: Pass) -> Round:
-        """What goes wrong here ends this output and no other."""
+    def _settle(self, s: Scheduled, rows: Floats, cost: Pass) -> Round:
+        """A failure here ends this output and no other."""
         try:
-            return self._commit(turn, rows, cost)
+            return self._commit(s, rows, cost)
         except PacelineError as error:
-            return a_round(turn, cost, finish="error", error=error)
+            return s.round(cost, finish="error", error=error)
         except Exception as problem:
-            log_problem(log, f"request {turn.seq.id} failed", problem)
-            return a_round(turn, cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
+            log_problem(log, f"request {s.seq.id} failed", problem)
+            return s.round(cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
-    def _commit(self, turn: Scheduled, rows: Floats, cost: Pass) -> Round:
-        """Judges a draft and commits what is kept."""
-        seq, start = turn.seq, len(turn.seq.tokens)
-        held = seq.computed + len(turn.fed)
-        if not turn.scored:
+    def _commit(self, s: Scheduled, rows: Floats, cost: Pass) -> Round:
+        """Verifies a draft and commits the accepted tokens."""
+        seq, start = s.seq, len(s.seq.tokens)
+        held = seq.computed + len(s.fed)
+        if not s.scored:
             self.target.keep(seq.id, held)
-            seq.computed, turn.kept = held, ()
-            return a_round(turn, cost)
-        verdict = judge(seq, turn.draft, rows, turn.masks)
-        scored = logprobs(seq, verdict, turn.draft, rows)
-        new = (*(turn.draft.tokens[i] for i in verdict.path), verdict.token)
+            seq.computed, s.kept_nodes = held, ()
+            return s.round(cost)
+        verdict = verify(seq, s.draft, rows, s.masks)
+        scored = logprobs(seq, verdict, s.draft, rows)
+        new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
         kept = len(seq.tokens) - start
         rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
-        seq.computed, turn.kept = held + len(rows_kept), rows_kept
-        turn.verdict = Verdict(rows_kept, seq.tokens[-1], turn.draft)
-        return a_round(turn, cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
+        seq.computed, s.kept_nodes = held + len(rows_kept), rows_kept
+        s.verdict = Verdict(rows_kept, seq.tokens[-1], s.draft)
+        return s.round(cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output."""

@@ -33,21 +33,21 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, seq: Seq) -> None:
+    def add(self, seq: Seq, slots: int = 1) -> None:
         if any(seq.id == other.id for other in (*self._waiting, *self._running)):
             raise ValueError(f"a sequence {seq.id!r} is here already")
-        if not self._room(seq):
+        if not self._room(slots):
             raise Busy(
-                f"{len(self._waiting)} requests are waiting, {seq.places} more is too many: try again later"
+                f"{len(self._waiting)} requests are waiting, {slots} more is too many: try again later"
             )
         self._waiting.append(seq)
 
-    def _room(self, seq: Seq) -> bool:
+    def _room(self, slots: int) -> bool:
         """Whether all outputs of its request find a place; one that never could comes in if it is alone."""
-        if not self._max_waiting or not seq.places:
+        if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)
-        return len(self._waiting) < self._max_waiting and (seq.places <= free or not len(self))
+        return len(self._waiting) < self._max_waiting and (slots <= free or not len(self))
 
     def admit(self) -> list[Seq]:
         """Moves sequences from waiting to running; returns the new ones."""

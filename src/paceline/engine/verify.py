@@ -1,4 +1,4 @@
-"""From logits to a verdict: the target chooses, then the request's rule accepts."""
+"""Verification: from the logits of a pass to a verdict, by the acceptance rule of the request."""
 
 from collections.abc import Callable
 from functools import cache
@@ -21,10 +21,10 @@ from paceline.sampling import (
 from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
 
 
-def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
+def verify(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
     """rows[0] follows the committed text, rows[i + 1] follows node i: [1 + len(draft), vocab].
 
-    Rows are only looked at where the walk through the draft comes by.
+    A row is read only if the walk through the draft reaches its node.
     """
     index = len(seq.tokens) - seq.prompt_len
     params = seq.params
@@ -36,7 +36,7 @@ def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
             return NO_HISTORY
         return History(text, seq.prompt_len, [draft.tokens[i] for i in draft.path(node)])
 
-    def law_at(node: int) -> Doubles:
+    def probs_at(node: int) -> Doubles:
         return distribution(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
 
     def choice_at(node: int) -> int:
@@ -45,15 +45,15 @@ def judge(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:
 
     rules: dict[str, Callable[[], Verdict]] = {
         "match": lambda: match(draft, choice_at),
-        "residual": lambda: residual(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
-        "block": lambda: block(draft, cache(law_at), KeyedCoins(params.seed, params.choice, index)),
-        "typical": lambda: typical(draft, law_at, choice_at),
+        "residual": lambda: residual(draft, cache(probs_at), KeyedCoins(params.seed, params.choice, index)),
+        "block": lambda: block(draft, cache(probs_at), KeyedCoins(params.seed, params.choice, index)),
+        "typical": lambda: typical(draft, probs_at, choice_at),
     }
     return rules[seq.spec.accept]()
 
 
 def logprobs(seq: Seq, verdict: Verdict, draft: Draft, rows: Floats) -> tuple[TokenLogprob, ...]:
-    """One for each token of the verdict, if the request asked."""
+    """One for each token of the verdict, if the request wants them."""
     if seq.params.logprobs is None:
         return ()
     tokens = (*(draft.tokens[i] for i in verdict.path), verdict.token)

@@ -30,14 +30,14 @@ class TargetEmbeddings:
 
 
 @dataclass(frozen=True)
-class Pieces(TargetEmbeddings):
+class DenseTargetEmbeddings(TargetEmbeddings):
     """The same, whole: what new weights are made with."""
 
     embed: Tensor  # [vocab, width]
     head: Tensor  # [vocab, width]
 
 
-class Shape(Protocol):
+class HeadConfig(Protocol):
     """A frozen dataclass of whole numbers, numbers, and the list of taps."""
 
     @property
@@ -53,13 +53,15 @@ class DraftHead(nn.Module):
 
     draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
     number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
-    by_token: ClassVar[tuple[str, ...]] = ()  # how parameters are called that have a row for each of them
+    vocab_parameters: ClassVar[
+        tuple[str, ...]
+    ] = ()  # how parameters are called that have a row for each of them
 
     @property
     @abstractmethod
-    def shape(self) -> Shape: ...
+    def shape(self) -> HeadConfig: ...
 
-    def borrow(self, pieces: TargetEmbeddings, draft_ids: Tensor, **others: Tensor) -> None:
+    def attach_target(self, pieces: TargetEmbeddings, draft_ids: Tensor, **others: Tensor) -> None:
         """Holds the ids it can guess, each token's place among them, and what else is the target's."""
         device, ids = pieces.embed.device, draft_ids.cpu()
         number = torch.full((len(pieces.embed),), len(ids), device="cpu")
@@ -69,11 +71,11 @@ class DraftHead(nn.Module):
         self.to(device)
 
     @abstractmethod
-    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         """New weights."""
 
 
-class Norm(nn.Module):
+class RMSNorm(nn.Module):
     """Root-mean-square norm, computed in float32 whatever the types of row and weight are."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -85,7 +87,7 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self._eps).to(x.dtype)
 
 
-def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """[...] -> cosines and signed sines, each [..., head_dim]."""
     dims = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions[..., None].float() * theta ** (-dims / head_dim)
@@ -93,6 +95,6 @@ def rotation(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Te
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def rotated(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def apply_rotary(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)

@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings, rotated, rotation
+from paceline.heads.base import (
+    DenseTargetEmbeddings,
+    DraftHead,
+    RMSNorm,
+    Table,
+    TargetEmbeddings,
+    apply_rotary,
+    rotary_tables,
+)
 
 KeysValues = tuple[Tensor, Tensor]  # of one layer: each [b, kv_heads, n, head_dim], keys rotated
 _SPREAD: Final = 0.02  # of new weights
@@ -39,7 +47,7 @@ class BlockConfig:
 
 
 class BlockHead(DraftHead):
-    by_token = ("markov_",)
+    vocab_parameters = ("markov_",)
     embed: Table
     head: Tensor  # [draft_vocab, width]
 
@@ -48,9 +56,9 @@ class BlockHead(DraftHead):
         self._shape = shape
         width, rank = shape.width, shape.markov_rank
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
-        self.context_norm = Norm(width, shape.norm_eps)
+        self.context_norm = RMSNorm(width, shape.norm_eps)
         self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.layers))
-        self.norm = Norm(width, shape.norm_eps)
+        self.norm = RMSNorm(width, shape.norm_eps)
         self.mask = nn.Parameter(torch.empty(1, width))  # stands in every slot but the anchor's
         # The last row: any other token. Not drawn at random: without a device torch loads much for that.
         pairs = torch.empty(shape.draft_vocab + 1, rank)
@@ -58,13 +66,13 @@ class BlockHead(DraftHead):
         self.markov_out = nn.Linear(rank, shape.draft_vocab, bias=False)
         self.sure = nn.Linear(width + rank, 1)
         self.embed, self.embed_scale = pieces.embed, pieces.embed_scale
-        self.borrow(pieces, draft_ids, head=pieces.head[draft_ids.to(pieces.head.device)])
+        self.attach_target(pieces, draft_ids, head=pieces.head[draft_ids.to(pieces.head.device)])
 
     @property
     def shape(self) -> BlockConfig:
         return self._shape
 
-    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         """New weights. At first no pair of tokens is likelier than another, and nothing is sure."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
@@ -80,13 +88,13 @@ class BlockHead(DraftHead):
             self.markov_out.weight.zero_()
             self.sure.weight.zero_()
 
-    def level(self, sizes: Sequence[float]) -> None:
+    def normalize_taps(self, sizes: Sequence[float]) -> None:
         """Makes new weights as if the rows of every tapped layer were of size 1; sizes: what they are."""
         with torch.no_grad():
             for part, size in zip(torch.split(self.fc.weight, self.shape.width, 1), sizes, strict=True):
                 part.div_(size)
 
-    def begin_from(self, target: Mapping[str, Tensor], layers: int) -> None:
+    def init_from_target(self, target: Mapping[str, Tensor], layers: int) -> None:
         """Copies the target's last layers as far as they fit; the context is at first its highest tap.
 
         target: its weights under canonical names, of `layers` layers.
@@ -106,7 +114,7 @@ class BlockHead(DraftHead):
     def context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """features [b, n, taps * width] of the tokens at `positions` [b, n] -> what layers see of them."""
         x = self.context_norm(self.fc(features))
-        turn = rotation(positions[:, None], self.shape.head_dim, self.shape.theta)
+        turn = rotary_tables(positions[:, None], self.shape.head_dim, self.shape.theta)
         return [layer.keys_values(x, turn) for layer in self._layers()]
 
     def sees(self, anchors: Tensor, positions: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ class BlockHead(DraftHead):
         masked = self.mask.expand(*tokens.shape, size - 1, -1)
         x = torch.cat((anchors[:, :, None], masked), 2).flatten(1, 2)
         at = positions[:, :, None] + torch.arange(size, device=positions.device)
-        turn = rotation(at.flatten(1)[:, None], self.shape.head_dim, self.shape.theta)
+        turn = rotary_tables(at.flatten(1)[:, None], self.shape.head_dim, self.shape.theta)
         for layer, under in zip(self._layers(), context, strict=True):
             x = layer(x, turn, under, sees)
         return torch.unflatten(self.norm(x), 1, (-1, size))
@@ -167,26 +175,26 @@ class _Layer(nn.Module):
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
         self._shape, width, queries = shape, shape.width, shape.heads * shape.head_dim
-        self.attn_norm = Norm(width, shape.norm_eps)
+        self.attn_norm = RMSNorm(width, shape.norm_eps)
         self.q = nn.Linear(width, queries, bias=False)
         self.k = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
         self.v = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
-        self.q_norm = Norm(shape.head_dim, shape.norm_eps)
-        self.k_norm = Norm(shape.head_dim, shape.norm_eps)
+        self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps)
+        self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps)
         self.o = nn.Linear(queries, width, bias=False)
-        self.ffn_norm = Norm(width, shape.norm_eps)
+        self.ffn_norm = RMSNorm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)
 
     def keys_values(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeysValues:
         """[b, n, width], normed."""
-        return rotated(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
+        return apply_rotary(self.k_norm(self._split(self.k(x))), turn), self._split(self.v(x))
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], under: KeysValues, sees: Tensor) -> Tensor:
         """x [b, a * block, width]; sees [b, a, n]."""
         y = self.attn_norm(x)
-        q = rotated(self.q_norm(self._split(self.q(y))), turn)
+        q = apply_rotary(self.q_norm(self._split(self.q(y))), turn)
         x = x + self.o(_attend(q, under, self.keys_values(y, turn), sees))
         y = self.ffn_norm(x)
         out: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))

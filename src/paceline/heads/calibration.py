@@ -21,7 +21,7 @@ class Calibration:
         return [1 / (1 + exp(min(-scale * logit - shift, 700))) for scale, shift, logit in places]
 
 
-def as_it_is(places: int) -> Calibration:
+def identity_calibration(places: int) -> Calibration:
     return Calibration((1.0,) * places, (0.0,) * places)
 
 
@@ -30,7 +30,7 @@ def logit(chance: float) -> float:
     return log(chance / (1 - chance))
 
 
-def gap(chances: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
+def calibration_error(chances: Sequence[float], right: Sequence[bool], bins: int = 10) -> float:
     """The mean distance between what was said and what came true (expected calibration error)."""
     sums = [[0.0, 0.0] for _ in range(bins)]
     for chance, came in zip(chances, right, strict=True):

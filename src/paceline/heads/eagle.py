@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Norm, Pieces, Table, TargetEmbeddings, rotated, rotation
+from paceline.heads.base import (
+    DenseTargetEmbeddings,
+    DraftHead,
+    RMSNorm,
+    Table,
+    TargetEmbeddings,
+    apply_rotary,
+    rotary_tables,
+)
 
 TapNorm = Literal["each", "all", "none"]  # every tapped layer by itself, all as one row, or as they are
 _SPREAD: Final = 0.02  # of new weights
@@ -49,7 +57,7 @@ class Rows:
 
 
 class EagleHead(DraftHead):
-    by_token = ("head.",)
+    vocab_parameters = ("head.",)
     embed: Table  # scaled where it is its own
 
     def __init__(self, shape: EagleConfig, pieces: TargetEmbeddings, draft_ids: Tensor) -> None:
@@ -57,26 +65,26 @@ class EagleHead(DraftHead):
         self._shape, self._embed_scale = shape, 1.0 if shape.own_embed else pieces.embed_scale
         width, across = shape.width, shape.heads * shape.head_dim
         self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
-        self.embed_norm = Norm(width, shape.norm_eps)
-        self.hidden_norm = Norm(width, shape.norm_eps)
+        self.embed_norm = RMSNorm(width, shape.norm_eps)
+        self.hidden_norm = RMSNorm(width, shape.norm_eps)
         self.q = nn.Linear(2 * width, across, bias=shape.biased)
         self.k = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=shape.biased)
         self.v = nn.Linear(2 * width, shape.kv_heads * shape.head_dim, bias=shape.biased)
         self.o = nn.Linear(across, width, bias=shape.biased)
-        self.ffn_norm = Norm(width, shape.norm_eps)
+        self.ffn_norm = RMSNorm(width, shape.norm_eps)
         self.gate = nn.Linear(width, shape.ff_width, bias=False)
         self.up = nn.Linear(width, shape.ff_width, bias=False)
         self.down = nn.Linear(shape.ff_width, width, bias=False)
-        self.norm = Norm(width, shape.norm_eps)
+        self.norm = RMSNorm(width, shape.norm_eps)
         self.head = nn.Linear(width, shape.draft_vocab, bias=False)
         self.embed = nn.Parameter(torch.empty(shape.vocab, width)) if shape.own_embed else pieces.embed
-        self.borrow(pieces, draft_ids)
+        self.attach_target(pieces, draft_ids)
 
     @property
     def shape(self) -> EagleConfig:
         return self._shape
 
-    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         """At first the highest layer goes straight to a copy of the target's own norm and head."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
@@ -109,10 +117,10 @@ class EagleHead(DraftHead):
         embedded = self.embed[tokens].to(hidden.dtype) * self._embed_scale
         normed = self.hidden_norm(hidden)
         x = torch.cat((self.embed_norm(embedded), normed), -1)
-        turn = rotation(positions[..., None], self.shape.head_dim, self.shape.theta)
+        turn = rotary_tables(positions[..., None], self.shape.head_dim, self.shape.theta)
         q, k, v = (part(x).unflatten(-1, (-1, self.shape.head_dim)) for part in (self.q, self.k, self.v))
         before = normed if self.shape.normed_residual else hidden
-        return Rows(before, rotated(q, turn), torch.stack((rotated(k, turn), v), -3))
+        return Rows(before, apply_rotary(q, turn), torch.stack((apply_rotary(k, turn), v), -3))
 
     def sees(self, rows: Tensor, positions: Tensor) -> Tensor:
         """[b, m] and [b, n] -> [b, m, n]: what of the text a row there sees, its own place included."""

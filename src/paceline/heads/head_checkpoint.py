@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paceline.atomic import write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
-from paceline.heads.base import DraftHead, Shape, TargetEmbeddings
+from paceline.heads.base import DraftHead, HeadConfig, TargetEmbeddings
 from paceline.heads.calibration import Calibration
-from paceline.heads.registry import KINDS, sizes
+from paceline.heads.registry import HEAD_TYPES, parameter_shapes
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
@@ -29,7 +29,7 @@ class Card:
     """What drafter.json says."""
 
     kind: str
-    shape: Shape
+    shape: HeadConfig
     target: str  # its name
     fingerprint: str  # the target's
     weights: Storage = "int8"
@@ -39,7 +39,7 @@ class Card:
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
 
 
-def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Matrices as int8 [rows, columns] with float32 scales [rows, groups] beside them; the rest as it is."""
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -54,7 +54,7 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-class Unpacked(Mapping[str, Tensor]):
+class Int8Weights(Mapping[str, Tensor]):
     """The floats that they stand for, made one matrix at a time as they are asked for."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -70,7 +70,7 @@ class Unpacked(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(self._tensors[name].shape) for name in self}
 
 
@@ -79,21 +79,21 @@ def _dequantize(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredHead:
     """As it lies on disk."""
 
     card: Card
     draft_ids: Tensor  # [draft_vocab]: see Net
-    weights: Unpacked  # all that its network wants
+    weights: Int8Weights  # all that its network wants
 
     def net(self, pieces: TargetEmbeddings) -> DraftHead:
-        net = KINDS[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
+        net = HEAD_TYPES[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
         net.load_state_dict(dict(self.weights))
         return net
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedHead:
     card: Card
     net: DraftHead
 
@@ -104,7 +104,7 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    stored = packed(weights) if card.weights == "int8" else weights
+    stored = quantize_int8(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
     write_bytes(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
@@ -114,13 +114,13 @@ def save_card(folder: Path, card: Card) -> None:
     write_json(folder / CARD, {"format": FORMAT, **asdict(card)}, indent=1)
 
 
-def load(folder: Path, pieces: TargetEmbeddings) -> Loaded:
+def load(folder: Path, pieces: TargetEmbeddings) -> LoadedHead:
     """The head with its weights as they are served, beside the pieces of the target it was trained for."""
     stored = read(folder, pieces.fingerprint, len(pieces.embed))
-    return Loaded(stored.card, stored.net(pieces))
+    return LoadedHead(stored.card, stored.net(pieces))
 
 
-def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
+def read(folder: Path, fingerprint: str, vocab: int) -> StoredHead:
     """fingerprint: of the target it is to serve. vocab: how many tokens that has."""
     card = read_card(folder)
     if card.fingerprint != fingerprint:
@@ -133,9 +133,9 @@ def read(folder: Path, fingerprint: str, vocab: int) -> Stored:
     inside = (ids >= 0) & (ids < vocab)
     if len(ids) != card.shape.draft_vocab or not inside.all():
         raise _damaged(WEIGHTS, f"{_DRAFT_IDS} does not list {card.shape.draft_vocab} tokens of the target")
-    weights = Unpacked(tensors)
-    _require_sizes(sizes(card.kind, card.shape), weights.sizes())
-    return Stored(card, ids, weights)
+    weights = Int8Weights(tensors)
+    _require_shapes(parameter_shapes(card.kind, card.shape), weights.shapes())
+    return StoredHead(card, ids, weights)
 
 
 def read_card(folder: Path) -> Card:
@@ -156,12 +156,12 @@ def read_card(folder: Path) -> Card:
 
 def _card(table: dict[str, Any]) -> Card:
     kind = table.get("kind")
-    if kind not in KINDS:
+    if kind not in HEAD_TYPES:
         raise UnknownArchitecture(
-            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(KINDS))}"
+            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(HEAD_TYPES))}"
         )
     try:
-        shape = _shape(KINDS[kind].shape, table.pop("shape"))
+        shape = _shape(HEAD_TYPES[kind].shape, table.pop("shape"))
         calibration = table.pop("calibration", None)
         if calibration is not None:
             calibration = Calibration(_floats(calibration["scale"]), _floats(calibration["shift"]))
@@ -177,7 +177,7 @@ def _card(table: dict[str, Any]) -> Card:
     return card
 
 
-def _shape(cls: type[Shape], table: Mapping[str, Any]) -> Shape:
+def _shape(cls: type[HeadConfig], table: Mapping[str, Any]) -> HeadConfig:
     """Numbers above 0, whole where the shape has whole ones, words, yes or no, and the list of layers."""
     given: dict[str, Any] = dict(table)
     for f in fields(cls):  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _damaged(path.name, str(error)[:120]) from None
 
 
-def _require_sizes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def _require_shapes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     if wanted != found:
         name = next(iter({*wanted.items()} ^ {*found.items()}))[0]
         expected, there = wanted.get(name, "nothing"), found.get(name, "nothing")

@@ -15,7 +15,7 @@ def shelf() -> Path:
     return home() / "drafters"
 
 
-def new_path(name: str | os.PathLike[str]) -> Path:
+def output_path(name: str | os.PathLike[str]) -> Path:
     """Where a drafter of this name is to lie: a folder, or a name on the shelf."""
     given = Path(name).expanduser()
     return given if given.parts[1:] or given.exists() else shelf() / given
@@ -23,12 +23,12 @@ def new_path(name: str | os.PathLike[str]) -> Path:
 
 def drafter_path(name: str | os.PathLike[str]) -> Path:
     """A folder, or a name among the drafters trained here and those in the package."""
-    path = new_path(name)
+    path = output_path(name)
     inside, made = SHIPPED / path.name, any((path / card).is_file() for card in (CARD, DRAFT_CARD))
     return inside if not made and path.parent == shelf() and inside.exists() else path
 
 
-def kept_here() -> list[Path]:
+def available_heads() -> list[Path]:
     """The folders of all heads there are, by name; one trained here hides one in the package."""
     found = {folder.name: folder for folder in shipped()}
     found |= {card.parent.name: card.parent for card in shelf().glob(f"*/{CARD}")}
@@ -45,6 +45,6 @@ def shipped() -> list[Path]:
     return sorted(card.parent for card in SHIPPED.glob(f"*/{CARD}"))
 
 
-def draft_models_here() -> list[Path]:
+def local_draft_models() -> list[Path]:
     """The folders of all draft models that were trained here, by name."""
     return sorted(card.parent for card in shelf().glob(f"*/{DRAFT_CARD}"))

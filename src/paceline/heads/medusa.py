@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
+from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MedusaConfig:
 
 
 class MedusaHead(DraftHead):
-    by_token = ("heads.",)
+    vocab_parameters = ("heads.",)
     head: Tensor  # [draft_vocab, width], where it is the target's
     norm: Tensor  # [width], the target's last
 
@@ -38,16 +38,16 @@ class MedusaHead(DraftHead):
         if shape.own_heads:
             sizes = (width, shape.draft_vocab)
             self.heads = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(shape.block))
-            self.borrow(pieces, draft_ids, norm=pieces.norm)
+            self.attach_target(pieces, draft_ids, norm=pieces.norm)
         else:
             head = pieces.head[draft_ids.to(pieces.head.device)]
-            self.borrow(pieces, draft_ids, head=head, norm=pieces.norm)
+            self.attach_target(pieces, draft_ids, head=head, norm=pieces.norm)
 
     @property
     def shape(self) -> MedusaConfig:
         return self._shape
 
-    def reset(self, pieces: Pieces, generator: torch.Generator) -> None:
+    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         with torch.no_grad():
             for weight in self.blocks.parameters():
                 weight.zero_()

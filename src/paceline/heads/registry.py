@@ -14,15 +14,15 @@ from paceline.heads.medusa import MedusaConfig, MedusaHead
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class HeadType:
     shape: type[Any]  # a Shape, which the network is made of
     net: Callable[[Any, TargetEmbeddings, Tensor], DraftHead]
 
 
-KINDS: Final = {
-    "block": Kind(BlockConfig, BlockHead),
-    "eagle": Kind(EagleConfig, EagleHead),
-    "medusa": Kind(MedusaConfig, MedusaHead),
+HEAD_TYPES: Final = {
+    "block": HeadType(BlockConfig, BlockHead),
+    "eagle": HeadType(EagleConfig, EagleHead),
+    "medusa": HeadType(MedusaConfig, MedusaHead),
 }
 
 
@@ -41,9 +41,11 @@ class _Nothing:
         return torch.empty(*tokens.shape, self._width, device=self.device)
 
 
-def sizes(kind: str, shape: Any) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(kind: str, shape: Any) -> dict[str, tuple[int, ...]]:
     """What the network's own weights are called, and how large each is; none is made."""
     nothing, ids = _Nothing(shape.width), torch.zeros(shape.draft_vocab, dtype=torch.int64)
     with nothing.device:
-        net = KINDS[kind].net(shape, TargetEmbeddings(nothing, nothing, torch.empty(shape.width), ""), ids)
+        net = HEAD_TYPES[kind].net(
+            shape, TargetEmbeddings(nothing, nothing, torch.empty(shape.width), ""), ids
+        )
     return {name: tuple(weight.shape) for name, weight in net.state_dict().items()}

@@ -12,17 +12,17 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead, KeysValues
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.types import Target
 
 Floats = NDArray[np.float32]
 # Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
 # mean nothing.
-Said = tuple[list[list[int]], list[list[float]]]
+Chains = tuple[list[list[int]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CacheRows:
     """Some rows of a tensor, which only those cut who must: that takes long, for a draft."""
 
     whole: Tensor  # [first + count or more, layers, 2, kv_heads, head_dim], of the type of a runner's `like`
@@ -34,12 +34,12 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TapInput:
     """What the target made of some tokens."""
 
     start: int  # position of the first
     hidden: Mapping[int, Tensor]  # of each layer tapped: [first + count or more, width] float32
-    rows: Rows  # to be filled
+    rows: CacheRows  # to be filled
     first: int = 0  # which of the hidden states is the first
 
     def of(self, tap: int) -> Tensor:
@@ -47,7 +47,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class BlockOutput:
     """A block, before it is known which tokens stand in it."""
 
     slots: int  # how many there are of it
@@ -56,25 +56,25 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class AnchorContext:
     """An anchor, and what its block sees of the text before it."""
 
     token: int
     position: int
     positions: Sequence[int]  # of the rows, and of others before and behind them: those of the whole tensor
-    rows: Rows  # as `read` made them
-    old: Filled | None = None  # a block that nobody needs any more: its memory may be used
+    rows: CacheRows  # as `read` made them
+    old: BlockOutput | None = None  # a block that nobody needs any more: its memory may be used
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    block: Filled
+class ChainStart:
+    block: BlockOutput
     slot: int
     previous: int  # the token before it
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampleCall:
     """How C++ draws the guesses of a chain: see sampling/csrc/choose.cpp."""
 
     choose: int  # where paceline_choose_among is
@@ -84,11 +84,11 @@ class Draw:
 
 
 First = tuple[int, int]  # a slot, and the token before it
-Draws = Sequence[Draw | None]  # of each chain, None for the likeliest; or of none at all
+SampleCalls = Sequence[SampleCall | None]  # of each chain, None for the likeliest; or of none at all
 
 
-def places_of(blocks: Sequence[Filled], firsts: Sequence[First]) -> list[Place]:
-    return [Place(block, *first) for block, first in zip(blocks, firsts, strict=True)]
+def chain_starts(blocks: Sequence[BlockOutput], firsts: Sequence[First]) -> list[ChainStart]:
+    return [ChainStart(block, *first) for block, first in zip(blocks, firsts, strict=True)]
 
 
 class BlockRunner(Protocol):
@@ -96,33 +96,33 @@ class BlockRunner(Protocol):
     draft_ids: Tensor  # [draft_vocab]: see Net
     like: Tensor  # of the type that rows are
     draws: bool = False  # whether guesses of chains can be drawn; else they are the likeliest
-    foresees: bool = True  # whether one look at several places is quicker than several looks
+    prefers_batched_lookup: bool = True  # whether one look at several places is quicker than several looks
 
-    def read(self, parts: Sequence[Read]) -> None:
+    def read(self, parts: Sequence[TapInput]) -> None:
         """Fills the rows of each part."""
 
-    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         """One pass for all of them. slots: how many rows each block has."""
 
-    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
         """The likeliest tokens from each place on, or those drawn. sizes: how many of each."""
 
     def guess(
         self,
-        parts: Sequence[Read],
-        texts: Sequence[Before],
+        parts: Sequence[TapInput],
+        texts: Sequence[AnchorContext],
         slots: int,
         firsts: Sequence[First],
         sizes: Sequence[int],
-        draws: Draws = (),
-    ) -> tuple[list[Filled], Said]:
+        draws: SampleCalls = (),
+    ) -> tuple[list[BlockOutput], Chains]:
         """Reads, fills, and says what `chains` does from the first place of each on."""
         if parts:
             self.read(parts)
         filled = self.fill(texts, slots)
-        return filled, self.chains(places_of(filled, firsts), sizes, draws)
+        return filled, self.chains(chain_starts(filled, firsts), sizes, draws)
 
-    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         """Logits [places, draft_vocab], and the logits of confidence."""
 
 
@@ -130,7 +130,7 @@ class HeadTarget(Target, Protocol):
     """A target that trained draft heads can run beside."""
 
     def embeddings(self) -> TargetEmbeddings: ...  # shares the target's memory where its layout allows
-    def block_runner(self, head: Stored) -> BlockRunner | None:
+    def block_runner(self, head: StoredHead) -> BlockRunner | None:
         """Runs a block head on the target's own threads or kernels. None: run the head with torch."""
         return None
 
@@ -143,7 +143,7 @@ class TorchBlock(BlockRunner):
         self.shape, self.draft_ids = net.shape, net.draft_ids
 
     @torch.inference_mode()
-    def read(self, parts: Sequence[Read]) -> None:
+    def read(self, parts: Sequence[TapInput]) -> None:
         net, device = self._net, self._net.draft_ids.device
         sizes = [part.rows.count for part in parts]
         positions = [torch.arange(p.start, p.start + n) for p, n in zip(parts, sizes, strict=True)]
@@ -155,17 +155,17 @@ class TorchBlock(BlockRunner):
             part.rows.cut()[:] = made
 
     @torch.inference_mode()
-    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         net, device = self._net, self._net.draft_ids.device
         positions, context = self._context(texts)
         tokens = torch.tensor([[text.token] for text in texts], device=device)
         anchors = torch.tensor([[text.position] for text in texts], device=device)
         hidden = net.block(tokens, anchors, context, net.sees(anchors, positions), slots)[:, 0]
         base = net.base_logits(hidden)
-        return [Filled(slots, *both) for both in zip(base, hidden, strict=True)]
+        return [BlockOutput(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()
-    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
         """Without leaving the device, and without drawing."""
         net, device = self._net, self._net.draft_ids.device
         base = pad_sequence([place.block.base for place in places], batch_first=True)
@@ -182,7 +182,7 @@ class TorchBlock(BlockRunner):
         return torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
 
     @torch.inference_mode()
-    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         net = self._net
         previous = torch.tensor([place.previous for place in places], device=net.draft_ids.device)
         base = torch.stack([place.block.base[place.slot] for place in places])
@@ -190,7 +190,7 @@ class TorchBlock(BlockRunner):
         logits: Floats = (base + net.markov(previous)).numpy(force=True)
         return logits, net.confidence(hidden, previous).tolist()
 
-    def _context(self, texts: Sequence[Before]) -> tuple[Tensor, list[KeysValues]]:
+    def _context(self, texts: Sequence[AnchorContext]) -> tuple[Tensor, list[KeysValues]]:
         """Positions [b, n], -1 for padding, and each layer's keys and values."""
         longest = max(text.rows.count for text in texts)
         positions = torch.full((len(texts), longest), -1)

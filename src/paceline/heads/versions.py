@@ -16,7 +16,7 @@ from typing import Final
 from uuid import uuid4
 
 from paceline.atomic import is_locked, locked, write_json
-from paceline.errors import CorruptModel, SettingError, UnknownModel
+from paceline.errors import CorruptModel, UnknownModel, UsageError
 from paceline.heads.head_checkpoint import CARD, read_card
 from paceline.heads.local_heads import in_package
 
@@ -147,7 +147,7 @@ def _drop_oldest(root: Path, most: int) -> None:
 
 def _writable(root: Path) -> None:
     if in_package(root):
-        raise SettingError(f"{root.name} is part of the package and never changes: it has one version")
+        raise UsageError(f"{root.name} is part of the package and never changes: it has one version")
 
 
 def _mark(root: Path) -> str:
@@ -166,7 +166,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(path))
         except OSError as error:
-            raise SettingError(
+            raise UsageError(
                 f"{path.parent.parent.name} lies where files cannot be locked ({error.strerror}): "
                 "versions need that, so keep it on another volume"
             ) from None

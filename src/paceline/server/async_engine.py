@@ -1,125 +1,267 @@
-"""Runs requests on the engine's thread and hands their rounds to whoever awaits them."""
+"""The engine for asyncio: AsyncEngine runs requests on EngineThread and yields their outputs' deltas.
+
+As vLLM's v1/engine/async_llm.py. One thread runs the engine; everybody else talks to it through a queue.
+"""
 
 import asyncio
+import logging
+import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from paceline import __version__
-from paceline.errors import PacelineError
-from paceline.llm import LLM, Prepared
-from paceline.server.choice import Choice, Piece
+from paceline.errors import PacelineError, ShuttingDown
+from paceline.llm import LLM
+from paceline.log import log_problem
+from paceline.output import OutputDelta, RequestOutput
+from paceline.server.admission import RequestContext
 from paceline.server.openai.params import GenerateParams
-from paceline.server.worker import EngineThread
-from paceline.types import Round
-from paceline.web.api_errors import ApiError, failure
+from paceline.server.telemetry.metrics import Metrics
+from paceline.types import Round, Seq
 
+log = logging.getLogger("paceline.server")
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """On whose behalf a request runs, and with which rights."""
-
-    tenant: str = ""
-    priority: int = 0
-    deadline: float | None = None  # by time.monotonic
-    learn: bool = True
-    admitted: bool = False  # with an earlier prompt of the same request
+Deliver = Callable[[Round], None]  # called in the engine's thread; must not block
+Inbox = asyncio.Queue[tuple[RequestOutput, Round]]
 
 
 class AsyncEngine:
-    """A model, its engine's thread, and the answers in flight."""
+    """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, thread: "EngineThread", metrics: Metrics) -> None:
         self.llm = llm
-        self.worker = EngineThread(llm.engine)
+        self.thread = thread
+        self.metrics = metrics
 
     @property
     def fingerprint(self) -> str:
         """Names the model, its weights and the engine."""
         return f"{self.llm.name}-{self.llm.target.fingerprint[:12]}-paceline-{__version__}"
 
-    async def answer(
-        self,
-        asked: GenerateParams,
-        caller: Caller,
-        opened: list[Choice],
-        check: Callable[[Choice], None] = lambda _: None,
-        failed: Callable[[PacelineError], ApiError] = failure,
-    ) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        """Pieces of all choices as they come; `opened` gets each that `check` and the engine let pass.
+    async def generate(
+        self, context: RequestContext, params: GenerateParams, first_index: int = 0
+    ) -> AsyncGenerator[tuple[RequestOutput, OutputDelta], None]:
+        """Answers one prompt: the deltas of all its choices as they come.
 
-        The first choice reads the prompt; the others begin once that is in the cache. `failed` says what the
-        client hears of an error before the first pass; it may take its time.
+        Each output is in `context.outputs` from its admission on. The first choice reads the prompt; the
+        others begin once that is in the prefix cache. first_index: the index of the first choice.
         """
-        inbox: asyncio.Queue[tuple[Choice, Round]] = asyncio.Queue()
-        wanted = 1
+        inbox: Inbox = asyncio.Queue()
+        outputs: list[RequestOutput] = []
+        choices = 1
         try:
             while True:
-                for index in range(len(opened), wanted):
-                    choice = Choice(
-                        index, await asyncio.to_thread(self._prepare, asked, caller, index, failed)
+                while len(outputs) < choices:
+                    output = await asyncio.to_thread(
+                        self._prepare, context, params, len(outputs), first_index
                     )
-                    check(choice)
-                    opened.append(choice)
-                    try:
-                        await self._submit(choice, inbox, failed)
-                    except ApiError:
-                        opened.pop()
-                        raise
-                choice, r = await inbox.get()
-                piece = choice.take(r)
+                    context.check_prompt_length(output.seq.prompt_len)
+                    self.metrics.set_route(output.seq.id, context.route.name)
+                    outputs.append(output)
+                    context.outputs.append(output)
+                    # The first output of a request needs room for all of them.
+                    slots = 0 if output.index else params.n
+                    if (error := await self._submit(output, slots, inbox)) is not None:
+                        outputs.remove(output)
+                        context.outputs.remove(output)
+                        raise error
+                output, r = await inbox.get()
+                delta = output.take(r)
                 if r.error is not None:
-                    raise failure(r.error)
-                yield choice, piece
-                if opened[0].tally.tokens:
-                    wanted = asked.n
-                if len(opened) == asked.n and all(choice.finish for choice in opened):
+                    raise r.error
+                yield output, delta
+                if outputs[0].token_ids:
+                    choices = params.n
+                if len(outputs) == params.n and all(output.finish for output in outputs):
                     return
         finally:
-            for choice in opened:
-                if choice.finish is None:
-                    self.worker.cancel(choice.made.seq.id)
+            for output in outputs:
+                if output.finish is None:
+                    self.thread.cancel(output.seq.id)
 
     def _prepare(
-        self, asked: GenerateParams, caller: Caller, index: int, failed: Callable[[PacelineError], ApiError]
-    ) -> Prepared:
-        try:
-            made = self.llm.prepare(
-                asked.prompt,
-                replace(asked.params, choice=index),
-                asked.wanted,
-                spec=asked.spec,
-                prediction=asked.prediction,
-                tenant=caller.tenant,
-                learn=caller.learn,
-                template=asked.template,
-            )
-        except PacelineError as error:
-            raise failed(error) from error
-        made.seq.priority, made.seq.deadline = caller.priority, caller.deadline
-        made.seq.places = 0 if index or caller.admitted else asked.n
-        return made
+        self, context: RequestContext, params: GenerateParams, choice: int, first_index: int
+    ) -> RequestOutput:
+        """In a thread beside the loop: renders the prompt and compiles its grammar."""
+        output = self.llm.prepare(
+            params.prompt,
+            replace(params.params, choice=choice),
+            params.output,
+            spec=params.spec,
+            prediction=params.prediction,
+            tenant=context.tenant,
+            learn=context.remember,
+            template=params.template,
+        )
+        output.seq.priority, output.seq.deadline = context.priority, context.deadline
+        output.index, output.started = first_index + choice, context.arrived
+        return output
 
-    async def _submit(
-        self,
-        choice: Choice,
-        inbox: "asyncio.Queue[tuple[Choice, Round]]",
-        failed: Callable[[PacelineError], ApiError],
-    ) -> None:
+    async def _submit(self, output: RequestOutput, slots: int, inbox: Inbox) -> PacelineError | None:
+        """Why the engine refused it, or None."""
         loop = asyncio.get_running_loop()
-        let_in: asyncio.Future[PacelineError | None] = loop.create_future()
+        admitted: asyncio.Future[PacelineError | None] = loop.create_future()
 
         def deliver(r: Round) -> None:
-            _soon(loop, lambda: inbox.put_nowait((choice, r)))
+            _call_soon(loop, lambda: inbox.put_nowait((output, r)))
 
         def answer(error: PacelineError | None) -> None:
-            _soon(loop, lambda: None if let_in.done() else let_in.set_result(error))
+            _call_soon(loop, lambda: None if admitted.done() else admitted.set_result(error))
 
-        self.worker.submit(choice.made.seq, deliver, answer)
-        if (error := await let_in) is not None:
-            raise await asyncio.to_thread(failed, error)
+        self.thread.submit(output.seq, deliver, answer, slots)
+        return await admitted
 
 
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """A loop that is closed has nobody left to hear it."""
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From the engine's thread; a loop that is closed has nobody left to call."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)
+
+
+class Engine(Protocol):
+    """The part of an engine that its thread uses."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    def submit(self, seq: Seq, slots: int = 1) -> None: ...
+    def cancel(self, seq_id: str) -> None: ...
+    def step(self) -> list[Round]: ...
+    def give_up(self, error: PacelineError) -> list[Round]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    seq: Seq
+    deliver: Deliver
+    answer: Callable[[PacelineError | None], None]  # called once: why it was refused, or None
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    seq_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class EngineThread:
+    """Runs passes while there is work, and sleeps while there is none."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inbox: SimpleQueue[_Submit | _Cancel | _Call | _Stop] = SimpleQueue()
+        self._delivers: dict[str, Deliver] = {}
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def running(self) -> int:
+        return self._engine.running
+
+    @property
+    def waiting(self) -> int:
+        return self._engine.waiting + self._inbox.qsize()
+
+    def submit(
+        self, seq: Seq, deliver: Deliver, answer: Callable[[PacelineError | None], None], slots: int = 1
+    ) -> None:
+        """`answer` is called once with the engine's refusal or None; then `deliver` gets every round."""
+        self._inbox.put(_Submit(seq, deliver, answer, slots))
+        if self._ended:  # the thread may have read its inbox for the last time before this
+            self._refuse_all()
+
+    def cancel(self, seq_id: str) -> None:
+        self._inbox.put(_Cancel(seq_id))
+
+    def between_passes(self, call: Callable[[], None]) -> None:
+        """Runs a call in the engine's thread; it must be quick."""
+        self._inbox.put(_Call(call))
+
+    def stop(self, timeout: float) -> None:
+        """Ends the thread; requests that still run end with an error."""
+        self._inbox.put(_Stop())
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            while not self._engine.busy or not self._inbox.empty():
+                if not self._take(self._inbox.get()):
+                    return
+            try:
+                rounds = self._engine.step()
+            except Exception as problem:
+                log_problem(log, "a pass failed; the requests in it end", problem)
+                rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))
+            self._deliver_rounds(rounds)
+
+    def _take(self, message: _Submit | _Cancel | _Call | _Stop) -> bool:
+        if isinstance(message, _Stop):
+            self._deliver_rounds(self._engine.give_up(ShuttingDown()))
+            self._ended = True
+            self._refuse_all()
+            return False
+        if isinstance(message, _Cancel):
+            self._delivers.pop(message.seq_id, None)
+            self._engine.cancel(message.seq_id)
+        elif isinstance(message, _Call):
+            self._call(message.call)
+        else:
+            self._admit(message)
+        return True
+
+    def _admit(self, message: _Submit) -> None:
+        try:
+            self._engine.submit(message.seq, message.slots)
+        except PacelineError as error:
+            message.answer(error)
+        except Exception as problem:
+            log_problem(log, "a request could not be admitted", problem)
+            message.answer(PacelineError(f"internal error: {type(problem).__name__}"))
+        else:
+            self._delivers[message.seq.id] = message.deliver
+            message.answer(None)
+
+    def _call(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as problem:
+            log_problem(log, "a change between passes failed", problem)
+
+    def _refuse_all(self) -> None:
+        """Nobody waits forever for a thread that has ended."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(message, _Submit):
+                message.answer(ShuttingDown())
+
+    def _deliver_rounds(self, rounds: list[Round]) -> None:
+        for r in rounds:
+            deliver = self._delivers.get(r.request)
+            if r.finish is not None:
+                self._delivers.pop(r.request, None)
+            if deliver is not None:
+                deliver(r)

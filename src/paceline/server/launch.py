@@ -13,19 +13,22 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from paceline import hub
-from paceline.config import EngineConfig, LearnConfig, SpecConfig
-from paceline.errors import SettingError
+from paceline.config import EngineConfig, SpecConfig
+from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
-from paceline.loading import on_the_shelf
-from paceline.server.app import MAX_BODY, App
-from paceline.server.async_engine import AsyncEngine
+from paceline.loading import copy_to_store
+from paceline.server.admission import Admission
+from paceline.server.app import App
+from paceline.server.async_engine import AsyncEngine, EngineThread
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
-from paceline.server.reception import Reception
+from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
+from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import spans_from_environment
 from paceline.target.hardware import share_heaps
+from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_keys import KeyFile
 
@@ -50,22 +53,21 @@ class ServerSettings:
     store: str | None = None  # where traces go; "none": nowhere; None: the usual place
     trace_text: bool = False
     learn: bool = True  # drafters may remember finished requests
-    refresh: LearnConfig | None = None  # how trained drafters go on learning; None: not at all
+    refresh: OnlineTrainingConfig | None = None  # how trained drafters go on learning; None: not at all
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end, once asked to stop
+    keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise SettingError(f"port={self.port!r} is not usable: expected 0 to 65535")
+            raise SettingError("port", self.port, "0 to 65535")
         if self.refresh is not None:
             check_platform()
             if not self.trained:
-                raise SettingError(
-                    "--learn needs a drafter that can learn: give a trained one with --trained"
-                )
+                raise UsageError("--learn needs a drafter that can learn: give a trained one with --trained")
             if not self.learn:
-                raise SettingError("refresh needs learn=True: without it nothing is kept to learn from")
+                raise UsageError("refresh needs learn=True: without it nothing is kept to learn from")
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
 
@@ -83,36 +85,42 @@ def build(settings: ServerSettings) -> App:
         spec=spec,
         config=settings.engine,
     )
-    service = AsyncEngine(llm)
+    thread = EngineThread(llm.engine)
     metrics = Metrics(
         llm.name,
         tuple(llm.drafters),
-        running=lambda: service.worker.running,
-        waiting=lambda: service.worker.waiting,
+        running=lambda: thread.running,
+        waiting=lambda: thread.waiting,
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
     )
     for sink in (metrics, recorder):
         if sink is not None:
             llm.engine.listen(sink)
-    learning = _learning(settings, service, metrics)
-    reception = Reception(
-        llm, metrics, keys, routes, recorder, spans_from_environment(), settings.learn, learning
+    trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
+    admission = Admission(llm.name, metrics, keys, routes, spans, settings.learn, trainer)
+    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer)
+    engine = settings.engine
+    parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
+    return App(
+        AsyncEngine(llm, thread, metrics),
+        admission,
+        request_log,
+        settings.max_body,
+        parallel,
+        settings.keep_alive_s,
     )
-    most = settings.engine.max_batch, settings.engine.max_waiting or settings.engine.max_batch
-    return App(service, reception, settings.max_body, at_once=min(most))
 
 
-def _learning(settings: ServerSettings, service: AsyncEngine, metrics: Metrics) -> OnlineTrainer | None:
-    found = service.llm.found
-    for one in found:
+def _trainer(
+    settings: ServerSettings, llm: LLM, thread: EngineThread, metrics: Metrics
+) -> OnlineTrainer | None:
+    for one in llm.heads:
         metrics.drafter_version(one.kind, one.version.number)
     if settings.refresh is None:
         return None
     model = hub.resolve(settings.model)
-    roots = [on_the_shelf(one) for one in found]
-    return OnlineTrainer(
-        service.llm, service.worker, roots, model, metrics, settings.engine, settings.refresh
-    )
+    roots = [copy_to_store(one) for one in llm.heads]
+    return OnlineTrainer(llm, thread, roots, model, metrics, settings.engine, settings.refresh)
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:
@@ -155,7 +163,7 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._app.drain()
-        late = threading.Timer(self._drain_s, self._app.service.worker.stop, args=(5.0,))
+        late = threading.Timer(self._drain_s, self._app.engine.thread.stop, args=(5.0,))
         late.daemon = True
         late.start()
 
@@ -176,9 +184,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
         for one in sockets:
             one.close()
         why = problem.strerror or problem
-        raise SettingError(
-            f"cannot listen on {host}:{port} ({why}): choose another --host or --port"
-        ) from None
+        raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
     return sockets
 
 

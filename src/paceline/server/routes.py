@@ -1,20 +1,21 @@
 """Routes: which requests speculate how, and within which limits. From a YAML file (docs/routes.md)."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
 from paceline.config import Accept, SpecConfig
-from paceline.errors import RouteError, SettingError
-from paceline.server.prompt_class import PromptClass, prompt_class
+from paceline.errors import SettingError
+from paceline.strings import unknown_name
 from paceline.web.config_file import (
     Checked,
+    ConfigFileError,
     Reloaded,
     between,
     checked,
@@ -24,9 +25,22 @@ from paceline.web.config_file import (
     whole_between,
 )
 
-__all__ = ["Match", "PromptClass", "Route", "RouteFile", "RouteRequest", "Routes", "load", "prompt_class"]
-
 DEFAULT_NAME: Final = "default"
+PromptClass = Literal["code", "json", "chat", "tools"]
+
+MAX_PROMPT_CHARS: Final = 20_000  # looked at, from the end
+_FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
+_CODE_LINE: Final = re.compile(
+    r"\s*(?:(?:async )?def \w|class \w|(?:from \S+ )?import \w|#include|func(?:tion)? \w|fn \w|return\b"
+    r"|(?:const|let|var) \w|(?:if|for|while)\b.*[:{]$|(?:public|private|static) \w|[@}])"
+    r"|.*[;{]$"
+)
+_CODE_LINES: Final = 3
+_CODE_SHARE: Final = 0.25
+
+
+class RouteError(ConfigFileError):
+    """The routes file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class RouteRequest:
     @classmethod
     def of_body(cls, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> "RouteRequest":
         """From a body of chat completions, completions or responses, checked or not."""
-        asked = body.get("messages", body.get("prompt", body.get("input")))
+        prompt = body.get("messages", body.get("prompt", body.get("input")))
         tools = body.get("tools")
         offered = tools if isinstance(tools, list) else []
         answer = body.get("text")  # where /v1/responses keeps the format
@@ -57,7 +71,7 @@ class RouteRequest:
             model=model if isinstance(model, str) else "",
             headers=headers,
             tools=frozenset(_tool_names(offered)),
-            prompt=prompt_class(asked if isinstance(asked, str | list) else "", offered, format_),
+            prompt=prompt_class(prompt if isinstance(prompt, str | list) else "", offered, format_),
         )
 
 
@@ -88,7 +102,7 @@ def _fits(setting: str, value: Any) -> Any:
     try:
         SpecConfig(**{setting: value})
     except SettingError as error:
-        raise expected(str(error).partition("expected ")[2]) from None
+        raise expected(error.expected) from None
     return value
 
 
@@ -209,10 +223,7 @@ def _drafter_problems(routes: Iterable[Route], known: Collection[str] | None) ->
     for i, route in enumerate(routes):
         for j, name in enumerate(route.drafters or ()):
             if name not in known:
-                near = get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                listed = ", ".join(sorted(known))
-                yield f"routes[{i}].drafters[{j}]: unknown drafter {name!r}{hint} Known: {listed}"
+                yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
 
 
 class RouteFile(Reloaded[Routes]):
@@ -220,3 +231,47 @@ class RouteFile(Reloaded[Routes]):
 
     def __init__(self, path: Path | str, known_drafters: Collection[str] | None = None) -> None:
         super().__init__(path, partial(load, known_drafters=known_drafters))
+
+
+def prompt_class(
+    messages_or_text: str | Sequence[Any], tools: Sequence[Any] | None = None, response_format: Any = None
+) -> PromptClass:
+    """The kind of text that a request is after: the first of these that holds.
+
+    tools: the request offers any.
+    json: `response_format` asks for it (`json_object` or `json_schema`).
+    code: the end of the prompt, or of the user's last message, has a fenced block, or at least three lines
+        that look like code and make up a quarter of it.
+    chat: everything else.
+    """
+    if tools:
+        return "tools"
+    if isinstance(response_format, Mapping) and response_format.get("type") in ("json_object", "json_schema"):
+        return "json"
+    text = messages_or_text if isinstance(messages_or_text, str) else _last_user_text(messages_or_text)
+    return "code" if _like_code(text[-MAX_PROMPT_CHARS:]) else "chat"
+
+
+def _like_code(text: str) -> bool:
+    if _FENCE.search(text):
+        return True
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    code = sum(_CODE_LINE.match(line) is not None for line in lines)
+    return code >= max(_CODE_LINES, _CODE_SHARE * len(lines))
+
+
+def _last_user_text(messages: Sequence[Any]) -> str:
+    for message in reversed(messages):
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            return _text(message.get("content"))
+    return ""
+
+
+def _text(content: Any) -> str:
+    """A message's text, also where it comes in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return ""
+    parts = (part.get("text") for part in content if isinstance(part, Mapping))
+    return "\n".join(part for part in parts if isinstance(part, str))

@@ -1,12 +1,13 @@
 """The base of targets with a paged KV cache: everything but the forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from paceline.errors import PromptTooLong
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner, HeadTarget
 from paceline.target.kv.cache import PagedCache
 from paceline.types import CacheStats, Draft, Feed, LayerSkipTarget, Seq
@@ -17,8 +18,8 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
 
     timed_contexts: tuple[int, ...]  # tokens before the rows of a timed pass, ascending
 
-    def open_with_noise(self, seq: Seq) -> None:
-        """Opens a sequence as if all but its last token were computed; its rows hold noise."""
+    def noise(self, seq: Seq) -> AbstractContextManager[None]:
+        """Inside, a sequence is open as if all but its last token were computed; its rows hold noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,23 @@ class PagedTarget(ABC, Generic[F]):
             )
         return self._cache.open(seq.id, seq.tenant, seq.tokens)
 
-    def block_runner(self, head: Stored) -> BlockRunner | None:
+    def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None
 
-    def open_with_noise(self, seq: Seq) -> None:
+    @contextmanager
+    def noise(self, seq: Seq) -> Iterator[None]:
         length = len(seq.tokens) - 1
         self._cache.open(seq.id, seq.tenant, seq.tokens[:1])
-        self._cache.extend(seq.id, length)
-        self._fill_with_noise(self._cache.slots(seq.id, 0, length))
-        self._cache.append(seq.id, seq.tokens[:length])
+        try:
+            self._cache.extend(seq.id, length)
+            self._fill_with_noise(self._cache.slots(seq.id, 0, length))
+            self._cache.append(seq.id, seq.tokens[:length])
+            yield
+        finally:
+            self.close(seq.id)
+            self.forget(seq.tenant)
+            if self._cache.stats.free == self._cache.blocks:
+                self._release_memory()
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         fed = self._fed.pop(seq_id, None)
@@ -98,6 +107,10 @@ class PagedTarget(ABC, Generic[F]):
 
     def _fill_with_noise(self, slots: list[int]) -> None:
         """Writes these rows once, so that reading them costs what reading real ones costs."""
+        return
+
+    def _release_memory(self) -> None:
+        """Gives the memory of an empty cache back to the system, where it is taken again on use."""
         return
 
     @abstractmethod

@@ -108,8 +108,7 @@ def _measure_at(target: ModelTarget, context: int, deadline: float) -> dict[int,
     tokens = random.integers(0, target.vocab_size, context + max(ROWS)).tolist()
     seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
     fastest: dict[int, float] = {}
-    try:
-        target.open_with_noise(seq)
+    with target.noise(seq):
         target.forward([Feed(seq.id, tokens[context : context + 1])])  # what is done only once is done now
         target.keep(seq.id, context)
         for _ in range(REPEATS):
@@ -122,7 +121,4 @@ def _measure_at(target: ModelTarget, context: int, deadline: float) -> dict[int,
                 ms = (time.perf_counter() - started) * 1000
                 target.keep(seq.id, context)
                 fastest[rows] = min(ms, fastest.get(rows, ms))
-    finally:
-        target.close(seq.id)
-        target.forget(_TENANT)
     return {rows: round(ms, 3) for rows, ms in fastest.items()}

@@ -1,4 +1,4 @@
-"""What this machine's processor can do, tried where its word cannot be trusted.
+"""CPU features, probed in a child process where /proc/cpuinfo lies (AMX), and free memory.
 
 Some machines list AMX among their features, yet its instructions are illegal, and a bfloat16 product that
 chooses them kills the process. A child process tries one; if it dies, oneDNN is told to do without.
@@ -26,6 +26,8 @@ ISA_SETTING: Final = "ONEDNN_MAX_CPU_ISA"  # read when oneDNN is first used, not
 WITHOUT_AMX: Final = "AVX10_1_512"
 FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 _PATIENCE: Final = 120  # seconds
+_PROC: Final = Path("/proc")
+_GROUPS: Final = Path("/sys/fs/cgroup")
 _M_ARENA_MAX: Final = -8  # of mallopt(3)
 _TRIAL: Final = """
 import torch
@@ -136,3 +138,44 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 0
+
+
+def available_memory(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
+    """Bytes free on the machine and in every control group above the process; None where neither is known."""
+    limits = [_machine_memory(proc), *_group_memory(proc, groups)]
+    return min((max(0, free) for free in limits if free is not None), default=None)
+
+
+def _machine_memory(proc: Path) -> int | None:
+    kib = _table(proc / "meminfo").get("MemAvailable:")
+    return None if kib is None else kib * 1024
+
+
+def _group_memory(proc: Path, groups: Path) -> list[int | None]:
+    """Free in the process's control group (cgroup v2) and in each one above it: every limit holds."""
+    lines = _text(proc / "self" / "cgroup").splitlines()
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if own is None:
+        return []
+    folder = groups / own
+    return [_free_in_group(one) for one in (folder, *folder.parents) if one.is_relative_to(groups)]
+
+
+def _free_in_group(folder: Path) -> int | None:
+    """The page cache counts as used, though the kernel drops it when memory is needed."""
+    limit, used = (_text(folder / f"memory.{name}").strip() for name in ("max", "current"))
+    if not limit.isdecimal() or not used.isdecimal():  # "max": no limit
+        return None
+    return int(limit) - int(used) + _table(folder / "memory.stat").get("inactive_file", 0)
+
+
+def _table(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in _text(path).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError:
+        return ""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from paceline.config import EngineConfig
-from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError
+from paceline.errors import DrafterMismatch, ModelError, NotCompiled, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
-from paceline.target.native.layout import plan, reason_against
-from paceline.target.native.packing import packed
+from paceline.target.native.packed_file import load_packed
+from paceline.target.native.packing import plan, reason_against
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
 from paceline.target.weights.tensors import fingerprint
@@ -38,7 +38,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     except _Unsuited as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
-            raise SettingError(f"{path.name} cannot run on the native engine: {reason}") from None
+            raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
         if library.chosen() == "auto":
             log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
     return TorchTarget.load(path, config)
@@ -87,7 +87,7 @@ def _native(path: Path, config: EngineConfig, most_bytes: int | None = None) -> 
         raise _Unsuited(f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass")
     mark = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
+        weights = load_packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
     except NotCompiled as error:
         raise _Unsuited(str(error)) from error
     return NativeTarget(checkpoint.shape, weights, mark, where, config)

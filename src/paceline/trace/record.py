@@ -7,12 +7,58 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any, Final
 
-from paceline.types import Round
+from paceline.types import Finish, Round
 
 Runs = tuple[tuple[str, int], ...]  # who guessed, and how many nodes in a row
 
 # What a request may have sent beside numbers and still be remembered without its text.
 TEXTLESS_PARAMS: Final = ("logit_bias", "speculative_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """Figures of one output; a request with n choices has n of them. Times are seconds from its arrival."""
+
+    model: str = ""
+    route: str = ""
+    endpoint: str = ""  # "/v1/chat/completions"
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    output_tokens: int = 0
+    passes: int = 0  # of the target; 0: it ended before its first
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)  # tokens by drafter
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    finish: Finish | None = None
+    lossy: bool = False
+    choice: int = 0  # among the outputs of its prompt
+    queue_s: float = 0.0  # until its first pass
+    first_token_s: float | None = None  # None: no token came
+    decode_s: float = 0.0  # from the first token to the last
+    seconds: float = 0.0  # until the end
+
+    @property
+    def drafted_tokens(self) -> int:
+        return sum(self.drafted_by_source.values())
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_source.values())
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.output_tokens / self.passes if self.passes else 0.0
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From the queue to the first token."""
+        return None if self.first_token_s is None else max(0.0, self.first_token_s - self.queue_s)
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per output token after the first; None: there was no second."""
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        return self.decode_s / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +97,19 @@ class RequestRecord:
     prompt_ids: tuple[int, ...] | None = None
     output_ids: tuple[int, ...] | None = None
 
+    @classmethod
+    def of(cls, stats: RequestStats, id: str, created: float, **about: Any) -> "RequestRecord":
+        """A record with the figures of an output; about: the fields that are no figures."""
+        shared = {name: getattr(stats, name) for name in _SHARED if name not in about}
+        totals: dict[str, Any] = {"drafted": stats.drafted_tokens, "accepted": stats.accepted_tokens}
+        return cls(id, created, **shared, **totals, **about)
+
     @property
     def tokens_per_pass(self) -> float:
         return self.output_tokens / self.passes if self.passes else 0.0
+
+
+_SHARED: Final = tuple({f.name for f in fields(RequestStats)} & {f.name for f in fields(RequestRecord)})
 
 
 @dataclass(frozen=True, slots=True)

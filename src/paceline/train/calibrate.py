@@ -7,7 +7,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from paceline.heads.calibration import Calibration, as_it_is, gap, logit
+from paceline.heads.calibration import Calibration, calibration_error, identity_calibration, logit
 from paceline.train.evaluate import Guess
 
 _FEW: Final = 50  # guesses that say too little about a place
@@ -27,7 +27,7 @@ def calibrate(guesses: Sequence[Guess], places: int, before: Calibration | None 
     A place counts where all guesses before it were right, as it does in a pass. A shift beside the scale: the
     head learns how far two laws overlap, and how often the target agrees is another matter.
     """
-    before = before or as_it_is(places)
+    before = before or identity_calibration(places)
     scale, shift = list(before.scale), list(before.shift)
     said: list[float] = []
     mended: list[float] = []
@@ -42,7 +42,11 @@ def calibrate(guesses: Sequence[Guess], places: int, before: Calibration | None 
         said += [g.scores[place] for g in reached]
         mended += [now.chance(place, x) for x in logits]
         came += right
-    return Fit(Calibration(tuple(scale), tuple(shift)), gap(said, came), gap(mended, came))
+    return Fit(
+        Calibration(tuple(scale), tuple(shift)),
+        calibration_error(said, came),
+        calibration_error(mended, came),
+    )
 
 
 def _fit(logits: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:

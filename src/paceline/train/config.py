@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.errors import SettingError
+from paceline.errors import SettingError, UsageError
 
 MOST_SEEDS: Final = 2**32
 
@@ -27,7 +27,7 @@ class Schedule:
         if not 0 <= self.seed < MOST_SEEDS:
             raise self.unusable("seed", f"0 to {MOST_SEEDS - 1}")
         if self.steps == 0 and not 0 < self.minutes < math.inf:
-            raise SettingError(f"steps={self.steps}, minutes={self.minutes}: one of them must be above 0")
+            raise UsageError(f"steps={self.steps}, minutes={self.minutes}: one of them must be above 0")
         self.require_shares("warmup", "last_lr")
         self.require_positive("clip", "checkpoint_seconds")
         if not self.weight_decay >= 0:
@@ -56,4 +56,4 @@ class Schedule:
                 raise self.unusable(name, "more than 0")
 
     def unusable(self, name: str, expected: str) -> SettingError:
-        return SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {expected}")
+        return SettingError(name, getattr(self, name), expected)

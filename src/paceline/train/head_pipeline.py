@@ -13,12 +13,12 @@ import torch
 from paceline import hub
 from paceline.atomic import write_json
 from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import DataError, DrafterMismatch, SettingError
+from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
-from paceline.heads.draft_vocab import with_words
-from paceline.heads.head_checkpoint import WEIGHTS, Card, Loaded, read_card
-from paceline.loading import fingerprint_of
+from paceline.heads.draft_vocab import with_draft_vocab
+from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, read_card
+from paceline.loading import model_fingerprint
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load, open_checkpoint
@@ -82,7 +82,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     weights = load(path, dtype)
     model = TrainDecoder(weights, device, dtype)
     if answers.target != model.fingerprint:
-        raise SettingError(
+        raise UsageError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
     before = drafter_folder.load(job.start, pieces_of(model)) if job.start is not None else None
@@ -110,15 +110,14 @@ def _check(job: TrainJob, path: Path) -> None:
     """Before answers are written, which takes a while."""
     vocabulary = open_checkpoint(path).shape.vocab_size
     if job.train.draft_vocab > vocabulary:
-        raise SettingError(
-            f"draft_vocab={job.train.draft_vocab} is not usable: {job.target} has {vocabulary} tokens"
-        )
+        expected = f"at most the {vocabulary} tokens of {job.target}"
+        raise SettingError("draft_vocab", job.train.draft_vocab, expected)
     if job.start is None:
         return
     card = read_card(job.start)
     if card.kind != job.train.kind:
-        raise SettingError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
-    if card.fingerprint != fingerprint_of(path):
+        raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
+    if card.fingerprint != model_fingerprint(path):
         raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
 
@@ -155,7 +154,7 @@ def answers_in(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SettingError(f"{folder} cannot be a folder: {error}; give another --out") from None
+        raise UsageError(f"{folder} cannot be a folder: {error}; give another --out") from None
     made = make_answers(target, sources, config, lambda what, done, of: report(Told(what, done, of)))
     told = {
         "sources": [Path(str(source)).name for source in sources],
@@ -187,7 +186,7 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
         ) from None
     if before != asked:
         other = ", ".join(name for name in asked if before.get(name) != asked[name])
-        raise SettingError(
+        raise UsageError(
             f"{notes.parent.name} holds answers that were asked for otherwise ({other}): give the same "
             f"again, or another --out, or delete its {ANSWERS} and training.pt"
         )
@@ -195,7 +194,7 @@ def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recipe(
-    job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: Loaded | None
+    job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: LoadedHead | None
 ) -> Recipe:
     """before: the drafter to go on from, if any. It learns to say what the answers say."""
     if before is None or job.start is None:
@@ -203,7 +202,7 @@ def _recipe(
         return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
     known = before.net.draft_ids.numpy(force=True)
     ids = torch.from_numpy(answers.draft_ids(len(known), known).ids)
-    net = with_words(job.train.kind, before.net, pieces_of(model), ids)
+    net = with_draft_vocab(job.train.kind, before.net, pieces_of(model), ids)
     digest = hashlib.sha256((job.start / WEIGHTS).read_bytes()).hexdigest()
     loss = loss_of(net, model, job.train.anchors)
     return Recipe(job.train.kind, net, loss, before.card.calibration, digest)

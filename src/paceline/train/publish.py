@@ -26,17 +26,17 @@ def publish(
     data: Mapping[str, Any],
     weights: Storage = "int8",
     bucket: BucketAt | None = None,
-    tell: Callable[[Sequence[Guess]], None] = lambda _: None,
+    on_drafts: Callable[[Sequence[Guess]], None] = lambda _: None,
 ) -> Card:
     """texts: held out from training. data: what it was trained on, for the card. target: its name.
 
-    bucket: by which the card tells kinds of text apart. tell: hears of every guess that was measured.
+    bucket: by which the card tells kinds of text apart. on_drafts: hears of every guess that was measured.
     """
     card = Card(recipe.kind, recipe.net.shape, target, model.fingerprint, weights, data=dict(data))
     save(folder, card, recipe.net)
     net, most = load(folder, pieces_of(model)).net, card.shape.block
     guesses = replay(drafter_of(net), model, texts, most, batch=TOGETHER)
-    tell(guesses)
+    on_drafts(guesses)
     if guesses:
         found = acceptance(guesses, texts, most)
         accepted = acceptance(guesses, texts, min(MEASURED, most)).accepted

@@ -7,12 +7,12 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.heads.base import DraftHead, Pieces, Shape
+from paceline.heads.base import DenseTargetEmbeddings, DraftHead, HeadConfig
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.registry import KINDS as KINDS_OF_NETS
+from paceline.heads.registry import HEAD_TYPES
 from paceline.target.weights.model_config import ModelConfig
 from paceline.train.config import Schedule
 from paceline.train.losses.base import Loss
@@ -74,8 +74,10 @@ def default_taps(layers: int, count: int) -> tuple[int, ...]:
     return tuple(sorted({round(first + i * step) for i in range(count)}))
 
 
-def pieces_of(model: TrainDecoder) -> Pieces:
-    return Pieces(model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale)
+def pieces_of(model: TrainDecoder) -> DenseTargetEmbeddings:
+    return DenseTargetEmbeddings(
+        model.embed, model.head, model.norm, model.fingerprint, model.shape.embed_scale
+    )
 
 
 def recipe(
@@ -86,13 +88,13 @@ def recipe(
     draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
     """
     pieces = pieces_of(model)
-    net = KINDS_OF_NETS[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+    net = HEAD_TYPES[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
     generator = torch.Generator().manual_seed(config.seed)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     if isinstance(net, BlockHead):
         if weights is not None:
-            net.begin_from(weights, model.shape.layers)
-        net.level(_sizes(model, net.shape.taps, draft_ids, generator))
+            net.init_from_target(weights, model.shape.layers)
+        net.normalize_taps(_sizes(model, net.shape.taps, draft_ids, generator))
     return Recipe(config.kind, net, loss_of(net, model, config.anchors))
 
 
@@ -117,7 +119,7 @@ def _sizes(
     return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
 
 
-def _shape(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> Shape:
+def _shape(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> HeadConfig:
     if config.kind == "medusa":
         return _medusa_shape(config, of, draft_vocab)
     decoder = _decoder(config, of, draft_vocab)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.atomic import remove_unfinished, replacing
-from paceline.errors import CorruptModel, OutOfMemory, SettingError
+from paceline.errors import CorruptModel, OutOfMemory, UsageError
 from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
 from paceline.train.losses.base import TrainBatch
@@ -182,7 +182,7 @@ class _Run:
             return
         state = _read(self._path, self._learner.device)
         if state["identity"] != self._identity():
-            raise SettingError(
+            raise UsageError(
                 f"{self._path.parent.name} holds a training with other settings or of another model: "
                 "go on with those, or give another folder"
             )
@@ -210,7 +210,7 @@ def _endless(batches: Batches, seed: int) -> Iterator[Batch]:
             some = True
             yield batch
         if not some:
-            raise SettingError("there is nothing to train on: the texts hold no batch")
+            raise UsageError("there is nothing to train on: the texts hold no batch")
 
 
 def train(

@@ -1,109 +1,145 @@
-"""Errors in OpenAI's shape. No prompt, no path of the machine, no stack."""
+"""Errors in OpenAI's shape: one exception, and one table from the package's errors to it.
 
-import re
-from itertools import takewhile
-from typing import Any, Final
+No message holds a prompt, a path of this machine or a stack.
+"""
 
-from pydantic import BaseModel, ValidationError
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 from paceline.errors import (
-    BadBody,
-    BodyTooLarge,
     Busy,
     CacheFull,
     ConstraintError,
     DrafterMismatch,
+    PacelineError,
     PromptTooLong,
     SettingError,
     ShuttingDown,
     TextError,
     TimedOut,
     UnknownModel,
+    UsageError,
 )
-from paceline.web.validation import place, unknown_key
+from paceline.log import log_problem
 
-MOST: Final = 2000  # characters of a message
+log = logging.getLogger("paceline.web")
 
-# Error, status, OpenAI's type, code
-_KINDS: Final = (
-    (PromptTooLong, 400, "invalid_request_error", "context_length_exceeded"),
-    (ConstraintError, 400, "invalid_request_error", "invalid_constraint"),
-    (SettingError, 400, "invalid_request_error", None),
-    (BodyTooLarge, 413, "invalid_request_error", None),
-    (BadBody, 400, "invalid_request_error", None),
-    (TextError, 400, "invalid_request_error", None),
-    (DrafterMismatch, 400, "invalid_request_error", None),
-    (UnknownModel, 404, "invalid_request_error", "model_not_found"),
-    (Busy, 429, "rate_limit_error", "server_busy"),
-    (ShuttingDown, 503, "server_error", "shutting_down"),
-    (CacheFull, 503, "server_error", "cache_full"),
-    (TimedOut, 408, "timeout_error", "timeout"),
+Handler = Callable[[Request], Awaitable[Response]]
+
+MAX_MESSAGE: Final = 2000  # characters
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that left before its answer
+CANCELLED: Final = "cancelled"  # the error code of such a request
+
+
+class _Row(NamedTuple):
+    exception: type[PacelineError]
+    status: int
+    type: str
+    code: str | None
+    refusal: str  # the reason label of a request that failed before its first pass
+
+
+_TABLE: Final = (
+    _Row(PromptTooLong, 400, "invalid_request_error", "context_length_exceeded", "too_long"),
+    _Row(ConstraintError, 400, "invalid_request_error", "invalid_constraint", "invalid"),
+    _Row(UsageError, 400, "invalid_request_error", None, "invalid"),
+    _Row(TextError, 400, "invalid_request_error", None, "invalid"),
+    _Row(DrafterMismatch, 400, "invalid_request_error", None, "invalid"),
+    _Row(UnknownModel, 404, "invalid_request_error", "model_not_found", "invalid"),
+    _Row(Busy, 429, "rate_limit_error", "server_busy", "queue_full"),
+    _Row(ShuttingDown, 503, "server_error", "shutting_down", "draining"),
+    _Row(CacheFull, 503, "server_error", "cache_full", "cache_full"),
+    _Row(TimedOut, 408, "timeout_error", "timeout", "deadline"),
 )
-_SETTING: Final = re.compile(r"(\w+)=")  # how errors about a setting begin
-_PARAMS: Final = {  # settings whose parameters are called otherwise
-    "stop_tokens": "stop_token_ids",
-    "max_draft": "num_speculative_tokens",
-    "threshold": "acceptance_threshold",
-}
-
-_ONE_OF: Final = re.compile(
-    r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)"
-)  # of a union, not a name
+KEY_LIMIT: Final = "key_limit"
+UNAUTHORIZED: Final = "unauthorized"
+REFUSALS: Final = frozenset({KEY_LIMIT, UNAUTHORIZED, *(row.refusal for row in _TABLE)})
 
 
 class ApiError(Exception):
-    """An answer that is not one."""
+    """An error response. `refusal`: why the request was not admitted; None: the server itself failed."""
 
     def __init__(
         self,
         status: int,
         message: str,
-        kind: str = "invalid_request_error",
+        type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        refusal: str | None = "invalid",
     ) -> None:
         super().__init__(message)
-        message = message if len(message) <= MOST else f"{message[:MOST]}..."
-        self.status = status
-        self.body: dict[str, Any] = {
-            "error": {"message": message, "type": kind, "param": param, "code": code}
-        }
+        self.status, self.type, self.param, self.code = status, type, param, code
+        self.message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
+        self.refusal = refusal
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-def failure(error: Exception, param: str | None = None, within: str = "") -> ApiError:
-    """`within`: the parameter that holds the one which the error names."""
-    for kind, status, type_, code in _KINDS:
-        if isinstance(error, kind):
-            retry = 1.0 if status in (429, 503) else None
-            inside = f"{within}." if within else ""
-            named, message = _named(error)
-            param = param or (f"{inside}{named}" if named else within or None)
-            return ApiError(status, f"{inside}{message}", type_, param, code, retry)
-    return ApiError(500, "internal error: the server's log says more", "server_error")
+    def response(self) -> Response:
+        return JSONResponse(self.body, self.status, self.headers)
 
 
-def _named(error: Exception) -> tuple[str | None, str]:
-    """The parameter that an error is about, where it says so, and the message in the client's words."""
-    message = str(error)
-    found = _SETTING.match(message)
-    if found is None:
-        return None, message
-    name = _PARAMS.get(found[1], found[1])
-    return name, f"{name}={message[found.end() :]}"
+def api_error(error: BaseException, param: str | None = None) -> ApiError:
+    """The API error for any exception; one that is not in the table is an internal error."""
+    if isinstance(error, ApiError):
+        return error
+    for row in _TABLE:
+        if isinstance(error, row.exception):
+            retry = 1.0 if row.status in (429, 503) else None
+            param = param or _param(error)
+            return ApiError(row.status, str(error), row.type, param, row.code, retry, row.refusal)
+    return ApiError(500, "internal error: the server's log says more", "server_error", refusal=None)
 
 
-def invalid(error: ValidationError, shape: type[BaseModel], within: str = "") -> ApiError:
-    """The first thing that is wrong with a request, and the parameter it is wrong with.
+def _param(error: BaseException) -> str | None:
+    if isinstance(error, SettingError):
+        return error.setting
+    return error.param if isinstance(error, ConstraintError) else None
 
-    `within`: where the part that was read lies in the request.
-    """
-    first = error.errors(include_url=False, include_input=False)[0]
-    begin, *inner = first["loc"]
-    param = place([begin, *takewhile(lambda part: not _ONE_OF.fullmatch(str(part)), inner)])
-    param = ".".join(filter(None, (within, param)))
-    unknown = first["type"] == "extra_forbidden"
-    return ApiError(
-        400, f"{param}: {unknown_key(shape, first['loc']) if unknown else first['msg']}", param=param
-    )
+
+def error_code(error: BaseException) -> str:
+    """One word for an error, for metrics, spans and traces."""
+    if isinstance(error, ClientDisconnect | asyncio.CancelledError | GeneratorExit):
+        return CANCELLED
+    known = api_error(error)
+    return known.code or known.type
+
+
+def logged(error: Exception, path: str) -> ApiError:
+    """The API error for an exception; the log gets those that nobody expected."""
+    if not isinstance(error, ApiError | PacelineError):
+        log_problem(log, f"{path} failed", error)
+    return api_error(error)
+
+
+def with_error_responses(handler: Handler) -> Handler:
+    """Every exception of the handler becomes a response in OpenAI's shape."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            return logged(error, request.scope["route"].path).response()
+
+    return handle
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    return ApiError(404, "no such path").response()
+
+
+async def not_allowed(request: Request, error: Exception) -> Response:
+    allowed = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(ApiError(405, "the method is not allowed here").body, 405, allowed)

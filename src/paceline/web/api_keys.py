@@ -17,11 +17,23 @@ import yaml
 from pydantic import AfterValidator
 
 from paceline.atomic import locked, write_bytes
-from paceline.errors import KeyFileError
-from paceline.web.config_file import Checked, Reloaded, checked, expected, identifier, read, whole_between
+from paceline.web.config_file import (
+    Checked,
+    ConfigFileError,
+    Reloaded,
+    checked,
+    expected,
+    identifier,
+    read,
+    whole_between,
+)
 
 _PREFIX: Final = "pl-"
 _Limit = Annotated[int, AfterValidator(partial(whole_between, 1, 1_000_000_000))]
+
+
+class KeyFileError(ConfigFileError):
+    """The file of API keys cannot be used."""
 
 
 def _hash_text(value: str) -> str:

@@ -14,10 +14,11 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from paceline.errors import ConfigFileError, short
-from paceline.web.validation import place, unknown_key
+from paceline.errors import PacelineError
+from paceline.strings import short
+from paceline.web.validation import json_path, unknown_key
 
-log = logging.getLogger("paceline.server")
+log = logging.getLogger("paceline.web")
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 16
@@ -38,6 +39,14 @@ _EXPECTED: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+
+
+class ConfigFileError(PacelineError):
+    """Lists every problem of a file, so that it can be corrected in one go."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class Checked(BaseModel):
@@ -166,7 +175,7 @@ def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) ->
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    return place(loc) or "the file"
+    return json_path(loc) or "the file"
 
 
 def _from_context(detail: ErrorDetails) -> str:

@@ -12,7 +12,7 @@ _USABLE: Final = re.compile(r"[!-~]{1,64}")
 _KEY: Final = "paceline.request_id"
 
 
-def named(scope: Scope, prefix: str, length: int = 12) -> str:
+def new_request_id(scope: Scope, prefix: str, length: int = 12) -> str:
     """A new name for the answer to a request; it ends with the client's own, if that gave one.
 
     `length`: of its random part, in bytes. A client's name alone could be that of another request.
@@ -33,7 +33,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        named(scope, "req-")
+        new_request_id(scope, "req-")
 
         async def named_send(message: Message) -> None:
             if message["type"] == "http.response.start":

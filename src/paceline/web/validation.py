@@ -1,39 +1,59 @@
-"""How a problem with a file or a request is told: where it is, and what is known there."""
+"""From pydantic's errors to messages with a path into the data and the nearest known key."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from paceline.errors import short
+from paceline.strings import short, unknown_name
+from paceline.web.api_errors import ApiError
 
-Place = Sequence[int | str]
+M = TypeVar("M", bound=BaseModel)
+Loc = Sequence[int | str]  # pydantic's name for a path
+
+# Parts of a loc that name a member of a union, not a key.
+_UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
 
 
-def place(parts: Place) -> str:
+def parse_request(data: Mapping[str, Any], model: type[M], within: str = "") -> M:
+    """A request's body, or the part of it at `within`; ApiError names the first bad parameter."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _api_error(error, model, within) from None
+
+
+def _api_error(error: ValidationError, model: type[BaseModel], within: str) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    begin, *inner = first["loc"]
+    param = json_path([begin, *takewhile(lambda part: not _UNION_MEMBER.fullmatch(str(part)), inner)])
+    param = ".".join(filter(None, (within, param)))
+    unknown = first["type"] == "extra_forbidden"
+    reason = unknown_key(model, first["loc"]) if unknown else first["msg"]
+    return ApiError(400, f"{param}: {reason}", param=param)
+
+
+def json_path(parts: Loc) -> str:
     """The parts as they would be written in code; empty for the whole."""
     written = [f"[{part}]" if isinstance(part, int) else _dotted(part) for part in parts if part != "[key]"]
     return "".join(written).removeprefix(".")
 
 
 def _dotted(key: str) -> str:
-    """A key as part of a place, whatever characters it has."""
+    """A key as part of a path, whatever characters it has."""
     return f".{key}" if re.fullmatch(r"[\w-]{1,60}", key) else f".{short(key)}"
 
 
-def unknown_key(model: type[BaseModel], at: Place) -> str:
-    """What to say of a key that its object does not have; `at` ends with the key."""
+def unknown_key(model: type[BaseModel], at: Loc) -> str:
+    """The message for a key that its object does not have; `at` ends with the key."""
     known = known_keys(model, at[:-1])
-    key = str(at[-1])
-    near = get_close_matches(key[:100], known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown key {short(key)}{hint} Known: {', '.join(known)}"
+    return unknown_name("key", str(at[-1]), known)
 
 
-def known_keys(model: type[BaseModel], at: Place) -> list[str]:
-    """The keys of the part of `model` that a place leads to."""
+def known_keys(model: type[BaseModel], at: Loc) -> list[str]:
+    """The keys of the part of `model` at a path."""
     shapes = [model]
     for part in at:
         if isinstance(part, str):

@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.drafters.heads.tree_growth import grow
-from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
-from paceline.heads.runner import Place, TorchBlock
+from paceline.heads.runner import ChainStart, TorchBlock
 from paceline.sampling import Floats, History, distribution
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
@@ -30,6 +28,8 @@ from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import guesses
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
@@ -114,7 +114,7 @@ def test_constrained_text_equals_plain_decoding(
     assert not any(r.draft.rejected_sources for r in rounds)
     for r in rounds:
         for node, source in enumerate(r.draft.sources):
-            assert source != "block" or r.draft.scores[node] < CERTAIN
+            assert source != "block" or r.draft.scores[node] < FORCED
 
 
 def accept_one_more(draft: Draft, choice: Callable[[int], int]) -> Verdict:
@@ -313,7 +313,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     runner, looks = TorchBlock(net), list[int]()
     look = runner.look
 
-    def counted(places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def counted(places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         looks.append(len(places))
         return look(places)
 
@@ -339,7 +339,7 @@ def test_confidence_is_calibrated_and_never_certain() -> None:
     assert draft.scores[0] == raw.scores[0]
     odds = raw.scores[1] / (1 - raw.scores[1])
     assert draft.scores[1] == pytest.approx(odds**2 / (1 + odds**2))
-    assert 0.99 < draft.scores[2] < CERTAIN
+    assert 0.99 < draft.scores[2] < FORCED
 
 
 def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:

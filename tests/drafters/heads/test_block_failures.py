@@ -1,11 +1,11 @@
 """A pass of the drafter that fails leaves nothing behind that would be taken for what it read."""
 
 import pytest
-from tiny_heads import random_net, said, tiny_model
 
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, HiddenRows, Seq
+from support.tiny_heads import random_net, said, tiny_model
 
 
 class Broken(Exception):

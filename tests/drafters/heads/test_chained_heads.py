@@ -6,10 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
-from tiny_heads import said, tiny_weights
 from torch import Tensor
-from torch_cases import CONFIG, VOCAB
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.constraints.draft_masks import Masks
@@ -19,7 +16,7 @@ from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
 from paceline.drafters.heads.tree_growth import Spot
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.support.grammar_filter import CERTAIN
+from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine import engine as engine_module
 from paceline.engine import verify
 from paceline.engine.control import Fixed
@@ -33,6 +30,9 @@ from paceline.testing import ToyCursor
 from paceline.train.losses.eagle import eagle_loss, unrolled
 from paceline.train.losses.medusa import medusa_loss
 from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
+from support.tiny_heads import said, tiny_weights
+from support.torch_cases import CONFIG, VOCAB
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30
@@ -134,11 +134,11 @@ def test_a_row_too_late_is_caught(drafter: Drafter, monkeypatch: pytest.MonkeyPa
     """That the texts are equal is a test that can fail."""
 
     def late(seq: Seq, draft: Draft, rows: Floats, masks: Masks) -> Verdict:
-        return verify.judge(seq, draft, np.concatenate([rows[:1], rows[: len(draft)]]), masks)
+        return verify.verify(seq, draft, np.concatenate([rows[:1], rows[: len(draft)]]), masks)
 
     params = SamplingParams(seed=3, max_tokens=LENGTH)
     plain, _ = run(PLAIN, params)
-    monkeypatch.setattr(engine_module, "judge", late)
+    monkeypatch.setattr(engine_module, "verify", late)
     assert run(spec_of(drafter), params, [drafter])[0] != plain
 
 
@@ -305,7 +305,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accep
     for node, score in enumerate(draft.scores):
         text = tuple(draft.tokens[i] for i in draft.path(node))
         assert text[-1] in rules(text[:-1])
-        assert 0 <= score < CERTAIN
+        assert 0 <= score < FORCED
         if draft.q is not None:
             assert float(draft.q[node].sum()) == pytest.approx(1)
             assert set(draft.q[node].nonzero().flatten().tolist()) <= rules(text[:-1])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.rope import RopeTable, frequencies, rotate
@@ -19,6 +18,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq
+from support.torch_cases import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
 
 TINY_BOUND = 1e-5
 REAL_BOUND = 1e-5

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import pytest
-import sketch_checks as checks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_cases import CONFIG, random_weights, some_layers
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights, layer_share
+from support import examples
+from support import sketch_checks as checks
+from support.torch_cases import CONFIG, random_weights, some_layers
 
 LAYERS = 3
 
@@ -41,7 +42,7 @@ def test_steps_are_one_stretch(target: TorchTarget, context: int) -> None:
     checks.check_steps_are_one_stretch(target, context, (0, 2))
 
 
-@settings(max_examples=4)
+@settings(max_examples=examples(4))
 @given(seed=st.integers(1, 10**6), context=st.integers(1, 70))
 def test_nothing_of_a_sketch_stays(target: TorchTarget, seed: int, context: int) -> None:
     checks.check_nothing_stays(target, seed, context)

@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from row_checks import check_chain, check_tree, check_two_sequences
 from torch import Tensor
-from torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.target.eager.layer import Layer, Store
@@ -16,6 +14,9 @@ from paceline.target.eager.linear import MOST_ROWS, PlainLinear, Product, RowTil
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
+from support import examples
+from support.row_checks import check_chain, check_tree, check_two_sequences
+from support.torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_tree_rows_are_the_rows_of_their_paths(smollm2: TorchTarget, context: in
     check_tree(smollm2, context, random_tree(15, 4, seed, smollm2.vocab_size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 15), st.integers(1, 4), st.integers(0, 99), st.sampled_from([1, 60, 250, 255]))
 def test_tree_rows_of_a_tiny_model(
     tiny: TorchTarget, nodes: int, width: int, seed: int, context: int

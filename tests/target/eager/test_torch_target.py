@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch_cases import (
+
+from paceline.config import EngineConfig
+from paceline.errors import CacheFull, PromptTooLong, UsageError
+from paceline.target.base import ModelTarget
+from paceline.target.eager.target import TorchTarget, placement
+from paceline.target.kv.cache import BLOCK
+from paceline.target.weights.reader import load_embeddings
+from paceline.types import NO_DRAFT, Draft, Feed, Seq
+from support.torch_cases import (
     CONFIG,
     VOCAB,
     feed_draft,
@@ -18,14 +26,6 @@ from torch_cases import (
     save_reference,
     some_tokens,
 )
-
-from paceline.config import EngineConfig
-from paceline.errors import CacheFull, PromptTooLong, SettingError
-from paceline.target.base import ModelTarget
-from paceline.target.eager.target import TorchTarget, placement
-from paceline.target.kv.cache import BLOCK
-from paceline.target.weights.pieces import load_pieces
-from paceline.types import NO_DRAFT, Draft, Feed, Seq
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_holds_its_weights_once_and_the_tied_head_twice() -> None:
 def test_heads_borrow_the_weights_that_the_file_has(family: str, dtype: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
     target = TorchTarget.load(tmp_path, replace(CONFIG, dtype=dtype))
-    lent, read = target.embeddings(), load_pieces(tmp_path, getattr(torch, dtype))
+    lent, read = target.embeddings(), load_embeddings(tmp_path, getattr(torch, dtype))
     tokens = torch.arange(VOCAB)
     for ours, theirs in ((lent.embed, read.embed), (lent.head, read.head)):
         assert len(ours) == VOCAB
@@ -228,18 +228,18 @@ def test_closed_sequences_are_forgotten(target: TorchTarget) -> None:
 
 def test_a_cache_too_small_for_one_block_is_refused() -> None:
     weights = random_weights(layers=200, kv_heads=4)
-    with pytest.raises(SettingError, match=r"cache_mb=1 .*expected 7 or more"):
+    with pytest.raises(UsageError, match=r"cache_mb=1 .*expected 7 or more"):
         TorchTarget(weights, EngineConfig(device="cpu", cache_mb=1))
 
 
 def test_placement() -> None:
     assert placement(EngineConfig(device="cpu")) == (torch.device("cpu"), torch.float32)
     assert placement(EngineConfig(device="cpu", dtype="float16"))[1] == torch.float16
-    with pytest.raises(SettingError, match="expected auto, cpu"):
+    with pytest.raises(UsageError, match="expected auto, cpu"):
         placement(EngineConfig(device="toaster"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_no_gpu() -> None:
-    with pytest.raises(SettingError, match="no GPU"):
+    with pytest.raises(UsageError, match="no GPU"):
         placement(EngineConfig(device="cuda"))

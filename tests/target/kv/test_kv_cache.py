@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 from paceline.errors import CacheFull
 from paceline.target.kv.block_table import FreeRuns
 from paceline.target.kv.cache import SLACK, TorchRows
+from support.kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
 

@@ -11,16 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import native_target, sized, tiny_model
-from packed_cases import every_path, runnable
-from row_checks import check_chain, check_tree, check_two_sequences, same, story
 from torch import Tensor
-from torch_cases import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.target.load import load_target
 from paceline.target.native import library
 from paceline.target.native.target import PASS_ROWS, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
+from support import examples
+from support.native_cases import native_target, sized, tiny_model
+from support.packed_cases import every_path, runnable
+from support.row_checks import check_chain, check_tree, check_two_sequences, same, story
+from support.torch_cases import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads
 CONTEXTS = (1, 250, 255, 256, 700)
@@ -65,7 +66,7 @@ def test_many_heads_on_one_kv_head(seven: Path) -> None:
         check_tree(target, context, random_tree(20, 3, context, vocab=61))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     nodes=st.integers(1, 40),
     width=st.integers(1, 5),

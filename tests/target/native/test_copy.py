@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import SIZES, tiny_model, wanted_path
-from torch_cases import open_with, some_tokens
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter
@@ -18,6 +16,8 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_copy, load_target
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Round, Seq
+from support.native_cases import SIZES, tiny_model, wanted_path
+from support.torch_cases import open_with, some_tokens
 
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
 

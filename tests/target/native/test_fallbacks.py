@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from native_cases import SIZES, sized, tiny_model
-from packed_cases import built
-from torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 from paceline.config import EngineConfig, SamplingParams
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.sampling import native
 from paceline.target import hardware
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_draft, load_target
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.native_cases import SIZES, sized, tiny_model
+from support.packed_cases import built
+from support.torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
 
 INT8 = EngineConfig(device="cpu", dtype="int8", cache_mb=16)
 
@@ -76,19 +76,19 @@ def test_a_path_that_was_asked_for_but_cannot_be_built(
     model: Path, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(library.SETTING, choice)
-    with pytest.raises(SettingError, match=r"^m\.gguf cannot run on the native engine: .*PACELINE_COMPILER"):
+    with pytest.raises(UsageError, match=r"^m\.gguf cannot run on the native engine: .*PACELINE_COMPILER"):
         load_target(model, CONFIG)
 
 
 @pytest.mark.usefixtures("_no_compiler")
 def test_eight_bits_without_a_compiler(model: Path) -> None:
-    with pytest.raises(SettingError, match="PACELINE_COMPILER=none"):
+    with pytest.raises(UsageError, match="PACELINE_COMPILER=none"):
         load_target(model, INT8)
 
 
 def test_a_setting_that_names_no_path(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SETTING, "nonsense")
-    with pytest.raises(SettingError, match=r"nonsense.*auto, avx512, avx2, portable, torch"):
+    with pytest.raises(UsageError, match=r"nonsense.*auto, avx512, avx2, portable, torch"):
         load_target(model, CONFIG)
 
 
@@ -108,10 +108,10 @@ def test_a_processor_without_avx2(
 ) -> None:
     monkeypatch.setattr(hardware, "has", lambda flags: not flags)
     assert "AVX2" in runs_on_torch(model, caplog)
-    with pytest.raises(SettingError, match="AVX2"):
+    with pytest.raises(UsageError, match="AVX2"):
         load_target(model, INT8)
     monkeypatch.setenv(library.SETTING, "avx512")
-    with pytest.raises(SettingError, match="avx512"):
+    with pytest.raises(UsageError, match="avx512"):
         load_target(model, CONFIG)
     monkeypatch.setenv(library.SETTING, "portable")
     target = load_target(model, CONFIG)
@@ -135,7 +135,7 @@ def test_sliding_windows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     folder = tmp_path / "sliding"
     save_reference("mistral", folder, head_dim=32, sliding_window=16)
     assert "sliding windows" in runs_on_torch(folder, caplog)
-    with pytest.raises(SettingError, match="sliding windows"):
+    with pytest.raises(UsageError, match="sliding windows"):
         load_target(folder, INT8)
 
 

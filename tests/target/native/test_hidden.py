@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from native_cases import native_target, tiny_model
 from torch import Tensor
-from torch_cases import CONFIG, open_with, random_tree, some_tokens
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
+from support.native_cases import native_target, tiny_model
+from support.torch_cases import CONFIG, open_with, random_tree, some_tokens
 
 LAYER = 1
 TOKENS = some_tokens(150, seed=4)

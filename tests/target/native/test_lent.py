@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from block_cases import a_text
-from native_cases import native_target, tiny_model
-from packed_cases import KINDS as ENCODINGS
 
-from paceline.heads.base import DraftHead, Pieces, TargetEmbeddings
+from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddings
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.heads.head_checkpoint import Card, Stored, read, save
+from paceline.heads.head_checkpoint import Card, StoredHead, read, save
 from paceline.heads.medusa import MedusaConfig, MedusaHead
-from paceline.heads.runner import BlockRunner, Place, TorchBlock
-from paceline.target.weights.pieces import load_pieces
+from paceline.heads.runner import BlockRunner, ChainStart, TorchBlock
+from paceline.target.weights.reader import load_embeddings
+from support.block_cases import a_text
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import KINDS as ENCODINGS
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
 BLOCK = BlockConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)
@@ -23,17 +23,17 @@ MEDUSA = MedusaConfig(WIDTH, VOCAB, TOKENS, (1,), 3)
 IDS = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:TOKENS].sort().values
 
 
-def shaken(net: DraftHead, pieces: Pieces) -> None:
+def shaken(net: DraftHead, pieces: DenseTargetEmbeddings) -> None:
     """Every weight matters."""
     generator = torch.Generator().manual_seed(0)
-    net.reset(pieces, generator)
+    net.init_weights(pieces, generator)
     with torch.no_grad():
         for weight in net.parameters():
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
             weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def stored(folder: Path, pieces: Pieces) -> Stored:
+def stored(folder: Path, pieces: DenseTargetEmbeddings) -> StoredHead:
     net = BlockHead(BLOCK, pieces, IDS)
     shaken(net, pieces)
     save(folder, Card("block", BLOCK, "tiny", pieces.fingerprint, "float32"), net)
@@ -44,7 +44,7 @@ def stored(folder: Path, pieces: Pieces) -> Stored:
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=tied)
-    lent, pieces = native_target(model).embeddings(), load_pieces(model)
+    lent, pieces = native_target(model).embeddings(), load_embeddings(model)
     tokens = torch.tensor([[VOCAB - 1, 0, 7], [16, 16, 100]])
     for table, whole in ((lent.embed, pieces.embed), (lent.head, pieces.head)):
         assert len(table) == len(whole)
@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -
 
 def test_rounded_floats_are_lent_as_the_target_reads_them(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="F16")
-    lent, pieces = native_target(model, dtype="int8").embeddings(), load_pieces(model)
+    lent, pieces = native_target(model, dtype="int8").embeddings(), load_embeddings(model)
     every = torch.arange(VOCAB)
     step = pieces.embed.view(VOCAB, -1, 32).abs().amax(2, keepdim=True) / 127
     off = (lent.embed[every] - pieces.embed).view(VOCAB, -1, 32).abs()
@@ -69,7 +69,7 @@ def test_rounded_floats_are_lent_as_the_target_reads_them(tmp_path: Path) -> Non
 
 def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="Q4_K", tied=False)
-    lent, pieces = native_target(model).embeddings(), load_pieces(model)
+    lent, pieces = native_target(model).embeddings(), load_embeddings(model)
 
     def both(net: type[DraftHead], shape: object) -> list[DraftHead]:
         def made(of: TargetEmbeddings) -> DraftHead:
@@ -104,14 +104,14 @@ def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
     for seed in (0, 90):
         (block,) = runner.fill([a_text(runner, BLOCK, 20, seed)], BLOCK.block)
         hidden.append(block.hidden[: BLOCK.block])
-        logits.append(torch.from_numpy(runner.look([Place(block, 0, 5)])[0]))
+        logits.append(torch.from_numpy(runner.look([ChainStart(block, 0, 5)])[0]))
     return torch.stack(hidden), torch.stack(logits)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=False)
-    target, pieces = native_target(model), load_pieces(model)
+    target, pieces = native_target(model), load_embeddings(model)
     head = stored(tmp_path / "head", pieces)
     runner, net = target.block_runner(head), head.net(pieces)
     assert runner is not None
@@ -122,7 +122,7 @@ def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str
 
 def test_the_targets_memory_stays_as_long_as_rows_may_be_read(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind="Q8_0")
-    pieces = load_pieces(model)
+    pieces = load_embeddings(model)
     target = native_target(model)
     runner = target.block_runner(stored(tmp_path / "head", pieces))
     assert runner is not None

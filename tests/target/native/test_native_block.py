@@ -6,7 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from block_cases import (
+from torch import Tensor
+
+from paceline.config import SamplingParams
+from paceline.heads.block import BlockConfig, BlockHead
+from paceline.heads.runner import (
+    AnchorContext,
+    CacheRows,
+    ChainStart,
+    SampleCall,
+    TapInput,
+    TorchBlock,
+    chain_starts,
+)
+from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.target.native.block_head import NativeBlock, reason_against
+from support.block_cases import (
     SHAPES,
     a_net,
     a_target,
@@ -19,14 +34,7 @@ from block_cases import (
     rows_of,
     some_hidden,
 )
-from packed_cases import every_path, runnable
-from torch import Tensor
-
-from paceline.config import SamplingParams
-from paceline.heads.block import BlockConfig, BlockHead
-from paceline.heads.runner import Before, Draw, Place, Read, Rows, TorchBlock, places_of
-from paceline.sampling import CHOICE, chooser, noise_key
-from paceline.target.native.block_head import NativeBlock, reason_against
+from support.packed_cases import every_path, runnable
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
@@ -62,7 +70,7 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
     strange = next(
         t for t in range(shape.vocab) if net.number[t] == shape.draft_vocab or t == shape.vocab - 1
     )
-    places = [Place(blocks[0], 0, 5), Place(blocks[1], shape.block - 3, strange)]
+    places = [ChainStart(blocks[0], 0, 5), ChainStart(blocks[1], shape.block - 3, strange)]
     same = [replace(place, block=as_float32(place.block)) for place in places]
     logits, sure = ours.look(places)
     expected, expected_sure = theirs.look(same)
@@ -77,7 +85,7 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
             (row,), (one,) = ours.look([at])
             assert token == net.draft_ids[int(np.argmax(row))]
             assert chance == pytest.approx(one, abs=1e-5)
-            at = Place(place.block, at.slot + 1, token)
+            at = ChainStart(place.block, at.slot + 1, token)
 
 
 @shapes
@@ -89,9 +97,12 @@ def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockConfig, threads
     among = chooser(params).among
     assert among is not None
     blocks = ours.fill([a_text(ours, shape, 9, seed) for seed in range(3)], shape.block)
-    places, sizes = [Place(block, 0, 5 + i) for i, block in enumerate(blocks)], [shape.block, shape.block, 2]
+    places, sizes = (
+        [ChainStart(block, 0, 5 + i) for i, block in enumerate(blocks)],
+        [shape.block, shape.block, 2],
+    )
     keys = [noise_key(1, 0, CHOICE, i) for i in range(shape.block)]
-    draw = Draw(among.function, among.settings, keys, None)
+    draw = SampleCall(among.function, among.settings, keys, None)
     said, sure = ours.chains(places, sizes, [draw, None, draw])
     plain, plain_sure = ours.chains(places, sizes)
     assert (said[1], sure[1]) == (plain[1], plain_sure[1])
@@ -104,7 +115,7 @@ def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockConfig, threads
             whole[net.draft_ids.numpy()] = row
             assert token == chooser(params)(whole, keys[step])
             assert sure[chain][step] == one
-            at = Place(at.block, at.slot + 1, token)
+            at = ChainStart(at.block, at.slot + 1, token)
 
 
 @shapes
@@ -117,7 +128,7 @@ def test_bits_depend_on_the_text_alone(shape: BlockConfig) -> None:
         (whole,) = alone.fill([text], shape.block)
         assert torch.equal(whole.base, block.base)
         assert torch.equal(whole.hidden, block.hidden)
-    places = [Place(block, i % 2, 3 + i) for i, block in enumerate(together)]
+    places = [ChainStart(block, i % 2, 3 + i) for i, block in enumerate(together)]
     sizes = [shape.block - i % 2 for i in range(len(places))]
     said, sure = pair.chains(places, sizes)
     for place, size, tokens, chances in zip(places, sizes, said, sure, strict=True):
@@ -133,12 +144,12 @@ def test_one_call_gives_what_three_give(shape: BlockConfig) -> None:
     hidden = [some_hidden(shape, count, seed) for seed, count in enumerate(counts)]
     texts = [a_text(runner, shape, count, seed) for seed, count in enumerate(counts)]
     rows = [torch.full_like(text.rows.cut(), torch.nan) for text in texts]
-    parts = [Read(0, *given) for given in zip(hidden, map(all_of, rows), strict=True)]
+    parts = [TapInput(0, *given) for given in zip(hidden, map(all_of, rows), strict=True)]
     unread = [replace(text, rows=part.rows) for text, part in zip(texts, parts, strict=True)]
     firsts, sizes = [(0, texts[0].token), (1, 5), (size - 1, 2)], [size, size - 2, 1]
     filled, (said, sure) = other.guess(parts, unread, size, firsts, sizes)
     expected = runner.fill(texts, size)
-    chains = runner.chains(places_of(expected, firsts), sizes)
+    chains = runner.chains(chain_starts(expected, firsts), sizes)
     for i, (block, same) in enumerate(zip(filled, expected, strict=True)):
         assert torch.equal(rows[i], texts[i].rows.cut())
         assert torch.equal(block.base, same.base)
@@ -153,7 +164,7 @@ def test_all_paths_give_the_same_bits() -> None:
     for path in runnable():
         runner = native(net, path)
         (block,) = runner.fill([a_text(runner, shape, 150)], shape.block)
-        said, sure = runner.chains([Place(block, 0, 5)], [shape.block])
+        said, sure = runner.chains([ChainStart(block, 0, 5)], [shape.block])
         found.append((block.base, block.hidden, said, sure))
     for base, hidden, said, sure in found[1:]:
         assert torch.equal(base, found[0][0])
@@ -169,7 +180,10 @@ def test_rows_do_not_depend_on_how_they_are_read() -> None:
     cut = torch.empty_like(whole)
     pieces = ((0, 1), (1, 14), (14, 40))
     runner.read(
-        [Read(5 + a, {tap: h[a:b] for tap, h in hidden.items()}, Rows(cut, a, b - a)) for a, b in pieces],
+        [
+            TapInput(5 + a, {tap: h[a:b] for tap, h in hidden.items()}, CacheRows(cut, a, b - a))
+            for a, b in pieces
+        ],
     )
     assert torch.equal(cut, whole)
 
@@ -201,7 +215,7 @@ def test_what_it_cannot_run_is_refused() -> None:
         runner.fill([replace(text, token=shape.vocab)], 2)
     (block,) = runner.fill([text], 2)
     with pytest.raises(ValueError, match="not in this block"):
-        runner.chains([Place(block, 0, 1)], [3])
+        runner.chains([ChainStart(block, 0, 1)], [3])
 
 
 def test_odd_numbers_harm_no_other_text() -> None:
@@ -212,10 +226,10 @@ def test_odd_numbers_harm_no_other_text() -> None:
     (alone,) = runner.fill([text], shape.block)
     kept = as_float32(alone)
     lost = rows_of(runner, shape, {tap: h * np.nan for tap, h in some_hidden(shape, 12).items()})
-    broken = Before(3, 12, range(12), all_of(lost))
+    broken = AnchorContext(3, 12, range(12), all_of(lost))
     bad, good = runner.fill([broken, text], shape.block)
     assert torch.equal(good.base, kept.base)
-    said, _ = runner.chains([Place(bad, 0, 1)], [shape.block])
+    said, _ = runner.chains([ChainStart(bad, 0, 1)], [shape.block])
     assert set(said[0]) <= set(net.draft_ids.tolist())
 
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from block_cases import a_target, a_team, a_trained_net, beside, its_words
-from torch_cases import CONFIG
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
@@ -17,6 +15,8 @@ from paceline.heads.runner import BlockRunner, TorchBlock
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
+from support.block_cases import a_target, a_team, a_trained_net, beside, its_words
+from support.torch_cases import CONFIG
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24

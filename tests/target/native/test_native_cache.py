@@ -7,14 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import SIZES, native_target, tiny_model
-from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.errors import CacheFull, ModelError
+from paceline.target.cost import measure
 from paceline.target.kv.cache import BLOCK
 from paceline.target.native.target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
+from support import examples
+from support.native_cases import SIZES, native_target, tiny_model
+from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 TAPS = (0, 1)
 
@@ -123,7 +125,7 @@ class Walk:
             self.forward()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(random=st.randoms(use_true_random=False))
 def test_any_walk_gives_the_bits_of_a_cold_start(model: Path, fresh: NativeTarget, random: Random) -> None:
     walk = Walk(native_target(model, cache_mb=1), fresh, random)
@@ -209,3 +211,23 @@ def test_what_the_pass_takes_for_granted_is_checked(model: Path, monkeypatch: py
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(ModelError, match="forked"):
         target.forward([Feed("s", [1])])
+
+
+def test_measuring_leaves_no_memory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = native_target(tiny_model(tmp_path / "m.gguf"))
+    released: list[bool] = []
+    release = target._rows.release
+
+    def counted() -> None:
+        release()
+        released.append(not target._rows.keys.any() and not target._rows.values.any())
+
+    monkeypatch.setattr(target._rows, "release", counted)
+    measure(target)
+    assert released == [True, True]  # one for each context
+    target.open(Seq("s", [1, 2, 3], 3))
+    target.forward([Feed("s", [1, 2, 3])])
+    target.keep("s", 3)
+    measure(target)
+    assert len(released) == 2  # the cache is in use
+    assert target._rows.keys.any()

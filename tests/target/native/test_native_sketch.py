@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 import pytest
-import sketch_checks as checks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_cases import SIZES, native_target, tiny_model
-from torch_cases import open_with, some_layers, some_tokens
 
 from paceline.config import EngineConfig
-from paceline.target.native.layout import Layout
-from paceline.target.native.packing import PackedWeights
+from paceline.target.native.packing import Layout, PackedWeights
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
+from support import examples
+from support import sketch_checks as checks
+from support.native_cases import SIZES, native_target, tiny_model
+from support.torch_cases import open_with, some_layers, some_tokens
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_steps_are_one_stretch(target: NativeTarget, context: int) -> None:
     checks.check_steps_are_one_stretch(target, context, (0, 2))
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(seed=st.integers(1, 10**6), context=st.integers(1, 70))
 def test_nothing_of_a_sketch_stays(target: NativeTarget, seed: int, context: int) -> None:
     checks.check_nothing_stays(target, seed, context)

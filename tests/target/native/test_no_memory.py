@@ -4,17 +4,17 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from block_cases import SHAPES, a_net, a_team, a_text, native
-from native_cases import native_target, tiny_model
-from packed_cases import built
-from scarce import FLAGS, Scarce
 from torch import Tensor
-from torch_cases import open_with, some_tokens
 
 from paceline.errors import ModelError
-from paceline.heads.runner import Draw, Place
+from paceline.heads.runner import ChainStart, SampleCall
 from paceline.target.native import library
 from paceline.types import Feed
+from support.block_cases import SHAPES, a_net, a_team, a_text, native
+from support.native_cases import native_target, tiny_model
+from support.packed_cases import built
+from support.scarce import FLAGS, Scarce
+from support.torch_cases import open_with, some_tokens
 
 PATH = "portable"  # every path allocates alike
 SHAPE = SHAPES["odd"]
@@ -49,14 +49,14 @@ def test_a_draft_that_had_no_memory_can_be_made_again(scarce: Scarce) -> None:
 
     def read_and_filled() -> tuple[Tensor, list[list[int]]]:
         (block,) = runner.fill([a_text(runner, SHAPE, 30)], SHAPE.block)
-        return block.base, runner.chains([Place(block, 0, 3)], [SHAPE.block])[0]
+        return block.base, runner.chains([ChainStart(block, 0, 3)], [SHAPE.block])[0]
 
     runner.fill([a_text(runner, SHAPE, 2)], 1)
     (expected,) = plenty.fill([a_text(plenty, SHAPE, 30)], SHAPE.block)
     failed, (base, said) = scarce.failures(read_and_filled, "no memory for a pass of the drafter")
     assert failed > 8
     assert base.equal(expected.base)
-    assert said == plenty.chains([Place(expected, 0, 3)], [SHAPE.block])[0]
+    assert said == plenty.chains([ChainStart(expected, 0, 3)], [SHAPE.block])[0]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -70,11 +70,11 @@ def test_a_guess_that_cannot_be_drawn_is_told(threads: int) -> None:
 
     runner = native(a_net(SHAPE), threads=threads)
     blocks = runner.fill([a_text(runner, SHAPE, 9, seed) for seed in range(2)], SHAPE.block)
-    places = [Place(block, 0, 5) for block in blocks]
+    places = [ChainStart(block, 0, 5) for block in blocks]
     choose = ctypes.CFUNCTYPE(number, pointer, pointer, number, pointer, word, word)(second_fails)
     where = ctypes.cast(choose, pointer).value
     assert where is not None
-    draw = Draw(where, 0, [(0, 0)] * SHAPE.block, None)
+    draw = SampleCall(where, 0, [(0, 0)] * SHAPE.block, None)
     with pytest.raises(ModelError, match="no memory for a pass of the drafter"):
         runner.chains(places, [SHAPE.block] * 2, [draw, None])
     said, _ = runner.chains(places, [SHAPE.block] * 2, [draw, None])

@@ -2,21 +2,24 @@
 
 import errno
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import tiny_gguf
 import torch
-from native_cases import SIZES, native_target, sized, tiny_model, wanted_path
-from row_checks import same, story
 from torch import Tensor
 
 from paceline.paths import home
-from paceline.target import memory
-from paceline.target.native import packing
+from paceline.target import hardware
+from paceline.target.native import library, packed_file, packing
 from paceline.target.native.target import NativeTarget
+from support import tiny_gguf
+from support.native_cases import SIZES, native_target, sized, tiny_model, wanted_path
+from support.row_checks import same, story
 
 
 @pytest.fixture
@@ -28,13 +31,13 @@ def model(tmp_path: Path) -> Path:
 def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The size of every packing that is done."""
     done: list[int] = []
-    real = packing._fill
+    real = packing.pack_into
 
-    def counted(data: packing.Bytes, *others: object) -> None:
+    def counted(data: packing.Bytes, *others: Any, **named: Any) -> None:
         done.append(len(data))
-        real(data, *others)  # type: ignore[arg-type]
+        real(data, *others, **named)
 
-    monkeypatch.setattr(packing, "_fill", counted)
+    monkeypatch.setattr(packed_file, "pack_into", counted)
     return done
 
 
@@ -60,7 +63,7 @@ def test_a_second_start_packs_nothing(model: Path, fills: list[int]) -> None:
 def test_with_and_without_memory_for_a_copy(
     model: Path, fills: list[int], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available", lambda: free)
+    monkeypatch.setattr(hardware, "available_memory", lambda: free)
     first = told(model)
     assert same(told(model), first)
     assert len(fills) == 1
@@ -93,11 +96,80 @@ def test_a_damaged_file_is_made_anew(model: Path, fills: list[int], damage: str)
         assert file.read_bytes() == whole
 
 
+@pytest.mark.parametrize("free", [0, 2**50])  # mapped, and read into memory
+def test_a_flipped_bit_anywhere_is_found(
+    model: Path,
+    fills: list[int],
+    free: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(hardware, "available_memory", lambda: free)
+    monkeypatch.setattr(packed_file, "_CHUNK", 1 << 16)
+    native_target(model)
+    (file,) = files(model)
+    whole = file.read_bytes()
+    random = np.random.default_rng(0)
+    in_the_data = random.integers(4096, len(whole), 40).tolist()
+    for at in (24, 90, 153, 154, 4095, 4096, len(whole) - 1, *in_the_data):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << int(random.integers(8))
+        file.write_bytes(damaged)
+        done = len(fills)
+        native_target(model)
+        assert len(fills) == done + 1, f"byte {at}"
+        assert file.read_bytes() == whole
+        if at > 100:
+            assert caplog.messages[-1] == f"{file.name} is damaged: the weights are packed again"
+
+
+def test_the_checksum_is_xxh64() -> None:
+    """Reference values of xxhash.com; the last one covers every loop."""
+    lib, digits = library.load(wanted_path()), np.frombuffer(b"0123456789" * 5, np.uint8)[:47]
+    known = {b"": 0xEF46DB3751D8E999, b"abc": 0x44BC2CF5AD770999}
+    for text, expected in known.items():
+        assert lib.paceline_xxh64(text, len(text), 0) == expected
+    assert lib.paceline_xxh64(digits.ctypes.data, 47, 0) == xxh64(bytes(digits))
+
+
+def xxh64(text: bytes) -> int:
+    """Straight from the specification, for 32 bytes or more and seed 0."""
+    p1, p2, p3, p4, p5 = (
+        *(0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9),
+        *(0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5),
+    )
+
+    def rotate(x: int, by: int) -> int:
+        return (x << by | x % 2**64 >> (64 - by)) % 2**64
+
+    def step(lane: int, word: int) -> int:
+        return rotate((lane + word * p2) % 2**64, 31) * p1 % 2**64
+
+    lanes, at = [(p1 + p2) % 2**64, p2, 0, -p1 % 2**64], 0
+    while at + 32 <= len(text):
+        words = struct.unpack_from("<4Q", text, at)
+        lanes, at = [step(lane, word) for lane, word in zip(lanes, words, strict=True)], at + 32
+    h = sum(rotate(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) % 2**64
+    for lane in lanes:
+        h = ((h ^ step(0, lane)) * p1 + p4) % 2**64
+    h = (h + len(text)) % 2**64
+    while at + 8 <= len(text):
+        h, at = (rotate(h ^ step(0, *struct.unpack_from("<Q", text, at)), 27) * p1 + p4) % 2**64, at + 8
+    if at + 4 <= len(text):
+        (word,) = struct.unpack_from("<I", text, at)
+        h, at = (rotate(h ^ word * p1 % 2**64, 23) * p2 + p3) % 2**64, at + 4
+    for byte in text[at:]:
+        h = rotate(h ^ byte * p5 % 2**64, 11) * p1 % 2**64
+    h = (h ^ h >> 33) * p2 % 2**64
+    h = (h ^ h >> 29) * p3 % 2**64
+    return h ^ h >> 32
+
+
 def test_another_version_is_made_anew(model: Path, fills: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     first = told(model)
     (file,) = files(model)
     old = file.read_bytes()
-    monkeypatch.setattr(packing, "VERSION", packing.VERSION + 1)
+    monkeypatch.setattr(packed_file, "VERSION", packed_file.VERSION + 1)
     assert same(told(model), first)
     assert len(fills) == 2
     assert files(model) == [file]
@@ -138,11 +210,11 @@ def test_a_full_disk(
 
 
 def test_a_failure_leaves_no_temporary_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("in the middle of it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "_fill", fail)
+        patch.setattr(packed_file, "pack_into", fail)
         with pytest.raises(RuntimeError, match="middle"):
             native_target(model)
     assert files(model) == []
@@ -175,7 +247,7 @@ def test_two_processes_at_once(model: Path) -> None:
 
 
 def first_logits(target: NativeTarget) -> Tensor:
-    from torch_cases import open_with, rows_in_one_pass
+    from support.torch_cases import open_with, rows_in_one_pass
 
     open_with(target, "s", [1, 2])
     return rows_in_one_pass(target, "s", 2, [3])
@@ -192,6 +264,30 @@ def test_models_of_one_name_do_not_meet(tmp_path: Path, fills: list[int]) -> Non
     assert torch.equal(logits[1], logits[2])
     assert len(list((shared / "packed").iterdir())) == 2
     assert len(fills) == 3  # a copy of a file is as good as another file
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from paceline.config import EngineConfig
+from paceline.target.load import load_target
+target = load_target(Path(sys.argv[1]), EngineConfig(device="cpu", cache_mb=64))
+status = dict(line.split(":") for line in open("/proc/self/status"))
+print(target.bytes_held, *(1024 * int(status[name].split()[0]) for name in ("VmHWM", "VmRSS")))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_packing_holds_the_weights_once(smollm2_path: Path, tmp_path: Path) -> None:
+    wanted_path()
+    (tmp_path / "native").symlink_to(home() / "native")
+    environment = {**os.environ, "PACELINE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", PEAK, str(smollm2_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+    weights, peak, now = map(int, done.stdout.split())
+    assert len(list((tmp_path / "packed").iterdir())) == 1
+    assert peak - now < weights / 4
 
 
 def test_a_model_that_is_replaced_in_place(tmp_path: Path) -> None:

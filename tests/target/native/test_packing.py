@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_cases import (
+
+from paceline.target.native import library
+from paceline.target.native.packing import TO_FOUR_BITS
+from paceline.target.weights.dequant import ENCODINGS
+from support import examples
+from support.packed_cases import (
     KINDS,
     Doubles,
     Floats,
@@ -16,10 +21,6 @@ from packed_cases import (
     random_blocks,
     up,
 )
-
-from paceline.target.native import library
-from paceline.target.native.layout import TO_FOUR_BITS
-from paceline.target.weights.dequant import ENCODINGS
 
 
 def test_every_encoding_is_covered() -> None:
@@ -41,7 +42,7 @@ def test_unpacked_is_what_was_encoded(path: str, kind: str) -> None:
         assert not found[outputs:].any(), "padding must be zero"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     kind=st.sampled_from(KINDS),
     outputs=st.integers(1, 70),
@@ -115,7 +116,7 @@ def floats_there_and_back(values: Floats) -> tuple[Floats, Doubles]:
     return found[:, : values.shape[1]], np.repeat(bound, 32, axis=1)[:, : values.shape[1]]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(
     outputs=st.integers(1, 40),
     inputs=st.integers(1, 200),
@@ -161,7 +162,7 @@ def rounded_once(values: Floats) -> Doubles:
     return np.asarray((codes * scale).reshape(values.shape))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(outputs=st.integers(1, 40), groups=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
 def test_four_bits_err_no_more_than_the_usual_rounding(outputs: int, groups: int, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal((outputs, 32 * groups)).astype(np.float32)

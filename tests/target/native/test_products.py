@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_cases import (
+
+from paceline.target.weights.dequant import ENCODINGS
+from support import examples
+from support.packed_cases import (
     HALVES,
     KINDS,
     Bytes,
@@ -21,8 +24,6 @@ from packed_cases import (
     runnable,
     without_base,
 )
-
-from paceline.target.weights.dequant import ENCODINGS
 
 BOUND = 2e-6  # some thirty roundings to 24 bits, of sums that run over at most 16 groups
 FIRST = runnable()[0]
@@ -56,7 +57,7 @@ def inputs_of(kind: str, blocks: int) -> int:
 
 
 @pytest.mark.parametrize("path", every_path())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @shapes
 def test_products_equal_a_float64_reference(
     path: str, kind: str, outputs: int, blocks: int, rows: int, seed: int
@@ -72,7 +73,7 @@ def test_products_equal_a_float64_reference(
     assert not found[:, outputs:].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @shapes
 def test_all_paths_give_the_same_bits(kind: str, outputs: int, blocks: int, rows: int, seed: int) -> None:
     random = np.random.default_rng(seed)

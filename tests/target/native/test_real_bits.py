@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_cases import native_target, wanted_path
-from row_checks import check_chain, check_tree, check_two_sequences, same, story
 from test_bits import COUNTS
-from torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
+from support.native_cases import native_target, wanted_path
+from support.row_checks import check_chain, check_tree, check_two_sequences, same, story
+from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
 
 CONTEXTS = (5, 250, 255, 256, 700)
 

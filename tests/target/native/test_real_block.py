@@ -13,8 +13,7 @@ from paceline.heads.local_heads import drafter_path
 from paceline.heads.runner import TorchBlock
 from paceline.llm import LLM
 from paceline.target.native.block_head import NativeBlock
-from paceline.target.weights.pieces import load_pieces
-from paceline.target.weights.reader import load
+from paceline.target.weights.reader import load, load_embeddings
 from paceline.train.evaluate import Recorded, acceptance, replay
 from paceline.train.train_decoder import TrainDecoder
 
@@ -29,7 +28,7 @@ ASKED = (
 
 @pytest.fixture(scope="module")
 def net(smollm2_path: Path) -> BlockHead:
-    loaded = load_head(drafter_path("smollm2-135m-block"), load_pieces(smollm2_path))
+    loaded = load_head(drafter_path("smollm2-135m-block"), load_embeddings(smollm2_path))
     assert isinstance(loaded.net, BlockHead)
     return loaded.net.eval()
 

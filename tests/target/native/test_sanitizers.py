@@ -12,6 +12,7 @@ from paceline import native_build
 from paceline.errors import NotCompiled
 from paceline.target import hardware
 from paceline.target.native import library
+from support import SUPPORT
 
 LIGHT = ("-O1", "-g1")
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *LIGHT)
@@ -43,7 +44,7 @@ def run(what: str, path: str, folder: Path, flags: tuple[str, ...], preload: str
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
-    script = str(Path(__file__).with_name("sanitized.py"))
+    script = str(SUPPORT / "sanitized.py")
     command = [sys.executable, script, what, path, str(folder), *flags]
     if preload == "libtsan.so":
         # It cannot place its shadow where addresses are randomised too freely.

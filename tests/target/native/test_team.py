@@ -6,19 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from block_cases import a_team
-from native_cases import wanted_path
 
-HERE = Path(__file__).parent
+from support import TESTS
+from support.block_cases import a_team
+from support.native_cases import wanted_path
+
 MB = 256  # long to fetch, compared with the call that follows
 # Handlers run last in, first out: this one is the last, as the interpreter is when it frees what it holds.
 ENDS = f"""
 import atexit, ctypes, sys
 atexit.register(lambda: take_away())
-sys.path[:0] = {str(HERE)!r}, {str(HERE.parent)!r}
+sys.path[:0] = [{str(TESTS)!r}]
 from pathlib import Path
-from block_cases import SHAPES, a_net, a_text, beside
-from native_cases import native_target, tiny_model
+from support.block_cases import SHAPES, a_net, a_text, beside
+from support.native_cases import native_target, tiny_model
 from paceline.target.native import block_head
 from paceline.target.native.int8_weights import DenseWeights
 from paceline.types import Feed, Seq

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_gguf import encoded
 
 from paceline.target.weights.dequant import ENCODINGS, Bytes, Floats
+from support.tiny_gguf import encoded
 
 
 def reference(blocks: Bytes, kind: str) -> Floats:

@@ -4,16 +4,16 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 from numpy.typing import NDArray
-from tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
 
 from paceline.errors import CorruptModel, ModelError, UnknownArchitecture
 from paceline.target.weights.dequant import ENCODINGS
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import load
+from support import tiny_gguf
+from support.tiny_gguf import HEAD_DIM, HEADS, KV_HEADS, LAYERS, VOCAB, WIDTH
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 

@@ -4,7 +4,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 import transformers
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownMode
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import half_rotation, load
+from support import examples, tiny_gguf
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def complaint(path: Path) -> str:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_cut_gguf_file_is_always_reported(
     gguf_bytes: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_cut_gguf_file_is_always_reported(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_changed_gguf_header_never_surprises(
     gguf_bytes: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -75,7 +75,7 @@ def test_a_changed_gguf_header_never_surprises(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_cut_safetensors_file_is_always_reported(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -88,7 +88,7 @@ def test_a_cut_safetensors_file_is_always_reported(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_changed_safetensors_header_never_surprises(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

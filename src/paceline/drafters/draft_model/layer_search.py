@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from paceline.drafters.draft_model.layer_skip import sketch_cost
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.sampling import Floats
 from paceline.types import Feed, LayerSkipTarget, Seq
 
@@ -125,7 +125,7 @@ def _spread(texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """Beginnings of the texts that end at places evenly spread over all of them."""
     places = [(text, end) for text in texts for end in range(EARLIEST, min(len(text), CONTEXT) + 1)]
     if len(places) < PLACES:
-        raise SettingError(
+        raise UsageError(
             f"the recorded text has {len(places)} places to guess at: expected {PLACES} or more, "
             f"in texts of more than {EARLIEST} tokens"
         )

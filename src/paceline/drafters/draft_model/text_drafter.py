@@ -14,7 +14,7 @@ from paceline.drafters.draft_model.base import RunsModel
 from paceline.drafters.draft_model.exact_encoder import without_cut_letter
 from paceline.drafters.draft_model.retokenizer import REACH
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, Retelling
-from paceline.drafters.support.grammar_filter import unsure, walk
+from paceline.drafters.support.grammar_filter import unforced, valid_prefix
 from paceline.sampling import Floats
 from paceline.types import Ask, Draft, Seq, Target
 
@@ -68,7 +68,7 @@ class TextDrafter(RunsModel[_Writing]):
         g.mirror.tokens.append(token)
         g.tokens = self._whole_tokens(g)
         if g.ask.cursor is not None:
-            taken, at = walk(g.ask.cursor, g.tokens, until_forced=g.ask.forced_budget > 0)
+            taken, at = valid_prefix(g.ask.cursor, g.tokens, until_forced=g.ask.forced_budget > 0)
             g.ended = g.ended or taken < len(g.tokens) or at.finished
 
     def _whole_tokens(self, g: _Writing) -> list[int]:
@@ -97,6 +97,6 @@ class TextDrafter(RunsModel[_Writing]):
         scores, start = [], 0
         for token in tokens:
             end = start + len(self._dictionary.piece(token))
-            scores.append(unsure(prod(sure for at, sure in g.steps if start <= at < end)))
+            scores.append(unforced(prod(sure for at, sure in g.steps if start <= at < end)))
             start = end
         return tuple(scores)

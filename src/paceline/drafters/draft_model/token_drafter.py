@@ -14,7 +14,7 @@ import torch
 from paceline.drafters.draft_model.base import RunsModel
 from paceline.drafters.draft_model.vocab_mapping import SameWords, Words
 from paceline.drafters.support.draft_sampling import draw
-from paceline.drafters.support.grammar_filter import unsure
+from paceline.drafters.support.grammar_filter import unforced
 from paceline.errors import ConstraintError
 from paceline.sampling import Doubles, Floats
 from paceline.types import Ask, Bits, Cursor, Draft, Seq, Target
@@ -81,7 +81,7 @@ class ModelDrafter(RunsModel[_Growing]):
         parent, g.tip = g.tip, len(g.tokens)
         g.tokens.extend(found.tokens)
         g.parents.extend([parent] * len(found.tokens))
-        g.scores.extend(map(unsure, found.chances))
+        g.scores.extend(map(unforced, found.chances))
         g.q.extend(found.laws)
         best = found.tokens[0]
         if self._cost:

@@ -15,10 +15,18 @@ from torch import Tensor
 from paceline.drafters.heads.head_cache import MOST, Kept
 from paceline.drafters.heads.tree_growth import Spot, grow
 from paceline.drafters.support.draft_sampling import needs_q
-from paceline.drafters.support.grammar_filter import unsure, walk
+from paceline.drafters.support.grammar_filter import unforced, valid_prefix
 from paceline.errors import ConstraintError
-from paceline.heads.calibration import Calibration, as_it_is
-from paceline.heads.runner import Before, BlockRunner, Draw, Filled, Place, Read, Rows
+from paceline.heads.calibration import Calibration, identity_calibration
+from paceline.heads.runner import (
+    AnchorContext,
+    BlockOutput,
+    BlockRunner,
+    CacheRows,
+    ChainStart,
+    SampleCall,
+    TapInput,
+)
 from paceline.sampling import CHOICE, Floats, chooser, noise_key
 from paceline.sampling.distribution import penalises
 from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, HiddenRows, Seq
@@ -27,7 +35,7 @@ from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, HiddenRows, Seq
 @dataclass(frozen=True, slots=True)
 class _Block:
     length: int  # of the text it follows
-    filled: Filled
+    filled: BlockOutput
     said: dict[tuple[int, ...], tuple[Floats, float]] = field(default_factory=dict)  # after these guesses
 
 
@@ -63,7 +71,7 @@ class BlockDrafter(Drafter):
         """remembered: positions of ended sequences: see Kept."""
         shape = runner.shape
         self.taps = shape.taps
-        self.calibration = calibration or as_it_is(shape.block)
+        self.calibration = calibration or identity_calibration(shape.block)
         self.runner = runner
         self._window, self._size, self._vocab = shape.window, shape.block, shape.vocab
         self._ids = runner.draft_ids.numpy(force=True)
@@ -118,7 +126,7 @@ class BlockDrafter(Drafter):
                 self._blocks.pop(seq_id, None)
             raise
 
-    def _parts(self, ids: Sequence[str]) -> list[Read]:
+    def _parts(self, ids: Sequence[str]) -> list[TapInput]:
         """What waits to be read of these sequences, and the room for what is made of it."""
         parts = []
         for seq_id in ids:
@@ -127,7 +135,7 @@ class BlockDrafter(Drafter):
                 count = waiting.stop - waiting.start
                 whole, row = self._kept.room(seq_id, waiting.start, count, self.runner.like)
                 for at, first, n, states in waiting.parts:
-                    parts.append(Read(at, states, Rows(whole, row, n), first))
+                    parts.append(TapInput(at, states, CacheRows(whole, row, n), first))
                     row += n
         return parts
 
@@ -136,7 +144,7 @@ class BlockDrafter(Drafter):
         with self._dropped_if_broken(waiting):
             return self._drafts(asks, self._parts(waiting))
 
-    def _drafts(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
+    def _drafts(self, asks: Sequence[Ask], parts: Sequence[TapInput]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
         simple = [ask for ask in ready if self._is_simple(ask)]
@@ -159,7 +167,7 @@ class BlockDrafter(Drafter):
         """Where the grammar does not take the chain, the best that it does, and a new chain from there."""
         tokens, scores, rest = list[int](), list[float](), ask
         while rest.cursor is not None and not rest.cursor.finished:
-            taken, at = walk(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
+            taken, at = valid_prefix(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
             tokens += chain.tokens[:taken]
             scores += chain.scores[:taken]
             if taken == len(chain) or at.finished or (taken and ask.forced_budget > 0 and at.forced()):
@@ -172,7 +180,7 @@ class BlockDrafter(Drafter):
             if not one.tokens or not left:
                 break
             rest = replace(
-                here, after=(*here.after, *one.tokens), cursor=walk(at, one.tokens)[1], budget=left
+                here, after=(*here.after, *one.tokens), cursor=valid_prefix(at, one.tokens)[1], budget=left
             )
             if rest.cursor is None or (ask.forced_budget > 0 and rest.cursor.forced()):
                 break
@@ -194,7 +202,7 @@ class BlockDrafter(Drafter):
         best = int(row.argmax())
         if row[best] == -np.inf:
             return NO_DRAFT
-        score = unsure(self.calibration.chance(len(ask.after), logit))
+        score = unforced(self.calibration.chance(len(ask.after), logit))
         return Draft((int(self._ids[best]),), None, (self.name,), (score,))
 
     def _ready(self, ask: Ask) -> bool:
@@ -216,14 +224,14 @@ class BlockDrafter(Drafter):
         for seq, block in zip(seqs, filled, strict=True):
             self._blocks[seq.id] = _Block(len(seq.tokens), block)
 
-    def _before(self, seq: Seq) -> Before:
+    def _before(self, seq: Seq) -> AnchorContext:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
         positions, rows, first, count = self._kept.since(seq.id, anchor - self._window)
-        return Before(
-            seq.tokens[-1], anchor, positions, Rows(rows, first, count), old.filled if old else None
+        return AnchorContext(
+            seq.tokens[-1], anchor, positions, CacheRows(rows, first, count), old.filled if old else None
         )
 
-    def _guesses(self, asks: Sequence[Ask], parts: Sequence[Read]) -> list[Draft]:
+    def _guesses(self, asks: Sequence[Ask], parts: Sequence[TapInput]) -> list[Draft]:
         """All that there is to do, at once: the blocks are as large as any must be."""
         sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
@@ -247,11 +255,11 @@ class BlockDrafter(Drafter):
 
     def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
-        scores = map(unsure, self.calibration.chances(first, logits[:size]))
+        scores = map(unforced, self.calibration.chances(first, logits[:size]))
         return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
 
     def _grown(self, asks: Sequence[Ask]) -> list[Draft]:
-        foresee = self._foresee if self.runner.foresees else None
+        foresee = self._foresee if self.runner.prefers_batched_lookup else None
         drafts = grow(asks, self._look, self.name, self._vocab, foresee)
         for ask in asks:
             self._blocks[ask.seq.id].said.clear()  # of a large vocabulary it takes much memory
@@ -276,8 +284,8 @@ class BlockDrafter(Drafter):
         said = self._blocks[spot.ask.seq.id].said.get(spot.written)
         return _NOTHING if said is None else (self._whole(said[0]), said[1])
 
-    def _place(self, ask: Ask, written: Sequence[int]) -> Place:
-        return Place(self._blocks[ask.seq.id].filled, len(written), (written or ask.seq.tokens)[-1])
+    def _place(self, ask: Ask, written: Sequence[int]) -> ChainStart:
+        return ChainStart(self._blocks[ask.seq.id].filled, len(written), (written or ask.seq.tokens)[-1])
 
     def _whole(self, row: Floats) -> Floats:
         whole = np.full(self._vocab, -np.inf, np.float32)
@@ -295,7 +303,7 @@ class BlockDrafter(Drafter):
         return self.runner.draws and not (cut and ask.cursor) and chooser(params).among is not None
 
 
-def _draw(ask: Ask, size: int) -> Draw | None:
+def _draw(ask: Ask, size: int) -> SampleCall | None:
     seq, params = ask.seq, ask.seq.params
     if params.temperature == 0:
         return None
@@ -303,4 +311,4 @@ def _draw(ask: Ask, size: int) -> Draw | None:
     assert owner.among is not None
     place = len(seq.tokens) - seq.prompt_len + len(ask.after)
     keys = [noise_key(params.seed, params.choice, CHOICE, place + i) for i in range(size)]
-    return Draw(owner.among.function, owner.among.settings, keys, owner)
+    return SampleCall(owner.among.function, owner.among.settings, keys, owner)

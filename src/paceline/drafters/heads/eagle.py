@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.drafters.heads.head_cache import MOST, Kept
 from paceline.drafters.heads.tree_growth import Spot, grow
 from paceline.drafters.support.draft_sampling import needs_q
-from paceline.drafters.support.grammar_filter import unsure
+from paceline.drafters.support.grammar_filter import unforced
 from paceline.heads.eagle import EagleHead, Rows
 from paceline.sampling import Floats
 from paceline.sampling.distribution import penalises
@@ -116,7 +116,7 @@ class EagleDrafter(Drafter):
             for i in going:
                 found = self._ahead[asks[i].seq.id].guessed[paths[i]]
                 paths[i] = (*paths[i], found.best)
-                scores[i].append(unsure(found.chance))
+                scores[i].append(unforced(found.chance))
         return [
             Draft(path[len(ask.after) :], None, (self.name,) * len(own), tuple(own))
             for ask, path, own in zip(asks, paths, scores, strict=True)

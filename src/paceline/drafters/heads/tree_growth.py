@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from paceline.drafters.support.draft_sampling import Drawn, draw, needs_q
-from paceline.drafters.support.grammar_filter import unsure
+from paceline.drafters.support.grammar_filter import unforced
 from paceline.errors import ConstraintError
 from paceline.sampling import CHOICE, Doubles, Floats, History, chooser, noise_key
 from paceline.types import ROOT, Ask, Bits, Cursor, Draft
@@ -58,7 +58,7 @@ class Growing:
     def add(self, parent: int, token: int, score: float) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
-        self.scores.append(unsure(score))
+        self.scores.append(unforced(score))
         return len(self.tokens) - 1
 
     def draft(self, name: str) -> Draft:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.config import require_min
 from paceline.drafters.recycle.table import Successors, Table
 from paceline.drafters.recycle.top import largest
 from paceline.drafters.support.best_first import best_first
-from paceline.drafters.support.grammar_filter import unsure
-from paceline.errors import SettingError
+from paceline.drafters.support.grammar_filter import unforced
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
 
 if TYPE_CHECKING:  # a command that needs no model starts without torch
@@ -25,9 +25,7 @@ class RecycleSettings:
     min_chance: float = 0.02  # a guess less likely than this to be reached and right is not made
 
     def __post_init__(self) -> None:
-        for name, least in (("successors", 1), ("max_lists", 1), ("min_chance", 0)):
-            if getattr(self, name) < least:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+        require_min(self, successors=1, max_lists=1, min_chance=0)
 
 
 class Recycle(Drafter):
@@ -119,4 +117,4 @@ class _Children:
                 free -= chance
             if len(taken) == self._width:
                 break
-        return [(token, unsure(chance / max(free, chance))) for token, chance in taken]
+        return [(token, unforced(chance / max(free, chance))) for token, chance in taken]

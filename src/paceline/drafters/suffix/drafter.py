@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.config import require_min
 from paceline.drafters.suffix.index import ContextIndex, Match
 from paceline.drafters.suffix.memory import Memory, load, save
 from paceline.drafters.suffix.vote import elect
-from paceline.errors import SettingError
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
 WINDOW: Final = 6  # places looked at on each side of where the context belongs
@@ -23,9 +23,7 @@ class SuffixSettings:
     min_chance: float = 0.1  # a guess less likely than this to be reached and right is not made
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("max_depth", 1), ("min_chance", 0)):
-            if getattr(self, name) < least:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+        require_min(self, max_tokens=1, max_depth=1, min_chance=0)
 
 
 @dataclass(slots=True)

@@ -156,7 +156,7 @@ def _check(header: dict[str, Any], path: Path, tokenizer: str, depth: int) -> No
             "load a memory of this target"
         )
     if header["depth"] != depth:
-        raise SettingError(f"max_depth={depth} does not fit {path}: expected {header['depth']}")
+        raise SettingError("max_depth", depth, str(header["depth"]), f"{path} was written with it")
 
 
 def _pack(memory: Memory, tokenizer: str) -> Arrays:

@@ -1,23 +1,23 @@
-"""What drafters share: which guesses the grammar of the output can take, and which are certain."""
+"""Which drafted tokens are grammar-valid, and which are forced."""
 
 from collections.abc import Iterable
 from typing import Final
 
 from paceline.types import ROOT, Cursor, Draft
 
-CERTAIN: Final = 1.0
-NEARLY: Final = 0.999999
+FORCED: Final = 1.0  # the score of a token without alternative
+MAX_UNFORCED: Final = 0.999999  # the highest score of any other
 
 
-def unsure(score: float) -> float:
-    """The score of a guess, however likely: only a grammar can be certain."""
-    return min(score, NEARLY)
+def unforced(score: float) -> float:
+    """A score below 1, however likely the token: only a grammar can force one."""
+    return min(score, MAX_UNFORCED)
 
 
-def walk(cursor: Cursor, tokens: Iterable[int], until_forced: bool = False) -> tuple[int, Cursor]:
-    """How many of the tokens can be taken one after the other, and where that leads.
+def valid_prefix(cursor: Cursor, tokens: Iterable[int], until_forced: bool = False) -> tuple[int, Cursor]:
+    """The length of the longest grammar-valid prefix, and the state after it; `cursor` does not move.
 
-    until_forced: not past a place, after the first token, where the grammar leaves no choice.
+    until_forced: after the first token, not past a position where the grammar forces the next one.
     """
     at, taken = cursor.fork(), 0
     for token in tokens:
@@ -27,33 +27,33 @@ def walk(cursor: Cursor, tokens: Iterable[int], until_forced: bool = False) -> t
     return taken, at
 
 
-def legal(cursor: Cursor, draft: Draft) -> Draft:
-    """The draft without the nodes that cannot be taken, and without what follows them.
+def grammar_valid(cursor: Cursor, draft: Draft) -> Draft:
+    """The draft without the nodes that are not grammar-valid, and without their descendants.
 
-    Guesses that were drawn stay as they are: to drop one for what it says would make its q wrong.
+    Sampled drafts stay as they are: dropping a node for its token would make its q wrong.
     """
     if draft.q is not None:
         return draft
     if draft.parents is None:
-        return draft.first(walk(cursor, draft.tokens)[0])
-    kept = _taken(cursor, draft.tokens, draft.parents)
-    if len(kept) == len(draft):
+        return draft.first(valid_prefix(cursor, draft.tokens)[0])
+    nodes = _valid_nodes(cursor, draft.tokens, draft.parents)
+    if len(nodes) == len(draft):
         return draft
-    number = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+    number = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
     return Draft(
-        tuple(draft.tokens[i] for i in kept),
-        tuple(number[draft.parents[i]] for i in kept),
-        tuple(draft.sources[i] for i in kept) if draft.sources else (),
-        tuple(draft.scores[i] for i in kept) if draft.scores else (),
+        tuple(draft.tokens[i] for i in nodes),
+        tuple(number[draft.parents[i]] for i in nodes),
+        tuple(draft.sources[i] for i in nodes) if draft.sources else (),
+        tuple(draft.scores[i] for i in nodes) if draft.scores else (),
     )
 
 
-def _taken(cursor: Cursor, tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[int]:
-    places = {ROOT: cursor}  # where each node that can be taken leads
+def _valid_nodes(cursor: Cursor, tokens: tuple[int, ...], parents: tuple[int, ...]) -> list[int]:
+    states = {ROOT: cursor}  # after each valid node
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        before = places.get(parent)
+        before = states.get(parent)
         if before is not None and not before.finished:
             after = before.fork()
             if after.advance(token):
-                places[node] = after
-    return [node for node in places if node != ROOT]
+                states[node] = after
+    return [node for node in states if node != ROOT]

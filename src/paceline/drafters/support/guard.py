@@ -1,32 +1,34 @@
-"""A drafter that fails costs what it would have guessed, and nothing else."""
+"""The guard around drafters: one that fails costs its draft, and nothing else."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+from weakref import WeakKeyDictionary
 
-from paceline.log import log_problem
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter
+from paceline.log import place_of
+from paceline.types import Drafter
 
 log: Final = logging.getLogger("paceline")
 
+_failures: Final[WeakKeyDictionary[Drafter, set[str]]] = WeakKeyDictionary()  # drafter -> failures logged
+
 
 @contextmanager
-def forgiven(drafter: Drafter, request: str) -> Iterator[None]:
+def guarded(drafter: Drafter, consequence: str) -> Iterator[None]:
+    """Swallows what a drafter raises. Each kind of failure is logged once for a drafter, with its message."""
     try:
         yield
     except Exception as problem:
-        log_problem(log, f"drafter {drafter.name} failed; the request {request}", problem)
+        place = place_of(problem)
+        logged = _failures.setdefault(drafter, set())
+        if place not in logged:
+            logged.add(place)
+            log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, _message(problem), place)
+        log.debug("drafter %s failed", drafter.name, exc_info=problem)
 
 
-def drafts_of(drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
-    """One for each ask, whatever the drafter does."""
-    try:
-        drafts = drafter.draft(asks)
-    except Exception as problem:
-        log_problem(log, f"drafter {drafter.name} failed; this round goes on without its guesses", problem)
-        return [NO_DRAFT] * len(asks)
-    if len(drafts) != len(asks):
-        log.error("drafter %s gave %d drafts for %d requests", drafter.name, len(drafts), len(asks))
-        return [NO_DRAFT] * len(asks)
-    return drafts
+def _message(problem: Exception, max_chars: int = 200) -> str:
+    """The first line of its message, which may be long or missing."""
+    lines = str(problem).splitlines() or [type(problem).__name__]
+    return lines[0] if len(lines[0]) <= max_chars else f"{lines[0][: max_chars - 3]}..."

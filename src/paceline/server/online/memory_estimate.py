@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from paceline.config import LearnConfig
 from paceline.heads.head_checkpoint import WEIGHTS, read_card
 from paceline.heads.versions import current
-from paceline.target.memory import available
+from paceline.target.hardware import available_memory
 from paceline.target.weights.reader import open_checkpoint, placed_tensors
+from paceline.trace.online import OnlineTrainingConfig
 
 MB: Final = 1 << 20
 FLOAT: Final = 4  # bytes of a number, whatever the server computes in
@@ -21,12 +21,14 @@ ROWS: Final = 6  # that a pass holds of each token, of the model's width
 INNER_ROWS: Final = 4  # and of its inner one
 
 
-def reason_against(model: Path, roots: Sequence[Path], config: LearnConfig, room: int | None = None) -> str:
+def reason_against(
+    model: Path, roots: Sequence[Path], config: OnlineTrainingConfig, room: int | None = None
+) -> str:
     """Why nothing can be learned; nothing where there is room, or the system does not say.
 
     room: bytes; None: what there is now.
     """
-    room = available() if room is None else room
+    room = available_memory() if room is None else room
     needed = needed_bytes(model, roots, config)
     if room is None or needed <= room:
         return ""
@@ -36,7 +38,7 @@ def reason_against(model: Path, roots: Sequence[Path], config: LearnConfig, room
     )
 
 
-def needed_bytes(model: Path, roots: Sequence[Path], config: LearnConfig) -> int:
+def needed_bytes(model: Path, roots: Sequence[Path], config: OnlineTrainingConfig) -> int:
     """The most that is held at once. Drafters are trained one after the other."""
     checkpoint = open_checkpoint(model)
     sizes = {name: stored.elements for name, stored in placed_tensors(checkpoint)}
@@ -44,11 +46,11 @@ def needed_bytes(model: Path, roots: Sequence[Path], config: LearnConfig) -> int
     twice = sum(size for name, size in sizes.items() if name.rpartition(".")[2] in JOINED)
     shape = checkpoint.shape
     one_pass = config.max_len * (ROWS * shape.width + INNER_ROWS * shape.ff_width)
-    lessons = max(_of_drafter(root, shape.width, shape.vocab_size, config) for root in roots)
-    return PROGRAM + FLOAT * (weights + max(twice, one_pass + lessons))
+    batches = max(_of_drafter(root, shape.width, shape.vocab_size, config) for root in roots)
+    return PROGRAM + FLOAT * (weights + max(twice, one_pass + batches))
 
 
-def _of_drafter(root: Path, width: int, vocab: int, config: LearnConfig) -> int:
+def _of_drafter(root: Path, width: int, vocab: int, config: OnlineTrainingConfig) -> int:
     """Numbers besides the target: its weights, what the target made of the texts, and a step."""
     folder = current(root).folder
     card = read_card(folder)

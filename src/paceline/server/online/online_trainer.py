@@ -10,24 +10,33 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.errors import PacelineError
 from paceline.heads.versions import take_over
 from paceline.llm import LLM
-from paceline.loading import Trained, drafters_beside, read_trained
+from paceline.loading import TrainedHead, head_drafters, read_heads
 from paceline.log import log_problem
 from paceline.server.online.memory_estimate import reason_against
 from paceline.server.online.process import TrainerProcess
 from paceline.server.online.version_watcher import VersionWatcher
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.worker import EngineThread
-from paceline.trace.online import LEAST, RefreshJob, TrainingSample
+from paceline.trace.online import MIN_ANSWER_TOKENS, OnlineTrainingConfig, RefreshJob, TrainingSample
 
 LOOK_S: Final = 0.1  # between two looks at whether anybody waits
 
 log = logging.getLogger("paceline.server")
+
+
+class EngineQueue(Protocol):
+    """The part of the engine's thread that a trainer uses."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    def between_passes(self, call: Callable[[], None]) -> None: ...
 
 
 class Kept:
@@ -66,21 +75,21 @@ class OnlineTrainer:
     def __init__(
         self,
         llm: LLM,
-        worker: EngineThread,
-        found: Sequence[Trained],
+        thread: EngineQueue,
+        found: Sequence[TrainedHead],
         model: Path,
         metrics: Metrics,
         engine: EngineConfig,
-        config: LearnConfig,
+        config: OnlineTrainingConfig,
         clock: Callable[[], float] = monotonic,
         begin: Callable[[bytes], TrainerProcess] = TrainerProcess,
-        against: Callable[[Path, Sequence[Path], LearnConfig], str] = reason_against,
+        against: Callable[[Path, Sequence[Path], OnlineTrainingConfig], str] = reason_against,
     ) -> None:
-        self._llm, self._worker, self._model, self._metrics = llm, worker, model, metrics
+        self._llm, self._engine_queue, self._model, self._metrics = llm, thread, model, metrics
         self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
         self._reason_against, self._warned = against, False
         self._following = VersionWatcher(found, self._serve, config.patience_s, clock)
-        self._kept = Kept(config.kept_tokens)
+        self._kept = Kept(config.buffer_tokens)
         self._pupil: TrainerProcess | None = None
         self._busy_at = clock()
         self._lock = threading.Lock()  # guards the two above
@@ -113,8 +122,8 @@ class OnlineTrainer:
                 self._pupil.pause()
 
     def keep(self, text: TrainingSample) -> None:
-        text = text.first(self._config.max_len)
-        if text.answered < LEAST:
+        text = text.truncate(self._config.max_len)
+        if text.answer_len < MIN_ANSWER_TOKENS:
             return
         self._kept.add(text)
         self._metrics.learn_text()
@@ -132,7 +141,7 @@ class OnlineTrainer:
 
     def look(self) -> None:
         """Pauses or goes on, begins, and sees what came of it."""
-        if self._worker.running or self._worker.waiting:
+        if self._engine_queue.running or self._engine_queue.waiting:
             self.arrived()
         idle = self._go_on()
         self._following.look(idle)
@@ -140,7 +149,7 @@ class OnlineTrainer:
             return
         if self._pupil is not None:
             self._hear(self._pupil)
-        elif self._kept.new >= self._config.new_texts:
+        elif self._kept.new >= self._config.min_new_samples:
             self._learn()
 
     def _go_on(self) -> bool:
@@ -212,7 +221,7 @@ class OnlineTrainer:
         """Has what was made serve from now on; why not, where that cannot be."""
         root = self._following.roots[told["kind"]]
         try:
-            if take_over(root, told["made"], told["learned_from"], self._config.versions):
+            if take_over(root, told["made"], told["learned_from"], self._config.max_versions):
                 return ""
         except PacelineError as error:
             return str(error)
@@ -220,13 +229,13 @@ class OnlineTrainer:
             return f"it cannot be written: {error.strerror}"
         return "another version serves by now"
 
-    def _serve(self, one: Trained) -> None:
-        heads = read_trained([one], self._model)
-        (drafter,) = drafters_beside(self._llm.target, heads, self._engine)
+    def _serve(self, one: TrainedHead) -> None:
+        heads = read_heads([one], self._model)
+        (drafter,) = head_drafters(self._llm.target, heads, self._engine)
 
         def exchange() -> None:
             self._llm.replace_drafter(drafter)
             self._metrics.drafter_version(one.kind, one.version.number)
             log.info("%s guesses with version %d now", one.name, one.version.number)
 
-        self._worker.between_passes(exchange)
+        self._engine_queue.between_passes(exchange)

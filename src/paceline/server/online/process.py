@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 
 # -P: not from the working folder
 COMMAND: Final = (sys.executable, "-P", "-m", "paceline.train.online.process_main")
@@ -25,7 +25,7 @@ def check_platform() -> None:
     needed = {"SIGSTOP": signal, "SIGCONT": signal, "setpriority": os, "set_blocking": os}
     missing = [name for name, module in needed.items() if not hasattr(module, name)]
     if missing:
-        raise SettingError(f"--learn needs {missing[0]}, which this system does not have: leave it out")
+        raise UsageError(f"--learn needs {missing[0]}, which this system does not have: leave it out")
 
 
 def _nameless() -> IO[bytes]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from paceline.errors import PacelineError
 from paceline.heads.versions import POINTER, current
-from paceline.loading import Trained
+from paceline.loading import TrainedHead
 from paceline.log import place_of
 
 Mark = tuple[int, int]  # of the file that names a version: another one has another
@@ -23,7 +23,7 @@ log = logging.getLogger("paceline.server")
 
 @dataclass(slots=True)
 class _Followed:
-    one: Trained  # as it serves
+    one: TrainedHead  # as it serves
     mark: Mark = _NEVER
     since: float = 0.0  # when that was first seen, by the clock of this process: others' may differ
     looked_at: bool = False
@@ -34,8 +34,8 @@ class VersionWatcher:
 
     def __init__(
         self,
-        found: Sequence[Trained],
-        serve: Callable[[Trained], None],
+        found: Sequence[TrainedHead],
+        serve: Callable[[TrainedHead], None],
         patience_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -62,7 +62,7 @@ class VersionWatcher:
         try:
             version = current(one.root)
             if version != one.version:
-                new = Trained(one.name, one.kind, one.root, version)
+                new = TrainedHead(one.name, one.kind, one.root, version)
                 self._serve(new)
                 it.one = new
         except Exception as problem:

@@ -1,14 +1,16 @@
-"""From what a client sent to what the engine is asked."""
+"""From a request body to the engine's terms: GenerateParams."""
 
+import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import Choice, Json, Lark, OutputSpec, Regex
-from paceline.errors import SettingError, short
+from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
+from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
+from paceline.loading import not_loaded
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -17,29 +19,40 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     StructuredOutputs,
 )
+from paceline.strings import short
 from paceline.text.chat_template import ChatTemplate
-from paceline.web.api_errors import ApiError, failure
+from paceline.web.api_errors import ApiError
+
+log = logging.getLogger("paceline.server")
 
 MAX_PROMPTS: Final = 128  # of one request
+MAX_WARNINGS: Final = 64  # names of template variables that the log has once each
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
+STRUCTURED: Final[Mapping[str, Callable[[Any, Whitespace], Constraint]]] = {  # fields of StructuredOutputs
+    "json_": Json.of,
+    "json_object": lambda _, whitespace: Json('{"type": "object"}', whitespace),
+    "regex": lambda pattern, _: Regex(pattern),
+    "choice": lambda texts, _: Choice(tuple(texts)),
+    "grammar": lambda text, _: Lark(text),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateParams:
-    """One prompt, and how it is to be answered; `n` answers differ in their choice."""
+    """One prompt and how to answer it; the `n` answers differ in `params.choice`."""
 
     prompt: Prompt
     params: SamplingParams
-    wanted: OutputSpec
+    output: OutputSpec
     spec: SpecConfig | None
     n: int
     prediction: str
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
-def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> GenerateParams:
+def chat_params(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> GenerateParams:
     """drafters: those loaded, by each name that a request may give them."""
     shown = (request.top_logprobs or 0) if request.logprobs else None
     if request.top_logprobs and not request.logprobs:
@@ -49,7 +62,7 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, 
     return GenerateParams(
         prompt=request.messages,
         params=_params(request, request.max_completion_tokens or request.max_tokens, shown),
-        wanted=_wanted(request),
+        output=_output_spec(request),
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
@@ -57,33 +70,33 @@ def from_chat(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, 
     )
 
 
-def from_completion(
+def completion_params(
     request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
 ) -> GenerateParams:
     _check_stream(request)
     return GenerateParams(
         prompt=prompt,
         params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
-        wanted=OutputSpec(output=_structured(request.structured_outputs)),
+        output=_structured(request.structured_outputs),
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
     )
 
 
-def prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
+def read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
     """One or several, as text or as tokens."""
-    if isinstance(given, str):
-        return [given]
-    if given and isinstance(given[0], int):
-        return [given]
-    if not given:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [prompt]
+    if not prompt:
         raise ApiError(400, "prompt is empty: give a text, or a list of texts or of tokens", param="prompt")
-    if len(given) > MAX_PROMPTS:
+    if len(prompt) > MAX_PROMPTS:
         raise ApiError(
-            400, f"prompt: {len(given)} are given, at most {MAX_PROMPTS} are taken", param="prompt"
+            400, f"prompt: {len(prompt)} are given, at most {MAX_PROMPTS} are taken", param="prompt"
         )
-    return list(given)  # type: ignore[arg-type]
+    return list(prompt)  # type: ignore[arg-type]
 
 
 def _check_stream(request: Sampling) -> None:
@@ -112,7 +125,7 @@ def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> 
     return SamplingParams(**given)
 
 
-def _wanted(request: ChatRequest) -> OutputSpec:
+def _output_spec(request: ChatRequest) -> OutputSpec:
     if request.response_format is not None and request.structured_outputs is not None:
         raise ApiError(
             400,
@@ -120,34 +133,31 @@ def _wanted(request: ChatRequest) -> OutputSpec:
             param="structured_outputs",
         )
     choice: str | dict[str, Any] = request.tool_choice or ("auto" if request.tools else "none")
-    return OutputSpec(
+    return replace(
+        _structured(request.structured_outputs),
         tools=tuple(request.tools or ()),
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         response_format=request.response_format,
-        output=_structured(request.structured_outputs),
     )
 
 
-def _structured(given: StructuredOutputs | None) -> Any:
-    if given is None:
-        return None
-    whitespace = given.whitespace or "fixed"
-    found = [
-        Json.of(given.json_, whitespace) if given.json_ is not None else None,
-        Json('{"type": "object"}', whitespace) if given.json_object else None,
-        Regex(given.regex) if given.regex is not None else None,
-        Choice(tuple(given.choice)) if given.choice is not None else None,
-        Lark(given.grammar) if given.grammar is not None else None,
-    ]
-    asked = [constraint for constraint in found if constraint is not None]
-    if len(asked) != 1:
+def _structured(request: StructuredOutputs | None) -> OutputSpec:
+    if request is None:
+        return ANYTHING
+    given = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
+    if len(given) != 1:
         raise ApiError(
             400,
-            "structured_outputs needs one of json, json_object, regex, choice, grammar",
+            f"structured_outputs needs one of {', '.join(name.rstrip('_') for name in STRUCTURED)}",
             param="structured_outputs",
         )
-    return asked[0]
+    param = f"structured_outputs.{given[0].rstrip('_')}"
+    try:
+        constraint = STRUCTURED[given[0]](getattr(request, given[0]), request.whitespace or "fixed")
+    except ConstraintError as error:
+        raise error.within(param) from None
+    return OutputSpec(output=constraint, output_param=param)
 
 
 def _spec(
@@ -179,16 +189,14 @@ def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[st
     try:
         return replace(default, **{name: value for name, value in changes.items() if value is not None})
     except SettingError as error:
-        raise failure(error, within="speculative_config") from error
+        raise error.renamed(f"speculative_config.{error.setting}") from None
 
 
 def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tuple[str, ...]:
     for name in names:
         if name not in drafters:
             param = f"speculative_config.{where}"
-            raise ApiError(
-                400, f"{param}: {short(name)} is not loaded. Loaded: {', '.join(drafters)}", param=param
-            )
+            raise ApiError(400, f"{param}: {not_loaded(name, drafters)}", param=param)
     return tuple(drafters[name] for name in names)
 
 
@@ -201,13 +209,17 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise ApiError(400, f"{where}: expected a text, or a list of texts", param=where)
 
 
-def check_variables(given: Mapping[str, Any] | None, template: ChatTemplate) -> None:
-    """Of the chat template: one that it does not read would be dropped in silence."""
-    for name in given or ():
-        if name not in OWN_VARIABLES and not template.reads(name):
-            raise ApiError(
-                400, f"the chat template has no variable {short(name)}", param="chat_template_kwargs"
-            )
+_warned: set[str] = set()  # template variables
+
+
+def warn_of_unread_variables(variables: Mapping[str, Any] | None, template: ChatTemplate) -> None:
+    """Clients send variables that only other templates read, such as `enable_thinking`: vLLM ignores them."""
+    for name in variables or ():
+        if name in OWN_VARIABLES or name in _warned or len(_warned) == MAX_WARNINGS:
+            continue
+        if not template.reads(name):
+            _warned.add(name)
+            log.warning("chat_template_kwargs: the chat template does not read %s: ignored", short(name))
 
 
 def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:

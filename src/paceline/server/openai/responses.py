@@ -1,12 +1,20 @@
-"""/v1/responses: requests become chats; answers become items, whole or as a stream of events."""
+"""POST /v1/responses, top to bottom: the same shape as chat.py.
+
+A request becomes a chat request; its output becomes items, whole or as a stream of events.
+"""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
 
-from paceline.errors import short
-from paceline.server.choice import Choice, Piece, usage
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.llm import LLM
+from paceline.output import OutputDelta, RequestOutput
+from paceline.server.admission import RequestContext
+from paceline.server.openai.params import GenerateParams, chat_params
 from paceline.server.openai.protocol import ChatRequest, Message
 from paceline.server.openai.responses_events import Event, Items, copied
 from paceline.server.openai.responses_protocol import (
@@ -22,8 +30,12 @@ from paceline.server.openai.responses_protocol import (
     read_text,
     read_tools,
 )
-from paceline.text import Tokenizer
-from paceline.web.api_errors import ApiError
+from paceline.server.openai.serving import Serving, usage
+from paceline.strings import short
+from paceline.web.api_errors import ApiError, logged
+from paceline.web.json_body import read_object
+from paceline.web.sse import event
+from paceline.web.validation import parse_request
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
 _SAME: Final = (
@@ -44,34 +56,71 @@ _SAME: Final = (
 )
 
 
-def as_chat(asked: ResponsesRequest) -> ChatRequest:
+class ResponsesServing(Serving):
+    async def create(self, http: Request) -> Response:
+        body = await read_object(http, self.max_body)
+        request = parse_request(body, ResponsesRequest)
+        chat = as_chat(request)
+        context = self.admission.admit(http, body, chat, "resp_", id_bytes=24)
+        with self.recorded(context):
+            params = chat_params(chat, context.route.spec(self.engine.llm.spec), self.drafters)
+            params = self.limited(context, params)
+        builder = ResponseBuilder(context, request, self.engine.llm)
+        if request.stream:
+            return await self.event_stream(http, self._events(context, params, builder))
+        await self.run(http, context, [params])
+        return JSONResponse(builder.whole(context.outputs[0]))
+
+    async def _events(
+        self, context: RequestContext, params: GenerateParams, builder: "ResponseBuilder"
+    ) -> AsyncGenerator[bytes, None]:
+        """The last event holds the usage and says that it is the last: there is no DONE."""
+        begun = False
+        try:
+            with self.recorded(context):
+                async with aclosing(self.engine.generate(context, params)) as deltas:
+                    async for output, delta in deltas:
+                        if not begun:
+                            begun = True
+                            yield event(builder.created())
+                        for part in builder.events(output, delta):
+                            yield event(part)
+        except Exception as error:
+            if not begun:
+                raise
+            yield event(builder.failed(logged(error, context.endpoint)))
+        else:
+            self.log.finished(context)
+
+
+def as_chat(request: ResponsesRequest) -> ChatRequest:
     """The same request to /v1/chat/completions."""
-    if asked.stream_options is not None and not asked.stream:
+    if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    tools = read_tools(asked.tools or ())
-    given: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
-    given |= {
-        "messages": _messages(asked),
-        "max_completion_tokens": asked.max_output_tokens,
-        "response_format": _response_format(asked.text),
+    tools = read_tools(request.tools or ())
+    chat: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
+    chat |= {
+        "messages": _messages(request),
+        "max_completion_tokens": request.max_output_tokens,
+        "response_format": _response_format(request.text),
     }
     if tools:
-        given |= {"tools": [_chat_tool(tool) for tool in tools]}
-    if asked.tool_choice is not None:
-        given["tool_choice"] = _tool_choice(asked.tool_choice, tools)
-    return ChatRequest(**given)
+        chat |= {"tools": [_chat_tool(tool) for tool in tools]}
+    if request.tool_choice is not None:
+        chat["tool_choice"] = _tool_choice(request.tool_choice, tools)
+    return ChatRequest(**chat)
 
 
-def _messages(asked: ResponsesRequest) -> list[Message]:
-    if not asked.input:
+def _messages(request: ResponsesRequest) -> list[Message]:
+    if not request.input:
         raise ApiError(400, "input is empty: give a text or a list of items", param="input")
     chat: list[Message] = []
-    if asked.instructions:
-        chat.append({"role": "system", "content": asked.instructions})
-    if isinstance(asked.input, str):
-        return [*chat, {"role": "user", "content": asked.input}]
+    if request.instructions:
+        chat.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*chat, {"role": "user", "content": request.input}]
     called: set[str] = set()
-    for i, item in enumerate(read_items(asked.input)):
+    for i, item in enumerate(read_items(request.input)):
         _add(chat, item, f"input[{i}]", called)
     return chat
 
@@ -109,8 +158,8 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
 
 
 def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    told = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {k: v for k, v in told.items() if v is not None}}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 
 def _tool_choice(choice: str | NamedTool, tools: Sequence[FunctionTool]) -> str | dict[str, Any]:
@@ -137,111 +186,96 @@ def _response_format(text: TextSettings | None) -> dict[str, Any] | None:
     return {"type": form.type}
 
 
-@dataclass(slots=True)
-class ResponsesReply:
-    end: ClassVar[bytes] = b""  # of a stream: its last event says that it is the last
+class ResponseBuilder:
+    """The response object of one request as it grows, and its numbered events."""
 
-    asked: ResponsesRequest
-    model: str
-    tokenizer: Tokenizer
-    id: str
-    created: int = field(default_factory=lambda: int(time.time()))
-    _items: Items = field(init=False)
-    _sent: int = 0  # events
+    def __init__(self, context: RequestContext, request: ResponsesRequest, llm: LLM) -> None:
+        self._context, self._request, self._model = context, request, llm.name
+        self._items = Items(context.id, llm.tokenizer.tool_format)
+        self._sent = 0  # events
 
-    def __post_init__(self) -> None:
-        self._items = Items(self.id, self.tokenizer.tool_format)
-
-    def whole(self, choices: Sequence[Choice], used: dict[str, Any]) -> dict[str, Any]:
-        choice = choices[0]
-        for delta in choice.deltas:
-            self._items.take(delta)
-        return self._closed(choice, used)[1]
-
-    def first(self, choice: Choice) -> Event:
+    def created(self) -> Event:
         return self._numbered({"type": "response.created", "response": self._response("in_progress")})
 
-    def chunks(self, choice: Choice, piece: Piece) -> list[Event]:
+    def events(self, output: RequestOutput, delta: OutputDelta) -> list[Event]:
         events: list[Event] = []
         if self._sent == 1:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
-        for delta in piece.deltas:
-            events += self._items.take(delta)
-        if piece.finish is not None:
-            closing, response = self._closed(choice, usage([choice]))
+        for part in delta.deltas:
+            events += self._items.take(part)
+        if delta.finish is not None:
+            closing, response = self._closed(output)
             events += [*closing, {"type": f"response.{response['status']}", "response": response}]
         return [self._numbered(event) for event in events]
 
     def failed(self, problem: ApiError) -> Event:
-        error = {
-            "code": _ERROR_CODES.get(problem.status, "server_error"),
-            "message": problem.body["error"]["message"],
-        }
+        error = {"code": _ERROR_CODES.get(problem.status, "server_error"), "message": problem.message}
         return self._numbered({"type": "response.failed", "response": self._response("failed", error=error)})
 
-    def last(self, used: dict[str, Any]) -> list[Event]:
-        return []  # the event that completes a response holds the usage already
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        for delta in output.deltas:
+            self._items.take(delta)
+        return self._closed(output)[1]
 
     def _numbered(self, event: Event) -> Event:
         self._sent += 1
         return {**event, "sequence_number": self._sent - 1}
 
-    def _closed(self, choice: Choice, used: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
-        status = "incomplete" if choice.finish == "length" else "completed"
+    def _closed(self, output: RequestOutput) -> tuple[list[Event], dict[str, Any]]:
+        status = "incomplete" if output.finish == "length" else "completed"
         events = self._items.close(status)
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
         at = int(time.time()) if status == "completed" else None
-        return events, self._response(
-            status, incomplete_details=why, completed_at=at, usage=response_usage(used)
-        )
+        used = _usage(usage([output]))
+        return events, self._response(status, incomplete_details=why, completed_at=at, usage=used)
 
     def _response(self, status: str, **known: Any) -> dict[str, Any]:
         response = {
-            "id": self.id,
+            "id": self._context.id,
             "object": "response",
-            "created_at": self.created,
+            "created_at": int(self._context.created),
             "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self.model,
+            "model": self._model,
             "output": [copied(item) for item in self._items.done],
             "usage": None,
         }
-        return response | _echo(self.asked) | known
+        return response | _echo(self._request) | known
 
 
-def _echo(asked: ResponsesRequest) -> dict[str, Any]:
-    """What the request settled, with the defaults that were taken."""
-    choice = asked.tool_choice or "auto"
-    form = None if asked.text is None else asked.text.format
+def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    """The request's settings, with the defaults that were taken."""
+    choice = request.tool_choice or "auto"
+    form = None if request.text is None else request.text.format
     shown = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
-    tools = [{"strict": None, "parameters": None, "description": None} | tool for tool in asked.tools or ()]
+    tools = [{"strict": None, "parameters": None, "description": None} | tool for tool in request.tools or ()]
     return {
         "background": False,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "prompt_cache_key": asked.prompt_cache_key,
+        "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": asked.safety_identifier,
+        "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": shown},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
         "tools": tools,
         "top_logprobs": 0,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
-        "user": asked.user,
+        "user": request.user,
     }
 
 
-def response_usage(used: dict[str, Any]) -> dict[str, Any]:
+def _usage(used: dict[str, Any]) -> dict[str, Any]:
     """A chat completion's usage in this API's words."""
     cached = used["prompt_tokens_details"]["cached_tokens"]
     return {

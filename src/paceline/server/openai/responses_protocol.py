@@ -1,16 +1,16 @@
 """What clients of /v1/responses send. Nothing is stored: every request brings its whole conversation."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from paceline.errors import short
 from paceline.server.openai.protocol import Metadata, Never, SpeculativeConfig, Wire, exactly, never
-from paceline.web.api_errors import ApiError, invalid
+from paceline.strings import short
+from paceline.web.api_errors import ApiError
+from paceline.web.validation import parse_request
 
-S = TypeVar("S", bound=BaseModel)
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -158,7 +158,7 @@ def read_items(given: Sequence[dict[str, Any]]) -> list[Item]:
         shape = _ITEMS.get(kind) if isinstance(kind, str) else None
         if shape is None:
             raise _unknown(f"input[{i}].type", kind, _ITEMS)
-        items.append(_read(shape, data, f"input[{i}]"))
+        items.append(parse_request(data, shape, f"input[{i}]"))
     return items
 
 
@@ -166,7 +166,7 @@ def read_tools(given: Sequence[dict[str, Any]]) -> list[FunctionTool]:
     for i, data in enumerate(given):
         if data.get("type") != "function":
             raise _unknown(f"tools[{i}].type", data.get("type"), ["function"])
-    return [_read(FunctionTool, data, f"tools[{i}]") for i, data in enumerate(given)]
+    return [parse_request(data, FunctionTool, f"tools[{i}]") for i, data in enumerate(given)]
 
 
 def read_text(content: str | Sequence[dict[str, Any]], where: str) -> str:
@@ -177,15 +177,8 @@ def read_text(content: str | Sequence[dict[str, Any]], where: str) -> str:
     for i, data in enumerate(content):
         if data.get("type") not in ("input_text", "output_text"):
             raise _unknown(f"{where}[{i}].type", data.get("type"), ["input_text", "output_text"])
-        texts.append(_read(TextPart, data, f"{where}[{i}]").text)
+        texts.append(parse_request(data, TextPart, f"{where}[{i}]").text)
     return "".join(texts)
-
-
-def _read(shape: type[S], data: dict[str, Any], where: str) -> S:
-    try:
-        return shape.model_validate(data)
-    except ValidationError as problem:
-        raise invalid(problem, shape, within=where) from None
 
 
 def _unknown(where: str, found: object, known: Sequence[str] | dict[str, Any]) -> ApiError:

@@ -1,38 +1,39 @@
-"""What was said, as the GenAI conventions write it: messages made of parts."""
+"""Messages of a request and its outputs in the shape of the OpenTelemetry GenAI conventions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.server.choice import Choice
+from paceline.output import RequestOutput
 from paceline.text.tool_calls.parse import text_of
 from paceline.trace.record import write_json
 
 
-def said(messages: Sequence[Any] | None, prompt: Any) -> str:
+def input_messages(messages: Sequence[Any] | None, prompt: Any) -> str:
     """JSON of a chat, or of a prompt or several."""
     if messages is not None:
         return write_json([_message(message) for message in messages])
-    given = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    return write_json([{"role": "user", "parts": _texts(one)} for one in given])
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = prompt if several else [prompt]
+    return write_json([{"role": "user", "parts": _texts(one)} for one in prompts])
 
 
-def answered(choices: Sequence[Choice]) -> str:
-    """JSON of every choice."""
-    return write_json([_answer(choice) for choice in choices])
+def output_messages(outputs: Sequence[RequestOutput]) -> str:
+    """JSON of every output."""
+    return write_json([_answer(output) for output in outputs])
 
 
-def opening_of(messages: Sequence[Any]) -> str:
-    """The first thing the user says, by which the turns of a conversation are known."""
+def first_user_text(messages: Sequence[Any]) -> str:
+    """The text of the first user message: all turns of a conversation share it."""
     content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
     return text_of(content) if isinstance(content, list) else str(content or "")
 
 
-def _answer(choice: Choice) -> dict[str, Any]:
-    calls = [{"type": "tool_call", "name": name, "arguments": given} for name, given in choice.calls]
+def _answer(output: RequestOutput) -> dict[str, Any]:
+    calls = [{"type": "tool_call", "name": name, "arguments": arguments} for name, arguments in output.calls]
     return {
         "role": "assistant",
-        "parts": [*_texts(choice.content), *calls],
-        "finish_reason": choice.reason if choice.finish in ("stop", "length") else "error",
+        "parts": [*_texts(output.content), *calls],
+        "finish_reason": output.finish_reason if output.finish in ("stop", "length") else "error",
     }
 
 
@@ -46,7 +47,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Templates take calls of many shapes; of a strange one nothing is told."""
+    """Templates take calls of many shapes; one of an unknown shape is empty here."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return {}

@@ -11,13 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from paceline.server.finished import RequestStats
-from paceline.server.spec_metrics import draft_shares, target_share
 from paceline.server.telemetry.metric_definitions import Common, Own
+from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
-from paceline.web.refusals import REFUSALS
-
-__all__ = ["DEFAULT_ROUTE", "OTHER", "Metrics", "RequestStats"]
+from paceline.web.api_errors import REFUSALS
 
 P = ParamSpec("P")
 
@@ -77,20 +74,20 @@ class Metrics:
         self._lists: set[str] = set()  # of drafters, that may be labels
         self._passes = _Passes()
         self._clock = clock
-        self.know_routes((DEFAULT_ROUTE, OTHER, *routes))
+        self.add_routes((DEFAULT_ROUTE, OTHER, *routes))
         _read(self._common.running, running)
         _read(self._common.waiting, waiting)
         _read(self._common.cache_use, cache_use)
         _read(self._own.cache_use, cache_use)
 
-    def know_routes(self, names: Iterable[str]) -> None:
+    def add_routes(self, names: Iterable[str]) -> None:
         """Adds names that may be labels; those after the first MOST_ROUTES stay unknown."""
         for name in names:
             if name not in self._routes and len(self._routes) < MOST_ROUTES:
                 self._routes[name] = _Route(self._own, name)
 
     @_counted
-    def route_of(self, seq_id: str, route: str) -> None:
+    def set_route(self, seq_id: str, route: str) -> None:
         """To be told before the output's first round."""
         self._remember(seq_id, route)
 
@@ -114,23 +111,23 @@ class Metrics:
         self._live.pop(seq.id, None)
 
     @_counted
-    def finished(self, finished: RequestStats) -> None:
+    def finished(self, stats: RequestStats) -> None:
         common = self._common
-        common.ended(_VLLM_REASON[finished.reason]).inc()
-        common.request.observe(finished.seconds)
-        if finished.begun:
-            common.prompt_tokens.inc(finished.prompt_tokens)
-            common.cache_queries.inc(finished.prompt_tokens)
-            common.cache_hits.inc(finished.cached_tokens)
-            common.queue.observe(finished.queue_s)
-        if finished.first_token_s is not None and finished.prefill_s is not None:
-            common.first_token.observe(finished.first_token_s)
-            common.prefill.observe(finished.prefill_s)
-            common.decode.observe(finished.decode_s)
-        if finished.token_s is not None:
-            common.per_token.observe(finished.token_s)
-        if finished.lossy:
-            self._route(finished.route).lossy_requests.inc()
+        common.ended(_VLLM_REASON[stats.finish or "cancelled"]).inc()
+        common.request.observe(stats.seconds)
+        if stats.passes:
+            common.prompt_tokens.inc(stats.prompt_tokens)
+            common.cache_queries.inc(stats.prompt_tokens)
+            common.cache_hits.inc(stats.cached_tokens)
+            common.queue.observe(stats.queue_s)
+        if stats.first_token_s is not None and stats.prefill_s is not None:
+            common.first_token.observe(stats.first_token_s)
+            common.prefill.observe(stats.prefill_s)
+            common.decode.observe(stats.decode_s)
+        if stats.token_s is not None:
+            common.per_token.observe(stats.token_s)
+        if stats.lossy:
+            self._route(stats.route).lossy_requests.inc()
 
     @_counted
     def refused(self, reason: str) -> None:
@@ -288,6 +285,21 @@ class _WithoutBirths(Collector):
         for family in self._registry.collect():
             family.samples = [s for s in family.samples if not s.name.endswith("_created")]
             yield family
+
+
+def draft_share(r: Round) -> float:
+    """Seconds. The shares of a pass add up to its time."""
+    return r.draft_us / 1e6 / max(1, r.batch)
+
+
+def draft_shares(r: Round) -> dict[str, float]:
+    """Seconds by drafter; the time to choose among their drafts belongs to none of them: ""."""
+    rest = r.draft_us - sum(r.draft_us_by.values())
+    return {name: us / 1e6 / max(1, r.batch) for name, us in {**r.draft_us_by, "": rest}.items() if us > 0}
+
+
+def target_share(r: Round) -> float:
+    return r.target_us / 1e6 / max(1, r.batch)
 
 
 def _depths(draft: Draft) -> list[int]:

@@ -1,76 +1,130 @@
-"""Spans by the OpenTelemetry SDK. Imported only when they are wanted."""
+"""One OpenTelemetry span for each request. Without a provider the API's no-op tracer makes the spans.
 
-import os
-from collections.abc import Mapping, Sequence
+Attribute names and units follow the OpenTelemetry semantic conventions 1.41. The GenAI part of them still
+changes, so the names are written here and nowhere else. Times are in seconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagate import extract
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace import NoOpTracerProvider, Span, SpanKind, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
 from paceline.config import SamplingParams
-from paceline.server.finished import RequestStats
-from paceline.server.spec_metrics import SpecWork
-from paceline.server.telemetry import span_names as names
-from paceline.server.telemetry.tracing import RequestSpan, Spans
+from paceline.trace.record import RequestStats
 
-_FROM_SPEC: Final = {
-    names.SPEC_MAX: "num_spec_tokens",
-    names.SPEC_STEPS: "num_spec_steps",
-    names.SPEC_DRAFTED: "num_draft_tokens",
-    names.SPEC_ACCEPTED: "num_accepted_draft_tokens",
-    names.SPEC_LENGTH: "mean_acceptance_length",
-    names.SPEC_HISTOGRAM: "acceptance_histogram",
+PROVIDER: Final = "paceline"
+OPERATIONS: Final = {  # by the path of the URL
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+}
+
+OPERATION_NAME: Final = "gen_ai.operation.name"
+PROVIDER_NAME: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
+REQUEST_TOP_P: Final = "gen_ai.request.top_p"
+REQUEST_TOP_K: Final = "gen_ai.request.top_k"
+REQUEST_SEED: Final = "gen_ai.request.seed"
+REQUEST_FREQUENCY_PENALTY: Final = "gen_ai.request.frequency_penalty"
+REQUEST_PRESENCE_PENALTY: Final = "gen_ai.request.presence_penalty"
+REQUEST_CHOICES: Final = "gen_ai.request.choice.count"
+REQUEST_STREAM: Final = "gen_ai.request.stream"
+RESPONSE_ID: Final = "gen_ai.response.id"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"
+PER_TOKEN: Final = "gen_ai.server.time_per_output_token"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+ERROR_TYPE: Final = "error.type"
+URL_PATH: Final = "url.path"
+
+# As vLLM calls them.
+IN_QUEUE: Final = "gen_ai.latency.time_in_queue"
+IN_PREFILL: Final = "gen_ai.latency.time_in_model_prefill"
+IN_DECODE: Final = "gen_ai.latency.time_in_model_decode"
+
+# No convention speaks of speculative decoding.
+ROUTE: Final = "route.name"
+SPEC_METHOD: Final = "spec.method"
+SPEC_MAX: Final = "spec.num_spec_tokens"
+SPEC_STEPS: Final = "spec.num_steps"
+SPEC_DRAFTED: Final = "spec.draft_tokens"
+SPEC_ACCEPTED: Final = "spec.accepted_tokens"
+SPEC_LENGTH: Final = "spec.mean_acceptance_length"
+SPEC_HISTOGRAM: Final = "spec.acceptance_histogram"
+SPEC_DRAFT_TIME: Final = "spec.draft_time_s"
+SPEC_VERIFY_TIME: Final = "spec.verify_time_s"
+SPEC_LOSSLESS: Final = "spec.lossless"
+
+_FROM_SPEC: Final = {  # keys of a response's `metrics.speculative_decoding`
+    SPEC_MAX: "num_spec_tokens",
+    SPEC_STEPS: "num_spec_steps",
+    SPEC_DRAFTED: "num_draft_tokens",
+    SPEC_ACCEPTED: "num_accepted_draft_tokens",
+    SPEC_LENGTH: "mean_acceptance_length",
+    SPEC_HISTOGRAM: "acceptance_histogram",
 }
 
 Attributes = dict[str, AttributeValue]
 
 
-def exporting_spans(keep_content: bool) -> "OtelSpans":
-    """The exporter, its batches and the sampler read their settings from the environment."""
-    provider = TracerProvider(resource=_resource())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return OtelSpans(provider, keep_content)
+@dataclass(frozen=True, slots=True)
+class SpecWork:
+    """The drafters of an output, and its share of the time of its passes."""
+
+    method: str  # drafters in their order, joined by "+"
+    draft_s: float
+    verify_s: float
 
 
-def _resource() -> Resource:
-    given = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
-        "OTEL_RESOURCE_ATTRIBUTES", ""
-    )
-    return Resource.create({} if given else {SERVICE_NAME: names.PROVIDER})
+class Spans:
+    """Makes request spans. keep_content: whether messages and outputs become attributes."""
 
-
-class OtelSpans(Spans):
-    def __init__(self, provider: TracerProvider, keep_content: bool = False) -> None:
-        self._provider = provider
+    def __init__(
+        self,
+        provider: TracerProvider,
+        keep_content: bool = False,
+        shutdown: Callable[[], None] = lambda: None,
+    ) -> None:
         self._tracer = provider.get_tracer("paceline.server")
         self._keep_content = keep_content
+        self._shutdown = shutdown
 
-    def start(self, endpoint: str, model: str, headers: Mapping[str, str]) -> RequestSpan:
-        operation = names.OPERATIONS.get(endpoint, "chat")
-        attributes: Attributes = {
-            names.OPERATION_NAME: operation,
-            names.PROVIDER_NAME: names.PROVIDER,
-            names.REQUEST_MODEL: model,
-            names.URL_PATH: endpoint,
-        }
+    def start(self, endpoint: str, model: str, headers: Mapping[str, str]) -> "RequestSpan":
+        operation = OPERATIONS.get(endpoint, "chat")
         span = self._tracer.start_span(
             f"{operation} {model}",
             context=extract({name.lower(): value for name, value in headers.items()}),
             kind=SpanKind.SERVER,
-            attributes=attributes,
+            attributes={
+                OPERATION_NAME: operation,
+                PROVIDER_NAME: PROVIDER,
+                REQUEST_MODEL: model,
+                URL_PATH: endpoint,
+            },
         )
-        return _OtelSpan(span, self._keep_content)
+        return RequestSpan(span, self._keep_content)
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """Exports the spans that are left."""
+        self._shutdown()
 
 
-class _OtelSpan(RequestSpan):
+NO_SPANS: Final = Spans(NoOpTracerProvider())
+
+
+class RequestSpan:
+    """The span of one request. `end` or `fail` closes it; later calls do nothing."""
+
     __slots__ = ("_keep_content", "_span")
 
     def __init__(self, span: Span, keep_content: bool) -> None:
@@ -78,15 +132,22 @@ class _OtelSpan(RequestSpan):
         self._keep_content = keep_content
 
     @property
+    def recording(self) -> bool:
+        """False: no provider, not sampled, or closed."""
+        return self._span.is_recording()
+
+    @property
     def keeps_content(self) -> bool:
-        return self._keep_content and self._span.is_recording()
+        return self._keep_content and self.recording
 
-    def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None:
-        self._tell(_request_attributes(params, choices, stream))
+    def set_request(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None:
+        if self.recording:
+            self._span.set_attributes(_request_attributes(params, choices, stream))
 
-    def content(self, messages: str, output: str) -> None:
-        if self._keep_content:
-            self._tell({names.INPUT_MESSAGES: messages, names.OUTPUT_MESSAGES: output})
+    def set_content(self, messages: str, output: str) -> None:
+        """JSON of the messages and outputs; dropped unless the environment allows it."""
+        if self.keeps_content:
+            self._span.set_attributes({INPUT_MESSAGES: messages, OUTPUT_MESSAGES: output})
 
     def end(
         self,
@@ -95,75 +156,73 @@ class _OtelSpan(RequestSpan):
         work: SpecWork | None = None,
         response_id: str = "",
     ) -> None:
-        if not self._span.is_recording():  # not sampled, or closed already
+        if not self.recording:
             return
+        attributes = _output_attributes(outputs)
         if response_id:
-            self._tell({names.RESPONSE_ID: response_id})
-        self._tell(_finished_attributes(outputs))
+            attributes[RESPONSE_ID] = response_id
         if spec is not None:
-            self._tell({name: spec[key] for name, key in _FROM_SPEC.items()})
+            attributes |= {name: spec[key] for name, key in _FROM_SPEC.items()}
         if work is not None:
-            self._tell(_work_attributes(work))
-        if any(output.reason == "error" for output in outputs):
+            attributes |= _work_attributes(work)
+        self._span.set_attributes(attributes)
+        if any(output.finish == "error" for output in outputs):
             self.fail("error")
         else:
             self._span.end()
 
     def fail(self, error_type: str) -> None:
-        if self._span.is_recording():
-            self._tell({names.ERROR_TYPE: error_type})
+        """error_type: an error code, never a message."""
+        if self.recording:
+            self._span.set_attributes({ERROR_TYPE: error_type})
             self._span.set_status(StatusCode.ERROR)
             self._span.end()
-
-    def _tell(self, attributes: Attributes) -> None:
-        if self._span.is_recording():
-            self._span.set_attributes(attributes)
 
 
 def _request_attributes(params: SamplingParams, choices: int, stream: bool) -> Attributes:
     attributes: Attributes = {
-        names.REQUEST_MAX_TOKENS: params.max_tokens,
-        names.REQUEST_TEMPERATURE: float(params.temperature),
-        names.REQUEST_TOP_P: float(params.top_p),
-        names.REQUEST_FREQUENCY_PENALTY: float(params.frequency_penalty),
-        names.REQUEST_PRESENCE_PENALTY: float(params.presence_penalty),
-        names.REQUEST_STREAM: stream,
+        REQUEST_MAX_TOKENS: params.max_tokens,
+        REQUEST_TEMPERATURE: float(params.temperature),
+        REQUEST_TOP_P: float(params.top_p),
+        REQUEST_FREQUENCY_PENALTY: float(params.frequency_penalty),
+        REQUEST_PRESENCE_PENALTY: float(params.presence_penalty),
+        REQUEST_STREAM: stream,
     }
     if params.top_k:
-        attributes[names.REQUEST_TOP_K] = float(params.top_k)
+        attributes[REQUEST_TOP_K] = float(params.top_k)
     if params.seed < 2**63:  # more does not fit into an attribute
-        attributes[names.REQUEST_SEED] = params.seed
+        attributes[REQUEST_SEED] = params.seed
     if choices != 1:
-        attributes[names.REQUEST_CHOICES] = choices
+        attributes[REQUEST_CHOICES] = choices
     return attributes
 
 
-def _finished_attributes(outputs: Sequence[RequestStats]) -> Attributes:
+def _output_attributes(outputs: Sequence[RequestStats]) -> Attributes:
     """Tokens of all outputs, each prompt's once; times of the first."""
-    finished = outputs[0]
-    firsts = [output for output in outputs if output.choice == 0]
+    first = outputs[0]
+    prompts = [output for output in outputs if output.choice == 0]
     attributes: Attributes = {
-        names.RESPONSE_MODEL: finished.model,
-        names.FINISH_REASONS: [output.reason for output in outputs],
-        names.INPUT_TOKENS: sum(output.prompt_tokens for output in firsts),
-        names.OUTPUT_TOKENS: sum(output.output_tokens for output in outputs),
-        names.CACHED_TOKENS: sum(output.cached_tokens for output in firsts),
-        names.IN_QUEUE: finished.queue_s,
-        names.IN_DECODE: finished.decode_s,
-        names.ROUTE: finished.route,
-        names.SPEC_LOSSLESS: not finished.lossy,
+        RESPONSE_MODEL: first.model,
+        FINISH_REASONS: [output.finish or "cancelled" for output in outputs],
+        INPUT_TOKENS: sum(output.prompt_tokens for output in prompts),
+        OUTPUT_TOKENS: sum(output.output_tokens for output in outputs),
+        CACHED_TOKENS: sum(output.cached_tokens for output in prompts),
+        IN_QUEUE: first.queue_s,
+        IN_DECODE: first.decode_s,
+        ROUTE: first.route,
+        SPEC_LOSSLESS: not first.lossy,
     }
     measured = {
-        names.FIRST_TOKEN: finished.first_token_s,
-        names.PER_TOKEN: finished.token_s,
-        names.IN_PREFILL: finished.prefill_s,
+        FIRST_TOKEN: first.first_token_s,
+        PER_TOKEN: first.token_s,
+        IN_PREFILL: first.prefill_s,
     }
     return attributes | {name: value for name, value in measured.items() if value is not None}
 
 
 def _work_attributes(work: SpecWork) -> Attributes:
     return {
-        names.SPEC_METHOD: work.method,
-        names.SPEC_DRAFT_TIME: work.draft_s,
-        names.SPEC_VERIFY_TIME: work.verify_s,
+        SPEC_METHOD: work.method,
+        SPEC_DRAFT_TIME: work.draft_s,
+        SPEC_VERIFY_TIME: work.verify_s,
     }

@@ -1,103 +1,51 @@
-"""One OpenTelemetry span for each request, if the environment asks for it; else nothing, at no cost."""
+"""Sets up the export of spans from the standard OTEL environment variables."""
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Final
 
-from paceline.config import SamplingParams
-from paceline.server.finished import RequestStats
-from paceline.server.spec_metrics import SpecWork
+from paceline.server.telemetry.otel import NO_SPANS, PROVIDER, Spans
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_SPOKEN: Final = "http/protobuf"
+_PROTOCOL: Final = "http/protobuf"
 
 _log = logging.getLogger(__name__)
-
-
-class RequestSpan(Protocol):
-    """One request. Either `end` or `fail` closes it; what is told after that is ignored."""
-
-    @property
-    def keeps_content(self) -> bool: ...
-    def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None: ...
-    def content(self, messages: str, output: str) -> None:
-        """JSON of what was said; kept only if the environment allows it."""
-
-    def end(
-        self,
-        outputs: Sequence[RequestStats],
-        spec: Mapping[str, Any] | None = None,
-        work: SpecWork | None = None,
-        response_id: str = "",
-    ) -> None: ...
-    def fail(self, error_type: str) -> None:
-        """error_type: one of a few words, never a message."""
-
-
-class Spans(Protocol):
-    """Where spans come from."""
-
-    def start(self, endpoint: str, model: str, headers: Mapping[str, str]) -> RequestSpan: ...
-    def close(self) -> None:
-        """Sends what is left."""
-
-
-class _NoSpan(RequestSpan):
-    __slots__ = ()
-    keeps_content = False
-
-    def asked(self, params: SamplingParams, choices: int = 1, stream: bool = False) -> None:
-        return
-
-    def content(self, messages: str, output: str) -> None:
-        return
-
-    def end(
-        self,
-        outputs: Sequence[RequestStats],
-        spec: Mapping[str, Any] | None = None,
-        work: SpecWork | None = None,
-        response_id: str = "",
-    ) -> None:
-        return
-
-    def fail(self, error_type: str) -> None:
-        return
-
-
-class _NoSpans(Spans):
-    def start(self, endpoint: str, model: str, headers: Mapping[str, str]) -> RequestSpan:
-        return _NO_SPAN
-
-    def close(self) -> None:
-        return
-
-
-_NO_SPAN: Final = _NoSpan()
-NO_SPANS: Final[Spans] = _NoSpans()
 
 
 def spans_from_environment() -> Spans:
     """Spans go to the endpoint that the standard OTEL variables name, over HTTP."""
     environ = os.environ
-    if not _wanted(environ):
+    if not _enabled(environ):
         return NO_SPANS
-    protocol = _first(environ, PROTOCOLS) or _SPOKEN
-    if protocol != _SPOKEN:
-        _log.warning("no traces: the OTLP protocol %s is not spoken here, only %s", protocol, _SPOKEN)
+    protocol = _first(environ, PROTOCOLS) or _PROTOCOL
+    if protocol != _PROTOCOL:
+        _log.warning("no traces: the OTLP protocol %s is not supported, only %s", protocol, _PROTOCOL)
         return NO_SPANS
     try:
-        from paceline.server.telemetry.otel import exporting_spans
+        return _exporting_spans(keep_content=_true(environ, CAPTURE))
     except ImportError:
         _log.warning("no traces: an OTLP endpoint is set, but `pip install 'paceline[otel]'` is missing")
         return NO_SPANS
-    return exporting_spans(keep_content=_true(environ, CAPTURE))
 
 
-def _wanted(environ: Mapping[str, str]) -> bool:
+def _exporting_spans(keep_content: bool) -> Spans:
+    """The SDK's exporter, batches and sampler read their settings from the environment."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    environ = os.environ
+    named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: PROVIDER}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Spans(provider, keep_content, provider.shutdown)
+
+
+def _enabled(environ: Mapping[str, str]) -> bool:
     if _true(environ, "OTEL_SDK_DISABLED") or environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
         return False
     return bool(_first(environ, ENDPOINTS))

@@ -31,13 +31,13 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N") from None
+        raise SettingError("device", name, "auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise SettingError(f"device={name!r} is not usable: expected auto, cpu, cuda or cuda:N")
+        raise SettingError("device", name, "auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"device={name!r} is not usable: torch sees no GPU here; use cpu")
+        raise SettingError("device", name, "cpu", "torch sees no GPU here")
     if config.dtype == "int8" and device.type != "cpu":
-        raise SettingError("dtype='int8' is not usable on a GPU: expected auto, float32, bfloat16 or float16")
+        raise SettingError("dtype", "int8", "auto, float32, bfloat16 or float16 on a GPU")
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
     if device.type == "cpu":
@@ -185,5 +185,5 @@ def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[Pa
             shape.layers, shape.kv_heads, shape.head_dim, blocks * BLOCK, dtype, device=decoder.device
         )
     except RuntimeError:  # torch's word for memory it cannot have
-        raise SettingError(f"cache_mb={cache_mb!r} does not fit into memory: give less") from None
+        raise SettingError("cache_mb", cache_mb, "less: it does not fit into memory") from None
     return PagedCache(rows, blocks), rows

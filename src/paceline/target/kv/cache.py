@@ -21,9 +21,7 @@ def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
     block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
     blocks = cache_mb * _MB // block_bytes
     if not blocks:
-        raise SettingError(
-            f"cache_mb={cache_mb!r} is not usable: expected {-(-block_bytes // _MB)} or more for this model"
-        )
+        raise SettingError("cache_mb", cache_mb, f"{-(-block_bytes // _MB)} or more for this model")
     return blocks
 
 

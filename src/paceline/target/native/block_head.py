@@ -1,6 +1,7 @@
 """The network that fills blocks in C++: see heads/block.py for what it is, block.cpp for how it runs."""
 
 import ctypes as c
+import struct
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,22 +12,22 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.registry import sizes
+from paceline.heads.registry import parameter_shapes
 from paceline.heads.runner import (
-    Before,
+    AnchorContext,
+    BlockOutput,
     BlockRunner,
-    Draws,
-    Filled,
+    CacheRows,
+    Chains,
+    ChainStart,
     First,
     Floats,
-    Place,
-    Read,
-    Rows,
-    Said,
-    places_of,
+    SampleCall,
+    SampleCalls,
+    TapInput,
+    chain_starts,
 )
 from paceline.target.native import library
-from paceline.target.native.block_call import Call
 from paceline.target.native.embeddings import PackedEmbeddings
 from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.library import GROUP, MOST_HEAD_DIM
@@ -34,6 +35,18 @@ from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import ModelConfig
 
 _GROWTH: Final = 1024  # positions
+_PART: Final = struct.Struct("@2P2i")
+_TEXT: Final = struct.Struct("@3P4i")
+_CHAIN: Final = struct.Struct("@2P4i3P")
+_KEY: Final = struct.Struct("@2I")
+_DRAFTING: Final = struct.Struct("@2i3P2i3P2i4P")
+_STRUCTS: Final = (
+    (_PART, library.Part),
+    (_TEXT, library.Text),
+    (_CHAIN, library.Chain),
+    (_DRAFTING, library.DraftCall),
+)
+assert all(ours.size == c.sizeof(theirs) for ours, theirs in _STRUCTS)
 
 
 def reason_against(shape: BlockConfig, target: ModelConfig) -> str | None:
@@ -50,7 +63,7 @@ class NativeBlock(BlockRunner):
     """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
     draws = True
-    foresees = False
+    prefers_batched_lookup = False
 
     def __init__(
         self,
@@ -71,7 +84,7 @@ class NativeBlock(BlockRunner):
             self._number[token] = number
         self._row_bytes = 2 * shape.layers * 2 * shape.kv_heads * shape.head_dim
         self._turn = _Rotations(shape)
-        parts = (*sizes("block", shape).values(), (shape.draft_vocab, shape.width))
+        parts = (*parameter_shapes("block", shape).values(), (shape.draft_vocab, shape.width))
         weights = DenseWeights(lib, room_for(parts))
         layers = _layers(shape, own, weights)
         model = _model(shape, own, lent, weights, layers, self.draft_ids)
@@ -82,22 +95,22 @@ class NativeBlock(BlockRunner):
         if not self._filler:
             raise ModelError("no memory for the native drafter")
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
-        self._call = Call(shape)
+        self._call = _Call(shape)
 
-    def read(self, parts: Sequence[Read]) -> None:
+    def read(self, parts: Sequence[TapInput]) -> None:
         with self._team.busy():
             self._call.need(len(parts))
             held = self._reading(parts)
             self._run(_last_of(parts), parts=len(held))
 
-    def fill(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         with self._team.busy():
             self._call.need(len(texts))
             filled = self._filling(texts, slots)
             self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> Said:
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
         with self._team.busy():
             self._call.need(len(places))
             self._chaining(places, sizes, draws)
@@ -106,23 +119,23 @@ class NativeBlock(BlockRunner):
 
     def guess(
         self,
-        parts: Sequence[Read],
-        texts: Sequence[Before],
+        parts: Sequence[TapInput],
+        texts: Sequence[AnchorContext],
         slots: int,
         firsts: Sequence[First],
         sizes: Sequence[int],
-        draws: Draws = (),
-    ) -> tuple[list[Filled], Said]:
+        draws: SampleCalls = (),
+    ) -> tuple[list[BlockOutput], Chains]:
         with self._team.busy():
             self._call.need(max(len(parts), len(texts)))
             held = self._reading(parts)
             filled = self._filling(texts, slots)
-            self._chaining(places_of(filled, firsts), sizes, draws)
+            self._chaining(chain_starts(filled, firsts), sizes, draws)
             last = max(_last_of(parts), self._end_of(texts))
             self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
             return filled, self._said(sizes)
 
-    def look(self, places: Sequence[Place]) -> tuple[Floats, list[float]]:
+    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         logits = np.empty((len(places), self._outputs), np.float32)
         sizes = [1] * len(places)
         with self._team.busy():
@@ -132,7 +145,7 @@ class NativeBlock(BlockRunner):
             _, sure = self._said(sizes)
         return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
 
-    def _reading(self, parts: Sequence[Read]) -> list[list[Tensor]]:
+    def _reading(self, parts: Sequence[TapInput]) -> list[list[Tensor]]:
         """What must stay until it is read."""
         held = []
         for i, part in enumerate(parts):
@@ -142,14 +155,14 @@ class NativeBlock(BlockRunner):
             held.append(states)
         return held
 
-    def _states(self, part: Read) -> tuple[list[Tensor], int]:
+    def _states(self, part: TapInput) -> tuple[list[Tensor], int]:
         """Of each layer tapped as the C++ reads them, and the first row that is meant."""
         found = [part.hidden[tap] for tap in self._taps]
         if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
             return found, part.first
         return [part.of(tap).float().contiguous() for tap in self._taps], 0
 
-    def _filling(self, texts: Sequence[Before], slots: int) -> list[Filled]:
+    def _filling(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
         filled = [self._room(text.old, slots) for text in texts]
         for i, (text, block) in enumerate(zip(texts, filled, strict=True)):
             if not 0 <= text.token < len(self._number):
@@ -158,14 +171,14 @@ class NativeBlock(BlockRunner):
             self._call.add_text(i, *at, text.rows.count, text.position, text.token)
         return filled
 
-    def _room(self, old: Filled | None, slots: int) -> Filled:
+    def _room(self, old: BlockOutput | None, slots: int) -> BlockOutput:
         """Memory that is used for the first time is slow: it is used again."""
         if old is not None:
-            return old if old.slots == slots else Filled(slots, old.base, old.hidden)
+            return old if old.slots == slots else BlockOutput(slots, old.base, old.hidden)
         base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
-        return Filled(slots, base, torch.empty(self.shape.block, self.shape.width))
+        return BlockOutput(slots, base, torch.empty(self.shape.block, self.shape.width))
 
-    def _chaining(self, places: Sequence[Place], sizes: Sequence[int], draws: Draws = ()) -> None:
+    def _chaining(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> None:
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
             block, draw = place.block, draws[i] if draws else None
             if not 0 < size <= block.slots - place.slot:
@@ -173,20 +186,20 @@ class NativeBlock(BlockRunner):
             previous = self._number[place.previous]
             self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
 
-    def _said(self, sizes: Sequence[int]) -> Said:
+    def _said(self, sizes: Sequence[int]) -> Chains:
         """Tokens and logits of confidence, as the last call left them."""
         call, steps, ids = self._call, max(sizes), self._ids
         starts = range(0, len(sizes) * steps, steps)
         tokens = [[ids[n] for n in call.numbers[at : at + steps]] for at in starts]
         return tokens, [call.sure[at : at + steps] for at in starts]
 
-    def _context(self, rows: Rows) -> int:
+    def _context(self, rows: CacheRows) -> int:
         whole = rows.whole
         if whole.dtype != torch.float16 or not whole.is_contiguous():
             raise ValueError("these rows are not of this runner's type")
         return _at(whole) + rows.first * self._row_bytes
 
-    def _end_of(self, texts: Sequence[Before]) -> int:
+    def _end_of(self, texts: Sequence[AnchorContext]) -> int:
         return max(text.position for text in texts) + self.shape.block
 
     def _run(
@@ -207,12 +220,80 @@ class NativeBlock(BlockRunner):
         self._team.held = self._held
 
 
-def _last_of(parts: Sequence[Read]) -> int:
+def _last_of(parts: Sequence[TapInput]) -> int:
     return max((part.start + part.rows.count for part in parts), default=0)
 
 
 def _at(tensor: Tensor) -> int:
     return tensor.data_ptr()
+
+
+class _Call:
+    """The arguments of one native call (see block_model.h).
+
+    Reused: building the ctypes structures, or setting their fields one by one, costs as much as one layer.
+    """
+
+    def __init__(self, shape: BlockConfig) -> None:
+        self._taps, self._block, self._many = len(shape.taps), shape.block, 0
+        self._hidden_of = struct.Struct(f"@{self._taps}P")
+        self._drafting = library.DraftCall()
+        self._given = c.byref(self._drafting)
+        self.need(1)
+
+    def need(self, many: int) -> None:
+        """Room for so many sequences; what was there is lost."""
+        if many <= self._many:
+            return
+        self._many, guesses = many, many * self._block
+        self._hidden = (c.c_void_p * (many * self._taps))()  # of each part, of each layer tapped
+        self._hidden_at = c.addressof(self._hidden)
+        self._parts, self._texts = (library.Part * many)(), (library.Text * many)()
+        self._chains = (library.Chain * many)()
+        self._keys = (c.c_uint32 * (2 * guesses))()
+        self._keys_at = c.addressof(self._keys)
+        self.numbers, self.sure = (c.c_int32 * guesses)(), (c.c_float * guesses)()
+        lists = self._parts, self._texts, self._chains, self.numbers, self.sure
+        self._at = tuple(c.addressof(one) for one in lists)
+
+    def add_part(self, i: int, hidden: Sequence[int], context: int, start: int, rows: int) -> None:
+        offset = i * self._hidden_of.size
+        self._hidden_of.pack_into(self._hidden, offset, *hidden)
+        _PART.pack_into(self._parts, i * _PART.size, self._hidden_at + offset, context, start, rows)
+
+    def add_text(
+        self, i: int, context: int, hidden: int, base: int, count: int, position: int, anchor: int
+    ) -> None:
+        _TEXT.pack_into(self._texts, i * _TEXT.size, context, hidden, base, count, position, anchor, 0)
+
+    def add_chain(
+        self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: SampleCall | None
+    ) -> None:
+        how = (0, 0, 0) if draw is None else self._draw(i * self._block * _KEY.size, draw)
+        _CHAIN.pack_into(self._chains, i * _CHAIN.size, base, hidden, place, previous, steps, 0, *how)
+
+    def _draw(self, offset: int, draw: SampleCall) -> tuple[int, int, int]:
+        for step, key in enumerate(draw.keys):
+            _KEY.pack_into(self._keys, offset + step * _KEY.size, *key)
+        return draw.choose, draw.settings, self._keys_at + offset
+
+    def whole(
+        self,
+        turn: tuple[int, int],
+        parts: int,
+        texts: int,
+        slots: int,
+        chains: int,
+        steps: int,
+        logits: int,
+    ) -> Any:
+        """To be given to paceline_block_run. turn: where cosines and sines start."""
+        part, text, chain, numbers, sure = self._at
+        reading = parts, self._taps, part, *turn
+        filling = texts, slots, text, *turn
+        chaining = chains, steps, chain, numbers, sure, logits
+        _DRAFTING.pack_into(self._drafting, 0, *reading, *filling, *chaining)
+        return self._given
 
 
 class _Rotations:

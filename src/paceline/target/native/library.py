@@ -177,7 +177,7 @@ def chosen() -> str:
     """What the user wants: $PACELINE_CPU."""
     choice = os.environ.get(SETTING) or "auto"
     if choice not in CHOICES:
-        raise SettingError(f"{SETTING}={choice} is not usable: expected one of {', '.join(CHOICES)}")
+        raise SettingError(SETTING, choice, f"one of {', '.join(CHOICES)}")
     return choice
 
 
@@ -197,6 +197,7 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
         native_build.Unit(FOLDER / "block_head.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
         native_build.Unit(FOLDER / "block_head_sample.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
         native_build.Unit(FOLDER / "pack.cpp"),
+        native_build.Unit(FOLDER / "checksum.cpp"),
     ]
     library = native_build.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
     _check_layout(library)
@@ -219,6 +220,8 @@ def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
     library.paceline_multiply.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
     library.paceline_unpack.restype = None
     library.paceline_unpack.argtypes = (c.POINTER(Linear), c.c_void_p, c.c_int, c.c_void_p)
+    library.paceline_xxh64.restype = c.c_uint64
+    library.paceline_xxh64.argtypes = (c.c_void_p, c.c_int64, c.c_uint64)
     library.paceline_pack.restype = None
     library.paceline_pack.argtypes = (
         *(c.c_int, c.c_void_p, c.c_int64, c.c_int, c.c_void_p),

@@ -1,38 +1,67 @@
-"""Weights in the packed formats: made once, kept in a file, mapped into memory from then on."""
+"""Packed weights: where each tensor lies (`plan`), and the repacking of a file's blocks (`pack_into`)."""
 
 import ctypes
-import hashlib
-import json
-import logging
-import mmap
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.atomic import replacing
-from paceline.paths import home
-from paceline.target import hardware, memory
 from paceline.target.native import library
-from paceline.target.native.layout import FLOATS, Layout, Matrix, Vector, plan
+from paceline.target.native.library import (
+    CODE_BYTES,
+    ENCODINGS,
+    GROUP,
+    MOST_HEAD_DIM,
+    SCALE_BYTES,
+    SCALE_GROUPS,
+    TILE,
+    UNIT,
+)
 from paceline.target.weights.checkpoint import Checkpoint
+from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import half_rotation
 from paceline.target.weights.tensors import StoredTensor, read_raw, read_tensor
 
-VERSION: Final = 1  # of the file: to be raised whenever formats.h or the layout change
-MAGIC: Final = b"paceline packed weights\n"
-_HEAD: Final = 4096  # bytes before the data
-_TILES: Final = 64  # packed at once by one thread
-_HUGE: Final = 2 << 20
-_SPARE_MEMORY: Final = 2.0  # times the weights: what must be free for a copy of them
-
 Bytes = NDArray[np.uint8]
-log = logging.getLogger("paceline")
+
+ALIGNMENT: Final = 4096
+FLOATS: Final = ("F32", "F16", "BF16")
+TO_FOUR_BITS: Final = "F32 to 4"  # made of floats, whatever the file holds
+MATRICES: Final = ("q", "k", "v", "o", "gate", "up", "down", "embed", "head")
+_TILES: Final = 64  # packed at once by one thread
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Offsets in bytes from the start of the data; *_pair: from one pair of tiles to the next."""
+
+    encoding: str  # a key of ENCODINGS
+    outputs: int
+    inputs: int
+    codes: int
+    scales: int
+    codes_pair: int
+    scales_pair: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    offset: int
+    length: int  # padded, float32
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    matrices: Mapping[str, Matrix]
+    vectors: Mapping[str, Vector]
+    nbytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 class PackedWeights:
@@ -58,111 +87,106 @@ class PackedWeights:
         return None if found is None else self._start + found.offset
 
 
-def packed(
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, StoredTensor],
-    fingerprint: str,
-    lib: ctypes.CDLL,
-    four_bits: bool = False,
-) -> PackedWeights:
-    """From the file if there is one that fits, else made now. four_bits: see plan."""
-    layout = plan(tensors, four_bits)
-    path = home() / "packed" / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
-    head = _head(layout, fingerprint, {stored.file for stored in tensors.values()})
-    data = _found(path, head, layout.nbytes)
-    if data is None:
-        data = _made(path, head, layout, checkpoint, tensors, lib)
-    return PackedWeights(layout, data)
+def reason_against(shape: ModelConfig, tensors: Mapping[str, StoredTensor], quantise: bool) -> str | None:
+    """Why a model cannot run natively, or None. quantise: whether float weights may be rounded."""
+    if shape.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
+        return f"the {shape.architecture} family is not known to it"
+    if any(shape.local_layers):
+        return "it knows no sliding windows"
+    if shape.head_dim % GROUP or shape.head_dim > MOST_HEAD_DIM:
+        return f"heads of {shape.head_dim}: it wants a multiple of {GROUP}, at most {MOST_HEAD_DIM}"
+    for name, stored in tensors.items():
+        if _part(name) not in MATRICES:
+            continue
+        if stored.encoding in FLOATS:
+            if not quantise:
+                return f"{name} is {stored.encoding}; dtype=int8 would round such weights to 8 bits"
+        elif stored.encoding not in ENCODINGS:
+            return f"{name} is {stored.encoding}"
+    return None
 
 
-def _head(layout: Layout, fingerprint: str, sources: set[Path]) -> bytes:
-    """Of one model in one version. A fingerprint covers parts of a file only: its size and age count too."""
-    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sources)
-    said = json.dumps([VERSION, fingerprint, files, layout.as_json()], sort_keys=True).encode()
-    return MAGIC + hashlib.sha256(said).hexdigest().encode()
+def plan(tensors: Mapping[str, StoredTensor], four_bits: bool = False) -> Layout:
+    """four_bits: whatever takes more is rounded to 4 bits a weight."""
+    cursor = _Cursor()
+    encodings = {name: encoding_of(stored, four_bits) for name, stored in tensors.items()}
+    matrices: dict[str, Matrix] = {}
+    vectors: dict[str, Vector] = {}
+    for name, stored in tensors.items():
+        if _part(name) not in MATRICES:
+            length = _up(stored.elements, UNIT)
+            vectors[name] = Vector(cursor.take(4 * length), length)
+        elif _part(name) == "up" and _paired(encodings, name):
+            gate = matrices[name.removesuffix("up") + "gate"]
+            matrices[name] = replace(
+                gate, codes=gate.codes + gate.codes_pair // 2, scales=gate.scales + gate.scales_pair // 2
+            )
+        else:
+            wide = _part(name) == "gate" and _paired(encodings, name.removesuffix("gate") + "up")
+            matrices[name] = _matrix(stored, encodings[name], cursor, 2 if wide else 1)
+    return Layout(matrices, vectors, cursor.at)
 
 
-def _found(path: Path, head: bytes, nbytes: int) -> Bytes | None:
-    """What the file holds, if it is the one that is wanted."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(head)) != head or os.fstat(file.fileno()).st_size != _HEAD + nbytes:
-                return None
-            if (memory.available() or 0) > _SPARE_MEMORY * nbytes:
-                return _in_huge_pages(file.fileno(), nbytes)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError:
-        return None
-    return np.frombuffer(mapped, np.uint8)[_HEAD:]
+def _paired(encodings: Mapping[str, str], up: str) -> bool:
+    """Gate and up lie in turns, two tiles each, if they are encoded alike: both are read as one stream."""
+    return encodings[up] == encodings[up.removesuffix("up") + "gate"]
 
 
-def _in_huge_pages(file: int, nbytes: int) -> Bytes:
-    """Read in long streams, which cross fewer pages there than in a mapped file."""
-    memory = mmap.mmap(-1, nbytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    data = np.frombuffer(memory, np.uint8)
-    data = data[-data.ctypes.data % _HUGE :][:nbytes]
-    step = max(_HUGE, nbytes // 64)
-
-    def read_from(start: int) -> None:
-        rest = data[start : start + step].data
-        while rest:
-            count = os.preadv(file, [rest], _HEAD + start)
-            if not count:
-                raise OSError("the file ended early")
-            rest, start = rest[count:], start + count
-
-    with ThreadPoolExecutor(hardware.cores()) as pool:
-        list(pool.map(read_from, range(0, nbytes, step)))
-    return data
+def _matrix(stored: StoredTensor, encoding: str, cursor: "_Cursor", woven: int) -> Matrix:
+    """woven: how many matrices share the stretch of memory."""
+    kind = ENCODINGS[encoding]
+    outputs, inputs = _up(stored.shape[0], UNIT), _up(stored.shape[1], GROUP)
+    groups = inputs // GROUP
+    codes, scales = groups * CODE_BYTES[kind], groups // SCALE_GROUPS[kind] * SCALE_BYTES[kind]
+    tiles = woven * outputs // TILE
+    return Matrix(
+        encoding,
+        outputs,
+        inputs,
+        cursor.take(tiles * codes),
+        cursor.take(tiles * scales),
+        woven * 2 * codes,
+        woven * 2 * scales,
+    )
 
 
-def _made(
-    path: Path,
-    head: bytes,
-    layout: Layout,
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, StoredTensor],
-    lib: ctypes.CDLL,
-) -> Bytes:
-    """In a new file that gets its name when it is whole, or in memory where there is no room for one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, mode=0o600) as fresh, fresh.open("r+b") as file:
-            _reserve(file.fileno(), _HEAD + layout.nbytes)
-            mapped = mmap.mmap(file.fileno(), 0)
-            _fill(np.frombuffer(mapped, np.uint8)[_HEAD:], layout, checkpoint, tensors, lib)
-            mapped[: len(head)] = head
-            mapped.flush()
-        found = _found(path, head, layout.nbytes)
-        if found is not None:
-            return found
-    except OSError as error:
-        log.warning("packed weights are not kept (%s): the next start will pack them again", error.strerror)
-    data = np.empty(layout.nbytes + 4096, np.uint8)
-    data = data[-data.ctypes.data % 4096 :][: layout.nbytes]
-    _fill(data, layout, checkpoint, tensors, lib)
-    return data
+def encoding_of(stored: StoredTensor, four_bits: bool = False) -> str:
+    if four_bits and not stored.encoding.startswith(("Q4", "Q3")):
+        return TO_FOUR_BITS
+    return "F32" if stored.encoding in FLOATS else stored.encoding
 
 
-def _reserve(file: int, nbytes: int) -> None:
-    """Now, since a full disk that is noticed while a mapping is written to kills the process."""
-    os.ftruncate(file, nbytes)
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, nbytes)
+class _Cursor:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def take(self, nbytes: int) -> int:
+        start = self.at
+        self.at = _up(start + nbytes, ALIGNMENT)
+        return start
 
 
-def _fill(
+def _part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def pack_into(
     data: Bytes,
     layout: Layout,
     checkpoint: Checkpoint,
     tensors: Mapping[str, StoredTensor],
     lib: ctypes.CDLL,
+    packed: Callable[[], object] = lambda: None,
 ) -> None:
+    """packed: called after each matrix."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for name, matrix in layout.matrices.items():
             _pack(name, matrix, data, checkpoint, tensors[name], lib, pool)
+            packed()
         for name, vector in layout.vectors.items():
             values = _vector(name, vector, checkpoint, tensors[name], pool)
             data[vector.offset :][: values.nbytes] = values.view(np.uint8)

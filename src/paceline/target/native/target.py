@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.config import EngineConfig
 from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
-from paceline.heads.head_checkpoint import Stored
+from paceline.heads.head_checkpoint import StoredHead
 from paceline.target import hardware
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.eager.rope import frequencies
@@ -81,7 +81,7 @@ class NativeTarget(PagedTarget[_Fed]):
     def embeddings(self) -> PackedEmbeddings:
         return self._embeddings
 
-    def block_runner(self, head: Stored) -> NativeBlock | None:
+    def block_runner(self, head: StoredHead) -> NativeBlock | None:
         """On the target's own threads, for a block head of a supported shape."""
         if head.card.kind != "block":
             return None
@@ -129,7 +129,10 @@ class NativeTarget(PagedTarget[_Fed]):
             self._rows.move(found, wanted)
 
     def _fill_with_noise(self, slots: list[int]) -> None:
-        self._rows.scribble(slots)
+        self._rows.fill_with_noise(slots)
+
+    def _release_memory(self) -> None:
+        self._rows.release()
 
     def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
         base = self._cache.length(feed.seq_id)

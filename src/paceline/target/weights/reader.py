@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CorruptModel, ModelError, UnknownArchitecture, UnknownModel
+from paceline.heads.base import DenseTargetEmbeddings
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.hf_folder import open_folder
@@ -35,6 +36,24 @@ def load(path: Path, dtype: torch.dtype = torch.float32, progress: Progress | No
         return _load(open_checkpoint(path), dtype, progress)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+
+
+def load_embeddings(path: Path, dtype: torch.dtype = torch.float32) -> DenseTargetEmbeddings:
+    """The weights that draft heads borrow, decoded as `load` decodes them; no other tensor is read."""
+    try:
+        checkpoint = open_checkpoint(path)
+        placed = dict(placed_tensors(checkpoint))
+        mark = fingerprint(checkpoint.identity, placed.items())
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            tensors = {
+                name: read_placed(checkpoint, name, placed[name], dtype, pool)
+                for name in ("embed", "norm", "head")
+                if name in placed
+            }
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    embed, scale = tensors["embed"], rounded(checkpoint.shape, dtype).embed_scale
+    return DenseTargetEmbeddings(embed, tensors.get("head", embed), tensors["norm"], mark, scale)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

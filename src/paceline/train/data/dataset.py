@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.atomic import replacing
-from paceline.errors import DataError, SettingError
+from paceline.errors import DataError, SettingError, UsageError
 
 VERSION: Final = 1
 LEAST: Final = 8  # tokens of an answer that must fit for it to be worth training on
@@ -101,7 +101,7 @@ class Answers:
     def __add__(self, other: "Answers") -> "Answers":
         """Of one target. What either holds out stays held out."""
         if (self.target, self.tokenizer) != (other.target, other.tokenizer):
-            raise SettingError("these answers are of different models: train on those of one")
+            raise UsageError("these answers are of different models: train on those of one")
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         joined = {
             name: np.concatenate(both[name])
@@ -131,7 +131,7 @@ class Answers:
         try:
             with np.load(path, allow_pickle=False) as file:
                 if int(file["version"]) != VERSION:
-                    raise SettingError(f"{path.name} is of version {file['version']}: make the answers again")
+                    raise UsageError(f"{path.name} is of version {file['version']}: make the answers again")
                 held = {f.name: file[f.name] for f in fields(cls)}
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
@@ -153,9 +153,9 @@ class Answers:
         """Each usable answer once, cut after `max_len` tokens, beside others of about its length."""
         chosen = self.usable(part, max_len)
         if not len(self.which(part)):
-            raise SettingError(f"there is no {part} answer among {len(self)}: give more conversations")
+            raise UsageError(f"there is no {part} answer among {len(self)}: give more conversations")
         if not len(chosen):
-            raise SettingError(
+            raise UsageError(
                 f"no {part} answer begins within the first {max_len} tokens: allow longer prompts"
             )
         rng = np.random.default_rng(seed)
@@ -181,10 +181,7 @@ class Answers:
         rather: which are taken of those that are never said.
         """
         if not len(self.always) <= size <= self.vocab_size:
-            raise SettingError(
-                f"a draft vocabulary of {size} tokens is not usable: "
-                f"expected {len(self.always)} to {self.vocab_size}"
-            )
+            raise SettingError("draft_vocab", size, f"{len(self.always)} to {self.vocab_size}")
         counts = 2 * np.bincount(self.said("training"), minlength=self.vocab_size)
         if rather is not None:
             counts[rather] += 1

@@ -3,23 +3,14 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
-from paceline.config import EngineConfig
-from paceline.errors import SettingError
+from paceline.config import EngineConfig, require_between, require_min
+from paceline.errors import UsageError
 from paceline.train.data.held_out import SHARE
 from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Rollout
-
-_LEAST: Final = (
-    ("max_prompt", 1),
-    ("max_prompts", 0),
-    ("made_up", 0),
-    ("made_up_chats", 0),
-    ("per_prompt", 1),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +31,9 @@ class AnswersConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        for name in ("greedy", "required", "held_out"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 0 to 1")
-        if not 0 <= self.seed < 2**32:
-            raise SettingError(f"seed={self.seed!r} is not usable: expected 0 to {2**32 - 1}")
-        for name, least in _LEAST:
-            if getattr(self, name) < least:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected {least} or more")
+        require_between(self, 0, 1, "greedy", "required", "held_out")
+        require_between(self, 0, 2**32 - 1, "seed")
+        require_min(self, max_prompt=1, max_prompts=0, made_up=0, made_up_chats=0, per_prompt=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,7 @@ def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
     """Those of the recorded prompts that are wanted."""
     found = [prompt for prompt in prompts if prompt.called or not config.only_calls]
     if not found:
-        raise SettingError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
+        raise UsageError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
     if config.max_prompts:
         found = sorted(found, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
     return found

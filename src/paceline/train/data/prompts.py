@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from paceline.errors import SettingError, TextError
+from paceline.errors import TextError, UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Message, Refused, Source, read
 from paceline.train.data.held_out import SHARE, held_out
@@ -61,7 +61,7 @@ def collect(
             cut += len(messages) < len(history)
     if not found:
         why = ", ".join(f"{reason}: {count}" for reason, count in refused.items()) or "they are empty"
-        raise SettingError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
+        raise UsageError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
     return Prompts(tuple(found.values()), dict(refused), cut)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import ConstraintError, SettingError
+from paceline.config import require_min
+from paceline.errors import ConstraintError
 from paceline.train.data.rollout_cache import KEYS, WORD, Choose, Slots, bytes_per_token
 from paceline.train.data.rollout_sampling import greedy, nucleus
 from paceline.train.train_decoder import TrainDecoder
@@ -49,9 +50,7 @@ class Rollout:
     prefill_tokens: int = 65536  # of prompts in one pass
 
     def __post_init__(self) -> None:
-        for name in ("max_new", "slots", "prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name}={getattr(self, name)!r} is not usable: expected 1 or more")
+        require_min(self, max_new=1, slots=1, prefill_tokens=1)
 
 
 def roll_out(

@@ -8,7 +8,7 @@ from typing import Final
 
 from paceline import hub
 from paceline.constraints import Compiler, OutputSpec
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load, open_checkpoint
 from paceline.text import Tokenizer
@@ -66,7 +66,7 @@ def _silent(what: str, done: int, of: int) -> None:
 def _longest(path: Path, config: AnswersConfig) -> int:
     room = open_checkpoint(path).shape.max_context - config.rollout.max_new
     if room < 1:
-        raise SettingError(
+        raise UsageError(
             f"max_new={config.rollout.max_new} leaves no room for a prompt in the context of {path.name}"
         )
     return min(config.max_prompt, room)

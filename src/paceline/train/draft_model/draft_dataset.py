@@ -2,7 +2,7 @@
 
 from paceline.drafters.draft_model.retokenizer import common
 from paceline.drafters.draft_model.vocab_mapping import Dictionary, Retelling, SameWords, Telling
-from paceline.errors import SettingError
+from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
 
@@ -27,7 +27,7 @@ def retold(answers: Answers, words: Telling, draft_size: int, tokenizer: str) ->
     pairs = [_one(answers, i, words) for i in range(len(answers))]
     kept = [i for i, (prompt, said) in enumerate(pairs) if prompt and said and _fit(prompt, said, draft_size)]
     if not kept:
-        raise SettingError("the draft model can read none of the answers: use another draft model")
+        raise UsageError("the draft model can read none of the answers: use another draft model")
     return Answers.of(
         [pairs[i][0] for i in kept],
         [pairs[i][1] for i in kept],

@@ -9,7 +9,7 @@ from typing import Any, Final
 from paceline import hub
 from paceline.convert.hf_model import write_model
 from paceline.drafters.draft_model import drafter_for
-from paceline.errors import SettingError
+from paceline.errors import SettingError, UsageError
 from paceline.loading import draft_model_path
 from paceline.target.eager.target import placement
 from paceline.target.load import load_draft
@@ -79,20 +79,18 @@ class _Pair:
         self._job = job
         self._target_path, self.draft_path = hub.resolve(job.target), draft_model_path(job.draft)
         if self.draft_path.resolve() == job.folder.resolve():
-            raise SettingError(f"{job.folder.name} is the draft model itself: give another folder")
+            raise UsageError(f"{job.folder.name} is the draft model itself: give another folder")
         self._target, self._draft = Tokenizer.load(self._target_path), Tokenizer.load(self.draft_path)
         self._sizes = [open_checkpoint(p).shape.vocab_size for p in (self.draft_path, self._target_path)]
         self.same = same_words(self._draft, self._target)
         if job.tune.distill and not self.same:
-            raise SettingError(
-                f"distill={job.tune.distill} is not usable: {job.draft} and {job.target} have different "
-                "tokenizers, so their laws cannot be compared; leave it at 0"
-            )
+            why = f"{job.draft} and {job.target} have different tokenizers: no distributions to compare"
+            raise SettingError("distill", job.tune.distill, "0", why)
 
     def require_answers_of_target(self, answers: Answers) -> None:
         checkpoint = open_checkpoint(self._target_path)
         if answers.target != fingerprint(checkpoint.identity, placed_tensors(checkpoint)):
-            raise SettingError(
+            raise UsageError(
                 f"{self._job.folder.name} holds answers of another target than {self._job.target}: "
                 "give another folder"
             )

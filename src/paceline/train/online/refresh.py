@@ -1,8 +1,8 @@
-"""Goes on training drafters with what a server served: a process of its own, which the server may pause.
+"""Online training of drafters on served traffic, in a process of its own that the server may pause.
 
-It reads a job from standard input and writes a line of JSON for each thing there is to tell. A new version is
-made only if it beats the old one on conversations that nothing was learned from. That it serves is for the
-server to say, which nobody pauses while it holds a lock.
+It reads a RefreshJob from standard input and reports events as lines of JSON. A new version is made only if
+it beats the old one on held-out conversations. The server puts it to use, since that takes a lock: a process
+that holds one must not be paused.
 """
 
 import json
@@ -15,43 +15,47 @@ from typing import Any, Final, get_args
 
 import torch
 
-from paceline.config import EngineConfig, LearnConfig
+from paceline.config import EngineConfig
 from paceline.drafters.heads.choose import drafter_of
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
 from paceline.log import place_of
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load as load_weights
-from paceline.trace.online import RefreshJob
+from paceline.trace.online import OnlineTrainingConfig, RefreshJob
 from paceline.train.evaluate import Guess, acceptance, passes_by_text, replay
-from paceline.train.online.online_batches import Split, Tell, batches, learn, split
+from paceline.train.online.online_batches import Report, Split, batches, split, train_online
 from paceline.train.publish import MEASURED, TOGETHER, publish
 from paceline.train.recipe import Kind, Recipe, loss_of, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 
-# Wherever the server computes: to stop a process frees no memory of a GPU, nor what it has queued there.
-ON: Final = EngineConfig("cpu", "float32")
+# On the CPU even if the server uses a GPU: stopping a process frees no GPU memory and none of its queue.
+ENGINE: Final = EngineConfig("cpu", "float32")
 
 
-def run(job: RefreshJob, tell: Tell) -> None:
-    """Every drafter of the job, one after the other."""
-    parts = split(job.texts, job.config)
-    places = sum(len(text.anchors()) for text in parts.recorded())
-    if not parts.learned or places < job.config.least_places:
-        tell({"waits": f"{len(parts.learned)} texts to learn from, {places} places in held-out ones"})
+def run(job: RefreshJob, report: Report) -> None:
+    """Trains every drafter of the job, one after the other."""
+    parts = split(job.samples, job.config)
+    positions = sum(len(text.anchors()) for text in parts.recorded())
+    if not parts.training or positions < job.config.min_positions:
+        report({"waits": f"{len(parts.training)} samples to train on, {positions} held-out positions"})
         return
-    device, dtype = placement(ON)
+    device, dtype = placement(ENGINE)
     if job.engine.threads:
         torch.set_num_threads(job.engine.threads)
     model = TrainDecoder(load_weights(Path(job.model), dtype), device, dtype)
     for root in job.drafters:
-        tell(refresh(Path(root), model, parts, job.config, tell))
+        report(refresh(Path(root), model, parts, job.config, report))
 
 
 def refresh(
-    root: Path, model: TrainDecoder, parts: Split, config: LearnConfig, tell: Tell = lambda _: None
+    root: Path,
+    model: TrainDecoder,
+    parts: Split,
+    config: OnlineTrainingConfig,
+    report: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """One drafter. Says what became of it: a version was made, from which, or refused and why."""
+    """Trains one drafter. The result says which version was made and from which, or why none was."""
     served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
     loaded = load(began.folder, pieces_of(model))
     net, card = loaded.net, loaded.card
@@ -59,34 +63,34 @@ def refresh(
     old = replay(drafter_of(net), model, texts, block, batch=TOGETHER)
     new: list[Guess] = []
     recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors), card.calibration)
-    lessons = batches(card.kind, net.shape.taps, model, parts.learned, config)
-    learn(net, recipe.loss, lessons, config, torch.Generator().manual_seed(began.number), tell)
+    cached = batches(card.kind, net.shape.taps, model, parts.training, config)
+    train_online(net, recipe.loss, cached, config, torch.Generator().manual_seed(began.number), report)
     with versions.making(root) as folder:
         data = {name: value for name, value in card.data.items() if name != "by_kind_of_text"}
-        made = publish(folder, recipe, model, card.target, texts, data, card.weights, tell=new.extend)
+        made = publish(folder, recipe, model, card.target, texts, data, card.weights, on_drafts=new.extend)
         was, now = (acceptance(guesses, texts, most).tokens_per_pass[-1] for guesses in (old, new))
-        told = {"drafter": root.name, "kind": card.kind, "before": was, "after": now}
+        result = {"drafter": root.name, "kind": card.kind, "before": was, "after": now}
         passes = [passes_by_text(guesses, texts, most) for guesses in (old, new)]
-        if now < was + config.least_gain or not saves(*passes):
-            return {**told, "refused": "it is not clearly better on held-out conversations"}
+        if now < was + config.min_gain or not saves(*passes):
+            return {**result, "refused": "it is not clearly better on held-out conversations"}
         if versions.serving(root) != served:
-            return {**told, "refused": "another version serves by now"}
+            return {**result, "refused": "another version serves by now"}
         learned = {
             "from": began.number,
             "steps": config.steps,
-            "texts": len(parts.learned),
+            "texts": len(parts.training),
             "held_out_texts": len(texts),
             "tokens_per_pass": {"before": was, "after": now},
         }
         save_card(folder, replace(made, data={**made.data, "learned": learned}))
-        return {**told, "made": versions.add(root, folder), "learned_from": served}
+        return {**result, "made": versions.add(root, folder), "learned_from": served}
 
 
 def saves(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether fewer passes are needed, by more than chance gives and takes from one text to the next."""
+    """True if fewer passes are needed, by more than one standard error of the paired differences."""
     saved = [before - after for before, after in zip(old, new, strict=True)]
     if len(saved) < 2:
-        return False  # one text does not say what chance gives
+        return False  # no spread to compare with
     error: float = stdev(saved) * len(saved) ** 0.5  # of their sum
     return sum(saved) > error + 1e-9
 
@@ -95,13 +99,13 @@ def _kind(card: Card) -> Kind:
     return next(kind for kind in get_args(Kind) if kind == card.kind)
 
 
-def _tell(told: dict[str, Any]) -> None:
-    print(json.dumps(told), flush=True)
+def _print_event(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
 
 
 def main() -> None:
     try:
-        run(RefreshJob.decode(sys.stdin.buffer.read()), _tell)
+        run(RefreshJob.decode(sys.stdin.buffer.read()), _print_event)
     except Exception as problem:
-        _tell({"failed": place_of(problem)})
+        _print_event({"failed": place_of(problem)})
         sys.exit(1)

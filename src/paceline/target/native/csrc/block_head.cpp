@@ -4,7 +4,6 @@
 #include <new>
 
 #include "block_attention.h"
-#include "block_product.h"
 #include "vector_ops.h"
 #include "unpack.h"
 

@@ -8,9 +8,15 @@
 #include "activations.h"
 #include "attention.h"
 #include "block_model.h"
+#include "linear.h"
 #include "threads.h"
 
 namespace PACELINE_PATH {
+
+// Weights of the head are all of one format.
+PL_INLINE void product(const Linear& w, int tile, const Activations& x, float* out, int64_t stride) {
+    linear_tile_of<O8>(w, tile, x, out, stride);
+}
 
 class BlockFiller {
 public:

@@ -1,6 +1,5 @@
 // The guesses of a block that is filled, one after the other.
 #include "block_head.h"
-#include "block_product.h"
 #include "vector_ops.h"
 
 namespace PACELINE_PATH {

@@ -1,0 +1,15 @@
+"""Pages that are written from bench/results.
+
+numbers        docs/numbers.md: questions and short answers
+results_page   bench/results/README.md: every table
+readme         the table in README.md
+"""
+
+
+def write() -> None:
+    """All of them. A test compares them with the kept results."""
+    from bench.pages import numbers, readme, results_page
+
+    numbers.PATH.write_text(numbers.page())
+    results_page.PATH.write_text(results_page.page())
+    readme.update()

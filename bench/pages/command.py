@@ -1,0 +1,11 @@
+"""python -m bench pages: writes the pages from the kept results, without measuring anything."""
+
+from collections.abc import Sequence
+
+from bench import pages
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    if arguments:
+        raise SystemExit("python -m bench pages takes no arguments")
+    pages.write()

@@ -1,0 +1,203 @@
+"""docs/numbers.md: questions about speed and their short answers, from the kept results."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from bench import results_folder
+from bench.compare.rows import OURS
+from bench.compare.table import faster
+from bench.drafters.arms import PLAIN
+from bench.drafters.rows import machine_name, verdicts
+from bench.pages.readme import best_peer, of_mode, pooled, throughput
+from bench.peers.systems import precision
+from bench.results_folder import Result
+from bench.table import Table, number, spread
+
+PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
+FULL: Final = "../bench/results/README.md"
+Lines = list[str]
+
+
+def page() -> str:
+    lines = [
+        "# Numbers",
+        "",
+        f"Written by `python -m bench pages` from [the kept results]({FULL}), which have every table, its "
+        "command and its raw file. A spread is median (lowest to highest).",
+        "",
+    ]
+    parts = (is_it_faster, for_whom, against_whom, when_not, same_text, which_machine)
+    return "\n".join([*lines, *(line for part in parts for line in part())])
+
+
+def is_it_faster() -> Lines:
+    rows = []
+    for result in reversed(results_folder.read("peers")):
+        found = pooled(result)
+        plain = of_mode(found, "plain")
+        for row in [r for r in found if r["system"] == OURS]:
+            times = plain["tpot_ms"] / row["tpot_ms"]
+            rows.append(
+                [
+                    result["machine"]["model"],
+                    row["mode"],
+                    number(row["tpot_ms"], 1),
+                    number(row["tokens_per_pass"]),
+                    "" if row is plain else number(times),
+                    number(row["identical_to_plain"]),
+                    str(row["n"]),
+                ]
+            )
+    head = ["model", "drafters", "ms per token", "tokens per pass", "x plain", "text = plain", "answers"]
+    return [
+        "## Is it faster?",
+        "",
+        "For agents, yes: recorded agent turns, one at a time, temperature 0, on two CPU cores. `+learned` "
+        "has seen other conversations of the same workloads before.",
+        "",
+        *Table(head, rows).markdown(),
+    ]
+
+
+def for_whom() -> Lines:
+    rows = []
+    for result in results_folder.read("drafters"):
+        if result["settings"]["repeats"] < 2:
+            continue  # cannot tell a gain from noise
+        for row in result["rows"]:
+            if row["drafters"] == "default":
+                cells = [result["machine"]["model"], machine_name(result), row["prompts"]]
+                cells += [f"{row['temperature']:g}", spread(row["times_plain"]), str(row["turns"])]
+                rows.append(cells)
+    head = ["model", "machine", "prompts", "T", "x plain", "turns"]
+    lines = [
+        "## For whom?",
+        "",
+        "Most for agents: tool calls, JSON, copied ids and code repeat what was there before. Least for free "
+        "chat. The default list (`grammar`, `suffix`, `ngram`) against plain decoding in the same run:",
+        "",
+        *Table(head, rows).markdown(),
+    ]
+    for result in results_folder.read("tools"):
+        lines += _tools(result)
+    return lines
+
+
+def _tools(result: Result) -> Lines:
+    rows = {(r["workload"], r["drafters"]): r for r in result["rows"]}
+    told = [
+        f"{r['times_plain_pooled']:.2f} on {name} ({r['n']} calls)"
+        for (name, drafters), r in rows.items()
+        if drafters == "grammar,suffix"
+    ]
+    model = result["machine"]["model"]
+    return [f"Tool calls under their schemas, {model}, `grammar,suffix`, x plain: {', '.join(told)}.", ""]
+
+
+def against_whom() -> Lines:
+    lines = [
+        "## Against whom?",
+        "",
+        "Engines that run on a CPU, each in its fastest mode of this run, on the same prompts in the same "
+        "rounds. The column `runs` says which arithmetic each of them did: only rows with the same entry do "
+        "the same work for a token.",
+        "",
+    ]
+    rows = [row for result in reversed(results_folder.read("peers")) for row in _fastest(result)]
+    head = ["model", "engine", "mode", "runs", "ms per token", "first ms", "peak MB", "n", "paceline : it"]
+    return [
+        *lines,
+        *Table(head, rows).markdown(),
+        "n: answers. paceline : it: how many times as fast paceline is over the prompts that both answered, "
+        "where this was recorded; other rows answered other prompts too.",
+        "",
+    ]
+
+
+def _fastest(result: Result) -> Iterable[list[str]]:
+    """The fastest mode of each system; paceline's without what it learned from other conversations."""
+    found = pooled(result)
+    ours = of_mode(found, "suffix+ngram")
+    paired = {found["peer"]: faster(found) for found in (ours["vs_plain_peer"], ours["vs_speculative_peer"])}
+    for system in dict.fromkeys(r["system"] for r in found):
+        fastest = ours if system == OURS else best_peer([r for r in found if r["system"] == system])
+        yield [
+            result["machine"]["model"],
+            system,
+            fastest["mode"],
+            precision(system, result),
+            number(fastest["tpot_ms"], 1),
+            number(fastest["ttft_ms"], 0),
+            number(fastest["peak_mb"], 0),
+            str(fastest["n"]),
+            paired.get(f"{system} {fastest['mode']}", ""),
+        ]
+
+
+def when_not() -> Lines:
+    lines = ["## When not?", ""]
+    for result in results_folder.read("serve"):
+        lines += _many_agents(result)
+    for result in results_folder.read("drafters"):
+        if result["settings"]["repeats"] > 1:
+            where = (
+                f"{result['machine']['model']} on {machine_name(result)}, {result['settings']['turns']} turns"
+            )
+            lines += [f"- {where}: {line}" for line in verdicts(result) if "nowhere" in line]
+    lines += [
+        "- Memory: paceline holds more than llama.cpp (peak MB above).",
+        "- On a GPU paceline runs eager PyTorch, without CUDA graphs. Other engines were not compared there.",
+        "",
+    ]
+    return lines
+
+
+def _many_agents(result: Result) -> Lines:
+    agents, model = result["settings"]["agents"], result["machine"]["model"]
+    shown = []
+    for turn in ("first", "next"):
+        rates = throughput(result, turn, agents)
+        drafts, plain = rates["paceline default"], rates["paceline plain"]
+        word = "fewer" if drafts < plain else "more"
+        shown.append(f"{word} tokens/s than plain on {turn} turns, {drafts:.0f} against {plain:.0f}")
+    return [
+        f"- **{agents} agents at once** ({model}): the default list gives {', and '.join(shown)}. A full "
+        "batch keeps the processor busy, so that drafts compete with the tokens of other requests. Start the "
+        "server with `--drafters none`, or set `drafters: [none]` in a route, if throughput is what counts."
+    ]
+
+
+def same_text() -> Lines:
+    results = results_folder.read("drafters")
+    drafted = [row for result in results for row in result["rows"] if row["drafters"] != PLAIN]
+    equal, compared = (sum(row[key] for row in drafted) for key in ("equal", "compared"))
+    lines = [
+        "## Is the text the same?",
+        "",
+        f"{equal} of {compared} answers with drafts had the token ids of plain decoding "
+        "([why](lossless.md)). The model that is served differs from the float32 model by its rounding:",
+        "",
+    ]
+    rows = [
+        [result["machine"]["model"], name, f"{row['mean_kl']:.1e}", f"{row['same_first_choice']:.3f}"]
+        for result in results_folder.read("divergence")
+        for name, row in result["rows"].items()
+    ]
+    return [*lines, *Table(["model", "engine", "mean KL", "same first choice"], rows).markdown()]
+
+
+def which_machine() -> Lines:
+    machine = results_folder.read_one("cpu")["machine"]
+    facts = ("cpu", "cpu features", "cores", "memory", "torch", "date")
+    gpus = {r["machine"]["gpu"] for r in results_folder.read("drafters") if r["machine"]["device"] == "cuda"}
+    return [
+        "## On which machine?",
+        "",
+        "; ".join(f"{name}: {machine[name]}" for name in facts) + f". GPU rows: {', '.join(sorted(gpus))}.",
+        "",
+        "Measure your own: `make bench-peers` installs the other engines, `make bench` compares them (half "
+        "an hour), `python -m bench drafters` measures every drafter, `python -m bench serve` a server under "
+        "load. `--write` keeps the results and writes this page anew.",
+        "",
+    ]

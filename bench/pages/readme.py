@@ -1,0 +1,87 @@
+"""The table in README.md: what a user can expect, from the kept results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench import results_folder
+from bench.compare.rows import AGENT_TURNS, OURS, Row
+from bench.results_folder import Result
+from bench.table import Table, number
+
+PATH: Final = Path(__file__).parent.parent.parent / "README.md"
+BEGIN: Final = "<!-- numbers: written by `python -m bench pages` from bench/results -->"
+END: Final = "<!-- /numbers -->"
+
+
+def section() -> str:
+    peers = [agent_turns(result) for result in reversed(results_folder.read("peers"))]
+    tools = [tool_calls(result) for result in results_folder.read("tools")]
+    served = [row for result in results_folder.read("serve") for row in server_rows(result)]
+    cores = results_folder.read_one("cpu")["machine"]["cores"]
+    head = [f"{cores} CPU cores, temperature 0, the same GGUF file", "with drafts", "plain", "fastest other"]
+    lines = Table(head, [*peers, *tools, *served]).markdown()
+    return "\n".join([BEGIN, *lines[:-1], END])
+
+
+def update() -> None:
+    text = PATH.read_text()
+    PATH.write_text(text[: text.index(BEGIN)] + section() + text[text.index(END) + len(END) :])
+
+
+def pooled(result: Result, temperature: float = 0.0) -> list[Row]:
+    """Rows of all agents' turns together that have an answer."""
+    rows = [r for r in result["rows"] if r["temperature"] == temperature and r["n"]]
+    return [r for r in rows if r["workload"] == AGENT_TURNS] or rows
+
+
+def best_peer(rows: Sequence[Row]) -> Row:
+    return min((r for r in rows if r["system"] != OURS and r["tpot_ms"]), key=lambda r: float(r["tpot_ms"]))
+
+
+def of_mode(rows: Sequence[Row], mode: str) -> Row:
+    return next(r for r in rows if r["system"] == OURS and r["mode"] == mode)
+
+
+def agent_turns(result: Result) -> list[str]:
+    rows = pooled(result)
+    plain, drafts, peer = of_mode(rows, "plain"), of_mode(rows, "suffix+ngram"), best_peer(rows)
+    return [
+        f"{result['machine']['model']}, agent turns, ms per token",
+        f"**{number(drafts['tpot_ms'], 1)}**",
+        number(plain["tpot_ms"], 1),
+        f"{number(peer['tpot_ms'], 1)} ({peer['system']} {peer['mode']})",
+    ]
+
+
+def tool_calls(result: Result) -> list[str]:
+    """Under their schemas, with the default list: grammar and suffix."""
+    rows = {(r["workload"], r["drafters"]): r["ms_per_token"] for r in result["rows"]}
+    workload = result["rows"][0]["workload"]
+    drafts, plain = rows[workload, "grammar,suffix"], rows[workload, "none"]
+    name = f"{result['machine']['model']}, tool calls of {workload.upper()} under their schemas, ms per token"
+    return [name, f"**{number(drafts, 1)}**", number(plain, 1), "-"]
+
+
+def server_rows(result: Result) -> list[list[str]]:
+    """The first token of a next turn, and many agents at once."""
+    model, settings = result["machine"]["model"], result["settings"]
+    first = {r["system"]: r["next_ms"]["median"] for r in result["turns"]}
+    peer = next(name for name in first if name != OURS)
+    length = settings["conversation"]
+    turn = f"{model}, next turn of {length} tokens, first token, ms"
+    rows = [[turn, f"**{first[OURS]:.0f}**", "-", f"{first[peer]:.0f} ({peer} plain)"]]
+    agents, rates = settings["agents"], throughput(result, "next", settings["agents"])
+    best = max((way for way in rates if not way.startswith(OURS)), key=lambda way: rates[way])
+    many = f"{model}, {agents} agents at once, next turns, tokens/s"
+    ours = [
+        f"**{rates[f'{OURS} {mode}']:.0f}**" if mode == "default" else f"{rates[f'{OURS} {mode}']:.0f}"
+        for mode in ("default", "plain")
+    ]
+    return [*rows, [many, *ours, f"{rates[best]:.0f} ({best})"]]
+
+
+def throughput(result: Mapping[str, Any], turn: str, agents: int) -> dict[str, float]:
+    """Tokens per second by system and mode."""
+    rows = [r for r in result["agents"]["rows"] if (r["turn"], r["agents"]) == (turn, agents)]
+    return {f"{r['system']} {r['mode']}": r["tokens_per_s"]["median"] for r in rows}

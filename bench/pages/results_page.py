@@ -1,0 +1,161 @@
+"""bench/results/README.md: every kept result as a table."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from bench import results_folder
+from bench.compare import table as compare_table
+from bench.constraints import schema_rows, tool_rows
+from bench.drafters import draft_pass
+from bench.drafters import rows as drafter_rows
+from bench.own import divergence as own_divergence
+from bench.own import passes as own_passes
+from bench.peers.systems import precision
+from bench.results_folder import Result
+from bench.serve.tables import tables
+from bench.table import Table
+
+PATH: Final = results_folder.FOLDER / "README.md"
+NOT_FIGURES: Final = ("what", "runs")
+Lines = list[str]
+
+
+def page() -> str:
+    lines = [
+        "# Results",
+        "",
+        "Written by `python -m bench pages` from the JSON files in this folder. [Numbers]"
+        "(../../docs/numbers.md) has the short answers. A spread is median (lowest to highest).",
+        "",
+    ]
+    return "\n".join(lines + own(results_folder.read_one("cpu")) + sections())
+
+
+def own(result: Result) -> Lines:
+    """Of `python -m bench own`."""
+    facts = [[name, str(value)] for name, value in result["machine"].items()]
+    lines = Table(["machine", ""], facts).markdown()
+    for name, values in result["results"].items():
+        figures = [[key, str(value)] for key, value in values.items() if key not in NOT_FIGURES]
+        about = _without_dtype(values["what"]) if name == "plain decoding" else values["what"]
+        lines += [f"## {name}", "", about, "", *Table(["figure", "value"], figures).markdown()]
+        if name == "plain decoding":
+            lines += [decoding_precision(values), ""]
+    return lines
+
+
+def _without_dtype(what: str) -> str:
+    """Results before 16 November call both sides float32, which is true of one of them."""
+    return what.removesuffix(", float32")
+
+
+def decoding_precision(values: dict[str, Any]) -> str:
+    """What each side of the comparison with Transformers ran."""
+    runs = values.get("precision", {name: precision(name, {}) for name in ("paceline", "transformers")})
+    return "What ran: " + "; ".join(f"{name}: {what}" for name, what in runs.items()) + "."
+
+
+def sections() -> Lines:
+    """A section for each kept file, those of the drafters last."""
+    lines = [line for kind, write in KINDS.items() for r in results_folder.read(kind) for line in write(r)]
+    return lines + drafters()
+
+
+def drafters() -> Lines:
+    """A section for each model, whatever its name where it was measured, with its machines side by side."""
+    by_model: dict[str, list[Result]] = {}
+    for result in results_folder.read("drafters"):
+        by_model.setdefault(result["machine"]["fingerprint"], []).append(result)
+    return [line for results in by_model.values() for line in drafter_rows.section(results)]
+
+
+def measured(result: Result, title: str) -> Lines:
+    machine = result["machine"]
+    where = f"{machine['date']}, commit {machine['commit']}, {machine['cpu']}, {machine['cores']} cores"
+    return [f"## {title}: {machine['model']}", "", f"`{result['command']}`, {where}", ""]
+
+
+def passes(result: Result) -> Lines:
+    floor = result["floor"]
+    return [
+        *measured(result, "cost of a pass"),
+        *own_passes.table(result["rows"]).markdown(),
+        f"Reading the weights once takes {floor['floor_ms']} ms at {floor['gb_per_s']} GB/s.",
+        "",
+    ]
+
+
+def draft_passes(result: Result) -> Lines:
+    return [
+        *measured(result, "cost of a draft"),
+        *Table.of(draft_pass.COLUMNS, result["rows"]).markdown(),
+        "Medians of the rounds of a repeat; spreads over repeats. The drafter's pass fills its block and "
+        "chooses its chain. The whole draft is everything between a token and the next pass of the target, "
+        "including the engine's and the drafter's Python, which takes the same time for every model.",
+        "",
+    ]
+
+
+def divergence(result: Result) -> Lines:
+    return [*measured(result, "divergence from float32"), *own_divergence.table(result["rows"]).markdown()]
+
+
+def tools(result: Result) -> Lines:
+    masks = result["masks"]
+    return [
+        *measured(result, "tool calls"),
+        *Table.of(tool_rows.COLUMNS, result["rows"]).markdown(),
+        "Temperature 0, tool_choice required; unconstrained: the same prompt without a grammar. Each list of "
+        "drafters saw the same turns in the same order, with its own suffix memory. Prompt passes are not "
+        "counted. As recorded: every argument equals the reference, an underestimate, since the data has "
+        "one of several right answers; except optional: optional arguments may be added.",
+        "",
+        f"Masks of a round, {masks['positions']} positions at {masks['vocab']:,} tokens: mean "
+        f"{masks['mean_ms']} ms, median {masks['p50_ms']} ms, p99 {masks['p99_ms']} ms over "
+        f"{masks['rounds']} rounds.",
+        "",
+    ]
+
+
+def schemas(result: Result) -> Lines:
+    return [
+        *measured(result, "JSON Schemas"),
+        *Table.of(schema_rows.COLUMNS, result["rows"]).markdown(),
+        "Each accepted schema has two answers, plain and speculative, with one seed. Reasons for refusal:",
+        "",
+        *(f"- {count}: {reason}" for reason, count in result["reasons"]),
+        "",
+        *(f"- {problem}" for problem in result["problems"]),
+        "",
+    ]
+
+
+def serve(result: Result) -> Lines:
+    settings = result["settings"]
+    return [
+        *measured(result, "the server"),
+        f"Over HTTP, streaming, timed by the client. Prompts are the last {settings['context']} tokens of "
+        f"recorded agent turns; answers have exactly {settings['max_tokens']} tokens at temperature 0; there "
+        "are as many slots as agents. No cache has seen a first turn; a next turn is the first, its answer "
+        "and another message. Tokens/s run from the first request to the last token, prompts included; "
+        "spreads are over rounds.",
+        "",
+        *(line for table in tables(result) for line in table.markdown()),
+    ]
+
+
+def soak(result: Result) -> Lines:
+    lines = [line for table in tables(result) for line in table.markdown()]
+    return [*measured(result, "soak"), *lines, *(f"- {problem}" for problem in result["problems"]), ""]
+
+
+KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
+    "peers": compare_table.section,
+    "passes": passes,
+    "draft_pass": draft_passes,
+    "divergence": divergence,
+    "tools": tools,
+    "schemas": schemas,
+    "serve": serve,
+    "soak": soak,
+}

@@ -1,0 +1,14 @@
+"""python -m bench serve, soak: a running server, measured over HTTP.
+
+command         python -m bench serve
+servers         paceline's and llama.cpp's servers as processes
+http_client     a streaming client that takes times
+cut_prompts     prompts of an exact length
+concurrency     many agents at once
+next_turn       time to first token of turn n+1
+overhead        the server against the bare engine
+tables          the tables of both commands
+soak            python -m bench soak
+soak_requests   its good, bad and broken requests
+soak_load       its clients
+"""

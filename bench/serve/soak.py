@@ -1,0 +1,174 @@
+"""python -m bench soak: a running server under a random mix of good, bad and broken requests.
+
+Every answer that is completed must be the plain one, which is written beforehand without a server and without
+guesses. Exit code 1 for a wrong text, a stuck request, an answer of 500 or more, or memory that grows.
+"""
+
+import argparse
+import random
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+
+from bench import machine, pages, results_folder
+from bench.own import bandwidth
+from bench.serve import servers
+from bench.serve.http_client import get, post
+from bench.serve.servers import COMPLETIONS, Served
+from bench.serve.soak_load import Load, Tally
+from bench.serve.soak_requests import Expected, expectations
+from bench.serve.tables import tables
+from paceline import hub
+
+MODEL: Final = "smollm2-135m"
+EARLY: Final = 0.1  # of the time: from here on memory must be flat
+MOST_GROWTH: Final = 0.05
+DRAIN_S: Final = 60.0
+FILLING: Final = 1500  # tokens of a prompt that fills the cache
+MOST_FILLING: Final = 40
+FLAT_MB: Final = 2.0
+GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+
+def gauges(port: int) -> dict[str, float]:
+    found = {}
+    for line in get(port, "/metrics")[1].splitlines():
+        name = line.partition("{")[0]
+        if name in GAUGES:
+            found[name] = float(line.rpartition(" ")[2])
+    return found
+
+
+def drained(port: int) -> dict[str, float]:
+    """The gauges once nothing runs or waits, or when patience ends."""
+    until = time.monotonic() + DRAIN_S
+    while True:
+        now = gauges(port)
+        if now[GAUGES[0]] == now[GAUGES[1]] == 0 or time.monotonic() > until:
+            return now
+        time.sleep(0.2)
+
+
+def fill(server: Served, model: str, seed: int) -> int:
+    """Long prompts nobody else asks, until the cache has all the memory it will ever have: how many."""
+    rng, before = random.Random(f"{seed} fill"), 0.0
+    for number in range(MOST_FILLING):
+        if server.resident_mb - before < FLAT_MB:
+            return number
+        before = server.resident_mb
+        prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
+        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "learn": False})
+    return MOST_FILLING
+
+
+def watch(
+    server: Served, load: Load, seconds: float, say: Callable[[str], None]
+) -> list[tuple[float, float]]:
+    """Lets the load run for so long; seconds and resident MB, once a second or so."""
+    started, samples, told = time.monotonic(), list[tuple[float, float]](), 0.0
+    with load:
+        while (now := time.monotonic() - started) < seconds and server.process.poll() is None:
+            samples.append((round(now, 1), round(server.resident_mb, 1)))
+            if now - told > 30:
+                told = now
+                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {load.tally.short()}")
+            time.sleep(min(1.0, seconds / 100))
+    return samples
+
+
+def figures(tally: Tally, samples: Sequence[tuple[float, float]], last: float, left: dict[str, float]) -> Any:
+    total = samples[-1][0]
+    early = next(mb for at, mb in samples if at >= EARLY * total)
+    stuck = tally.counts["timed out"] + int(left[GAUGES[0]] + left[GAUGES[1]])
+    return {
+        "minutes": round(total / 60, 2),
+        "requests": sum(tally.asked.values()),
+        **{f"asked: {name}": n for name, n in sorted(tally.asked.items())},
+        **{f"ended: {name}": n for name, n in sorted(tally.counts.items())},
+        "completed answers compared": tally.compared,
+        "wrong texts": len(tally.wrong),
+        "answers of 500 and more": tally.server_errors,
+        "bad bodies answered otherwise than 4xx": len(tally.misjudged),
+        "stuck requests": stuck,
+        "running, waiting at the end": f"{left[GAUGES[0]]:.0f}, {left[GAUGES[1]]:.0f}",
+        "cache use at the end": round(left[GAUGES[2]], 4),
+        "resident MB at 10 %": early,
+        "resident MB at the end": round(last, 1),
+        "growth": round(last / early - 1, 4),
+    }
+
+
+def faults(found: dict[str, Any], alive: bool) -> list[str]:
+    """What makes the run a failure."""
+    bad = [f"{found[name]} {name}" for name in ("wrong texts", "stuck requests") if found[name]]
+    if found["answers of 500 and more"]:
+        bad.append(f"{found['answers of 500 and more']} answers of 500 and more")
+    if found["growth"] > MOST_GROWTH:
+        bad.append(f"memory grew by {found['growth']:.1%}")
+    return bad if alive else [*bad, "the server ended"]
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    expected: list[Expected] = expectations(options.model, options.threads, options.prompts, options.seed)
+    say(f"{len(expected)} requests with their plain answers")
+    server = servers.paceline(options.model, options.threads, options.slots, options.cache_mb)
+    try:
+        say(f"the cache is filled by {fill(server, options.model, options.seed)} prompts: measuring begins")
+        load = Load(server.port, options.model, expected, options.clients, options.seed)
+        samples = watch(server, load, 60 * options.minutes, say)
+        alive = server.process.poll() is None
+        left = drained(server.port) if alive else dict.fromkeys(GAUGES, 0.0)
+        last = server.resident_mb if alive else 0.0
+        log = [line for line in server.log.splitlines() if line.strip()][-20:]
+    finally:
+        server.close()
+    found = figures(load.tally, samples, last, left)
+    tally = load.tally
+    return {
+        "figures": found,
+        "problems": [*faults(found, alive), *tally.wrong[:10], *tally.misjudged[:10], *tally.errors[:10]],
+        "failed": bool(faults(found, alive)),
+        "resident_mb": samples[:: max(1, len(samples) // 60)],
+        "log": log,
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(prog="python -m bench soak", description=__doc__)
+    found.add_argument("--model", default=MODEL)
+    found.add_argument("--minutes", type=float, default=5.0)
+    found.add_argument("--clients", type=int, default=12, help="that ask at the same time")
+    found.add_argument("--prompts", type=int, default=24, help="different prompts, of all kinds together")
+    found.add_argument("--slots", type=int, default=8, help="requests in one pass; more must wait")
+    found.add_argument("--cache-mb", type=int, default=256, help="small, so that it is soon full")
+    found.add_argument("--threads", type=int, default=bandwidth.cores())
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = list(arguments) if arguments is not None else []
+    options = parser().parse_args(given)
+    hub.resolve(options.model)
+    servers.end_with_this_process()
+    console = Console(width=None if Console().is_terminal else 140)
+    found = measure(options, lambda text: console.print(text, markup=False, highlight=False))
+    result = {
+        "machine": {"model": options.model, **machine.facts()},
+        "command": shlex.join(["python", "-m", "bench", "soak", *given]),
+        "settings": {k: v for k, v in vars(options).items() if k not in ("model", "write")},
+        **found,
+    }
+    for table in tables(result):
+        console.print(table.terminal())
+    for problem in result["problems"]:
+        console.print(f"- {problem}", markup=False, highlight=False)
+    if options.write:
+        results_folder.write(result, f"soak-{options.model}")
+        pages.write()
+    sys.exit(1 if result["failed"] else 0)

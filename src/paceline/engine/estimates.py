@@ -1,0 +1,164 @@
+"""Running estimates about each list of drafters: acceptance, calibration of scores, time, recent gain.
+
+All of them forget exponentially, so that they follow the text and the machine. A request starts with what
+earlier requests with the same list of drafters have taught.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+from paceline.engine.cost_model import CostCurve
+from paceline.types import ROOT, DrafterEstimates, Round
+
+MAX_POSITION: Final = 16  # acceptance is learned by position in the draft, up to here
+PRIOR: Final = (1.4, 2.0)  # accepted and verified nodes, before any evidence
+DECAY: Final = 0.97  # weight of old evidence at each new observation
+GAIN_DECAY: Final = 0.9  # the same for recent gains, in rounds
+TIME_DECAY: Final = 0.93  # the same for the times of drafters and passes, in passes
+MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
+MIN_LENGTH_SPREAD: Final = (
+    0.25  # variance of draft lengths, in nodes squared, below which they count as equal
+)
+MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
+
+
+class Acceptance:
+    """P(position i is accepted | all before it were), for one list of drafters."""
+
+    def __init__(self) -> None:
+        self._cells = [PRIOR] * MAX_POSITION  # accepted, verified
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        for i in range(min(drafted, accepted + 1, MAX_POSITION)):  # later positions were not verified
+            hits, verified = self._cells[i]
+            self._cells[i] = (DECAY * hits + (i < accepted), DECAY * verified + 1)
+
+    def expected(self, max_length: int) -> list[float]:
+        """Expected tokens of a round with a draft of 0, 1, ... max_length nodes."""
+        tokens, survive, out = 1.0, 1.0, [1.0]
+        for i in range(max_length):
+            hits, verified = self._cells[min(i, MAX_POSITION - 1)]
+            survive *= hits / verified
+            tokens += survive
+            out.append(tokens)
+        return out
+
+
+class ScoreCalibration:
+    """Accepted nodes over the sum of their scores, for each drafter."""
+
+    def __init__(self) -> None:
+        self._accepted: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
+        self._claimed: defaultdict[str, float] = defaultdict(lambda: PRIOR[1])
+
+    def __call__(self, drafter: str) -> float:
+        return min(self._accepted[drafter] / self._claimed[drafter], MAX_CALIBRATION)
+
+    def learn(self, r: Round) -> None:
+        """Verified are the nodes that follow the last committed token or an accepted node."""
+        accepted = {ROOT, *r.path}
+        for node, score in enumerate(r.draft.scores):
+            parent = r.draft.parent(node)
+            if parent not in accepted or (r.finish and parent == (r.path[-1] if r.path else ROOT)):
+                continue
+            source = r.draft.sources[node]
+            if score < 1:
+                self._accepted[source] = DECAY * self._accepted[source] + (node in accepted)
+                self._claimed[source] = DECAY * self._claimed[source] + score
+
+    def forget(self, drafter: str) -> None:
+        self._accepted.pop(drafter, None)
+        self._claimed.pop(drafter, None)
+
+
+class DraftTime:
+    """Microseconds of a draft by its nodes: a least-squares line, one part per draft and one per node.
+
+    Only drafts of different lengths can tell the two apart; until then all of it counts as per node.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._nodes = self._us = self._squares = self._products = 0.0
+
+    def learn(self, nodes: int, us: float, target_us: int) -> None:
+        us = min(us, MAX_OUTLIER * max(self(nodes), target_us))
+        self._weight = DECAY * self._weight + 1
+        self._nodes = DECAY * self._nodes + nodes
+        self._us = DECAY * self._us + us
+        self._squares = DECAY * self._squares + nodes * nodes
+        self._products = DECAY * self._products + nodes * us
+
+    def __call__(self, nodes: int) -> float:
+        if not self._weight or not nodes:
+            return 0.0
+        mean, us = self._nodes / self._weight, self._us / self._weight
+        spread = self._squares / self._weight - mean**2
+        covariance = self._products / self._weight - mean * us
+        share = us / mean
+        slope = min(max((covariance + MIN_LENGTH_SPREAD * share) / (spread + MIN_LENGTH_SPREAD), 0.0), share)
+        return us + slope * (nodes - mean)
+
+
+class RecentGain:
+    """Moving averages of tokens and time of rounds with a draft, also if all of it was cut."""
+
+    def __init__(self) -> None:
+        self.rounds, self._tokens, self._nodes, self._us = 0, 0.0, 0.0, 0.0
+
+    def learn(self, r: Round, draft_us: float) -> None:
+        self.rounds += 1
+        weight = max(1 - GAIN_DECAY, 1 / self.rounds)
+        self._tokens += weight * (len(r.tokens) - self._tokens)
+        self._nodes += weight * (len(r.draft) - self._nodes)
+        self._us += weight * (min(draft_us, MAX_OUTLIER * max(self._us, r.target_us)) - self._us)
+
+    def rate(self, cost: CostCurve, rows: int, context: int) -> float:
+        """Tokens per microsecond."""
+        return self._tokens / (cost(rows + round(self._nodes), context) + self._us)
+
+
+class DraftCost:
+    """Moving averages of the time each drafter takes for a draft, against that of a pass."""
+
+    def __init__(self) -> None:
+        self._us: dict[str, float] = {}
+        self._pass_us = 0.0
+
+    def learn(self, r: Round) -> None:
+        """One round of a pass tells of all of it."""
+        self._pass_us = _moved(self._pass_us or None, r.target_us)
+        for name, us in r.draft_us_by.items():
+            self._us[name] = _moved(self._us.get(name), us)
+
+    def __call__(self, drafter: str) -> float | None:
+        """In passes of the target; None: unknown."""
+        return self._us[drafter] / self._pass_us if drafter in self._us and self._pass_us else None
+
+
+def _moved(average: float | None, value: float) -> float:
+    return value if average is None else TIME_DECAY * average + (1 - TIME_DECAY) * value
+
+
+@dataclass(slots=True)
+class ListEstimates(DrafterEstimates):
+    """Everything that is known about one list of drafters."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    scores: ScoreCalibration = field(default_factory=ScoreCalibration)
+    draft_us: DraftTime = field(default_factory=DraftTime)
+    gain: RecentGain = field(default_factory=RecentGain)
+    costs: DraftCost = field(default_factory=DraftCost)
+    scored: bool = False  # the last draft had scores
+    plain_rounds: int = 0
+
+    def calibration(self, drafter: str) -> float:
+        return self.scores(drafter)
+
+    def cost(self, drafter: str) -> float | None:
+        return self.costs(drafter)
+
+    def without(self, drafter: str) -> "ListEstimates":
+        """For a list with another drafter of this name; only the calibration of the others stays."""
+        self.scores.forget(drafter)
+        return ListEstimates(scores=self.scores)

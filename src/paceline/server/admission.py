@@ -1,0 +1,158 @@
+"""Admission: API key, route, limits of the key, tenant, priority and deadline. Makes a RequestContext."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from paceline.errors import ShuttingDown
+from paceline.output import RequestOutput
+from paceline.server.online.online_trainer import OnlineTrainer
+from paceline.server.openai.error_param import prompt_param
+from paceline.server.openai.protocol import Sampling
+from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
+from paceline.server.telemetry.metrics import Metrics
+from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
+from paceline.strings import short
+from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
+from paceline.web.api_keys import Key, KeyFile, tenant
+from paceline.web.rate_limit import Limits, Refused, Ticket
+from paceline.web.request_id import new_request_id
+
+TYPICAL_OUTPUT: Final = 256  # tokens charged to a key until the output's length is known
+BYTES_PER_TOKEN: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestContext:
+    """One request in flight, from its admission until the request log has its end."""
+
+    id: str  # of the response
+    endpoint: str  # the path of the URL
+    route: Route
+    tenant: str
+    priority: int
+    deadline: float | None  # by time.monotonic
+    remember: bool  # drafters may remember it
+    body: Mapping[str, Any]  # as sent
+    request: Sampling
+    span: RequestSpan
+    ticket: Ticket | None
+    outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
+    arrived: float = field(default_factory=time.perf_counter)
+    created: float = field(default_factory=time.time)  # unix seconds
+
+    def check_prompt_length(self, tokens: int) -> None:
+        limit = self.route.max_prompt_tokens
+        if limit is not None and tokens > limit:
+            raise ApiError(
+                400,
+                f"the prompt has {tokens} tokens; the route {self.route.name} takes {limit}",
+                param=prompt_param(self.body),
+                code="context_length_exceeded",
+                refusal="too_long",
+            )
+
+
+class Admission:
+    """Decides who may ask, and on which terms. Everything but the model's name is optional."""
+
+    def __init__(
+        self,
+        model: str,
+        metrics: Metrics,
+        keys: KeyFile | None = None,
+        routes: RouteFile | None = None,
+        spans: Spans = NO_SPANS,
+        remember: bool = True,
+        trainer: OnlineTrainer | None = None,
+    ) -> None:
+        self.open = False  # whether new requests are let in
+        self._model = model
+        self._metrics = metrics
+        self._keys = keys
+        self._route_file = routes
+        self._spans = spans
+        self._remember = remember
+        self._trainer = trainer
+        self._limits = Limits()
+        self._set_routes(Routes() if routes is None else routes.current())
+
+    def authenticate(self, headers: Mapping[str, str]) -> Key | None:
+        if self._keys is None:
+            return None
+        key = self._keys.current().check(headers.get("authorization"))
+        if key is None:
+            raise ApiError(
+                401,
+                "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
+                "authentication_error",
+                code="invalid_api_key",
+                refusal=UNAUTHORIZED,
+            )
+        return key
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model:
+            raise ApiError(
+                404,
+                f"the model {short(name)} is not served here; {self._model!r} is",
+                param="model",
+                code="model_not_found",
+            )
+
+    def admit(
+        self, http: Request, body: Mapping[str, Any], request: Sampling, id_prefix: str, id_bytes: int = 12
+    ) -> RequestContext:
+        """From here on the end of the request is recorded; an error before this is counted as a refusal."""
+        self.check_model(request.model)
+        if not self.open:
+            raise ShuttingDown
+        path, key = http.url.path, http.state.key
+        route = self._route(path, http.headers, body)
+        ticket = self._charge(key, body)
+        if self._trainer is not None:
+            self._trainer.arrived()
+        context = http.state.context = RequestContext(
+            endpoint=path,
+            route=route,
+            tenant=tenant(key, request.whose, request.cache_key),
+            priority=(request.priority or 0) + route.priority,
+            deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,
+            remember=request.learn is not False and route.learn is not False and self._remember,
+            body=body,
+            request=request,
+            span=self._spans.start(path, self._model, http.headers),
+            ticket=ticket,
+            id=new_request_id(http.scope, id_prefix, id_bytes),
+        )
+        return context
+
+    def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
+        routes = self._routes if self._route_file is None else self._route_file.current()
+        if routes is not self._routes:  # the file was read again
+            self._set_routes(routes)
+        return routes.find(RouteRequest.of_body(path, headers, body))
+
+    def _set_routes(self, routes: Routes) -> None:
+        self._routes = routes
+        self._metrics.add_routes(route.name for route in routes.routes)
+
+    def _charge(self, key: Key | None, body: Mapping[str, Any]) -> Ticket | None:
+        """Takes an estimate from the key's token buckets; the request log settles the difference."""
+        if key is None:
+            return None
+        characters = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
+        entry = self._limits.enter(key, characters // BYTES_PER_TOKEN + TYPICAL_OUTPUT, time.monotonic())
+        if isinstance(entry, Refused):
+            raise ApiError(
+                429,
+                f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
+                "rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=entry.retry_after_s,
+                refusal=KEY_LIMIT,
+            )
+        return entry

@@ -1,0 +1,169 @@
+"""POST /v1/chat/completions, top to bottom: parse, admit, prepare, run, stream, account.
+
+As vLLM's entrypoints/openai/chat_completion/serving.py. completions.py and responses.py have the same shape.
+"""
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.output import OutputDelta, RequestOutput
+from paceline.server.admission import RequestContext
+from paceline.server.openai.params import GenerateParams, chat_params, warn_of_unread_variables
+from paceline.server.openai.protocol import ChatRequest, StreamOptions
+from paceline.server.openai.serving import Serving, usage, usage_so_far
+from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
+from paceline.types import TokenLogprob
+from paceline.web.api_errors import logged
+from paceline.web.json_body import read_object
+from paceline.web.sse import DONE, event
+from paceline.web.validation import parse_request
+
+COMPLETION: Final = "chat.completion"
+CHUNK: Final = "chat.completion.chunk"
+
+
+class ChatServing(Serving):
+    async def create(self, http: Request) -> Response:
+        body = await read_object(http, self.max_body)
+        request = parse_request(body, ChatRequest)
+        context = self.admission.admit(http, body, request, "chatcmpl-")
+        with self.recorded(context):
+            llm = self.engine.llm
+            warn_of_unread_variables(request.chat_template_kwargs, llm.tokenizer.template)
+            params = chat_params(request, context.route.spec(llm.spec), self.drafters)
+            params = self.limited(context, params)
+        if request.stream:
+            return await self.event_stream(http, self._events(context, request, params))
+        await self.run(http, context, [params])
+        return JSONResponse(self._completion(context, request) | self.log.response_metrics(context))
+
+    async def _events(
+        self, context: RequestContext, request: ChatRequest, params: GenerateParams
+    ) -> AsyncGenerator[bytes, None]:
+        """One or two chunks for each round, the usage where it is asked for, and DONE."""
+        options = request.stream_options or StreamOptions()
+        begun: set[int] = set()
+        try:
+            with self.recorded(context):
+                async with aclosing(self.engine.generate(context, params)) as deltas:
+                    async for output, delta in deltas:
+                        if output.index not in begun:
+                            begun.add(output.index)
+                            unused = {"usage": None} if options.include_usage else {}
+                            yield event(self._first_chunk(context, output) | unused)
+                        for chunk in self._chunks(context, request, output, delta):
+                            yield event(chunk | usage_so_far(options, context.outputs))
+        except Exception as error:
+            if not begun:
+                raise
+            yield event(logged(error, context.endpoint).body)
+        else:
+            self.log.finished(context)
+            if options.include_usage:
+                end = {"choices": [], "usage": usage(context.outputs)}
+                yield event(self._head(context, CHUNK) | end | self.log.response_metrics(context))
+        yield DONE
+
+    def _head(self, context: RequestContext, kind: str) -> dict[str, Any]:
+        return {
+            "id": context.id,
+            "object": kind,
+            "created": int(context.created),
+            "model": self.engine.llm.name,
+            "system_fingerprint": self.engine.fingerprint,
+        }
+
+    def _completion(self, context: RequestContext, request: ChatRequest) -> dict[str, Any]:
+        choices = [self._choice(context, request, output) for output in context.outputs]
+        return {**self._head(context, COMPLETION), "choices": choices, "usage": usage(context.outputs)}
+
+    def _choice(self, context: RequestContext, request: ChatRequest, output: RequestOutput) -> dict[str, Any]:
+        calls = [
+            {
+                "id": self._call_id(context, output, i),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for i, (name, arguments) in enumerate(output.calls)
+        ]
+        content = output.content
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content if content or not calls else None,
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        logprobs = _logprobs(self.engine.llm.tokenizer, output.logprobs) if request.logprobs else None
+        return {
+            "index": output.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": output.finish_reason,
+        }
+
+    def _first_chunk(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
+        return self._chunk(context, output, {"role": "assistant", "content": ""})
+
+    def _chunks(
+        self, context: RequestContext, request: ChatRequest, output: RequestOutput, delta: OutputDelta
+    ) -> Iterator[dict[str, Any]]:
+        """One for a round; the last round has another with the reason of the end."""
+        message = self._message_delta(context, output, delta.deltas)
+        logprobs = None
+        if request.logprobs and delta.tokens:
+            logprobs = _logprobs(self.engine.llm.tokenizer, delta.logprobs)
+        if message or logprobs:
+            yield self._chunk(context, output, message, logprobs)
+        if delta.finish is not None:
+            yield self._chunk(context, output, {}, None, output.finish_reason)
+
+    def _chunk(
+        self,
+        context: RequestContext,
+        output: RequestOutput,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head(context, CHUNK), "choices": [choice]}
+
+    def _message_delta(
+        self, context: RequestContext, output: RequestOutput, deltas: Sequence[Delta]
+    ) -> dict[str, Any]:
+        text = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+        calls = [self._call_delta(context, output, delta) for delta in deltas if isinstance(delta, CallDelta)]
+        message: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _call_delta(self, context: RequestContext, output: RequestOutput, delta: CallDelta) -> dict[str, Any]:
+        if delta.name is None:
+            return {"index": delta.index, "function": {"arguments": delta.arguments}}
+        return {
+            "index": delta.index,
+            "id": self._call_id(context, output, delta.index),
+            "type": "function",
+            "function": {"name": delta.name, "arguments": delta.arguments},
+        }
+
+    def _call_id(self, context: RequestContext, output: RequestOutput, call: int) -> str:
+        return call_id(f"{context.id}/{output.index}", call, self.engine.llm.tokenizer.tool_format)
+
+
+def _logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        piece = tokenizer.piece(token)
+        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+
+    content = [
+        {**entry(t.token, t.logprob), "top_logprobs": [entry(token, p) for token, p in t.top]}
+        for t in logprobs
+    ]
+    return {"content": content, "refusal": None}

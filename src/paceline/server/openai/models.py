@@ -1,0 +1,74 @@
+"""/v1/models, /tokenize and /detokenize: endpoints that generate nothing."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from paceline.errors import PacelineError
+from paceline.server.openai.error_param import request_error
+from paceline.server.openai.params import check_messages
+from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
+from paceline.server.openai.serving import Serving
+from paceline.text import Tokenizer
+from paceline.web.api_errors import ApiError
+from paceline.web.json_body import read_object
+from paceline.web.validation import parse_request
+
+_STARTED = int(time.time())
+
+
+class ModelServing(Serving):
+    def _card(self) -> dict[str, Any]:
+        llm = self.engine.llm
+        return {
+            "id": llm.name,
+            "object": "model",
+            "created": _STARTED,
+            "owned_by": "paceline",
+            "max_model_len": llm.target.max_context,
+        }
+
+    async def models(self, http: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, http: Request) -> Response:
+        self.admission.check_model(http.path_params["name"])
+        return JSONResponse(self._card())
+
+    async def tokenize(self, http: Request) -> Response:
+        body = await read_object(http, self.max_body)
+        request = parse_request(body, TokenizeRequest)
+        self.admission.check_model(request.model)
+        llm = self.engine.llm
+        tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context})
+
+    async def detokenize(self, http: Request) -> Response:
+        request = parse_request(await read_object(http, self.max_body), DetokenizeRequest)
+        self.admission.check_model(request.model)
+        return JSONResponse({"prompt": await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)})
+
+
+def _encode(request: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
+    """`body`: the request as sent."""
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "give either prompt or messages", param="prompt")
+    try:
+        if request.prompt is not None:
+            return tokenizer.encode(request.prompt, special=request.add_special_tokens)
+        messages = request.messages or []
+        check_messages(messages)
+        return tokenizer.encode_chat(messages, request.tools, request.add_generation_prompt)
+    except PacelineError as error:
+        raise request_error(error, body) from error
+
+
+def _decode(request: DetokenizeRequest, tokenizer: Tokenizer) -> str:
+    size = tokenizer.vocab_size
+    if unknown := [token for token in request.tokens if not 0 <= token < size]:
+        raise ApiError(400, f"tokens: {unknown[0]} is not one of {size}", param="tokens")
+    return tokenizer.decode(request.tokens)

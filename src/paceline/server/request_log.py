@@ -1,0 +1,216 @@
+"""The end of a request: metrics, span, trace, training sample, and the settled account of its key.
+
+`speculative_metrics` and `request_timings` are the `metrics` object of a response, in vLLM's shape.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from paceline.output import RequestOutput
+from paceline.server.admission import RequestContext
+from paceline.server.online.online_trainer import OnlineTrainer
+from paceline.server.openai.protocol import ChatRequest
+from paceline.server.telemetry.genai_messages import first_user_text, input_messages, output_messages
+from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
+from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork
+from paceline.trace.online import TrainingSample, rejected_positions
+from paceline.trace.record import RequestRecord, RequestStats
+from paceline.trace.recorder import Recorder
+from paceline.types import Round
+from paceline.web.api_errors import CANCELLED, api_error, error_code
+
+# Parameters that have fields of their own in a record, or that identify the user.
+UNRECORDED: Final = frozenset(
+    [
+        "messages",
+        "prompt",
+        "input",
+        "instructions",
+        "tools",
+        "user",
+        "metadata",
+        "prompt_cache_key",
+        "safety_identifier",
+    ]
+)
+
+
+class RequestLog:
+    """Records how requests ended. Everything but the metrics is optional."""
+
+    def __init__(
+        self,
+        model: str,
+        metrics: Metrics,
+        recorder: Recorder | None = None,
+        spans: Spans = NO_SPANS,
+        trainer: OnlineTrainer | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self._model = model
+        self._recorder = recorder
+        self._spans = spans
+        self.trainer = trainer
+
+    def start(self) -> None:
+        if self.trainer is not None:
+            self.trainer.start()
+
+    def close(self, timeout: float) -> None:
+        if self.trainer is not None:
+            self.trainer.close(timeout)
+        self._spans.close()
+        if self._recorder is not None:
+            self._recorder.close(timeout)
+
+    def refused(self, error: Exception) -> None:
+        """A request that ended before it was admitted."""
+        if reason := api_error(error).refusal:
+            self.metrics.refused(reason)
+
+    def finished(self, context: RequestContext, error: BaseException | None = None) -> None:
+        """Called once for every admitted request, whatever became of it."""
+        code = None if error is None else error_code(error)
+        for output in context.outputs:
+            output.finish = output.finish or ("cancelled" if code in (None, CANCELLED) else "error")
+        refusal = None if error is None else _refusal(context, error)
+        if refusal is not None:
+            self.metrics.refused(refusal)
+        ended = [self.stats(context, output) for output in context.outputs]
+        for output, stats in zip(context.outputs, ended, strict=True):
+            if refusal is None:
+                self.metrics.finished(stats)
+            self._record(context, output, stats, code)
+            self._add_training_sample(context, output)
+        self._end_span(context, ended, code)
+        if context.ticket is not None:
+            used = sum(stats.prompt_tokens + stats.output_tokens for stats in ended if stats.passes)
+            context.ticket.leave(used, time.monotonic(), refusal is not None)
+
+    def stats(self, context: RequestContext, output: RequestOutput) -> RequestStats:
+        now = time.perf_counter() - context.arrived
+        return output.stats(now, model=self._model, route=context.route.name, endpoint=context.endpoint)
+
+    def response_metrics(self, context: RequestContext) -> dict[str, Any]:
+        """The response's `metrics`, where the request asks for them; null for several choices."""
+        level = context.request.metrics
+        if not level:
+            return {}
+        if len(context.outputs) != 1:
+            return {"metrics": None}
+        (output,) = context.outputs
+        spec = speculative_metrics(output.rounds, level == "detailed", output.seq.spec.max_draft)
+        timings = request_timings(self.stats(context, output))
+        return {"metrics": {**timings, "passes": output.passes, "speculative_decoding": spec}}
+
+    def _record(
+        self, context: RequestContext, output: RequestOutput, stats: RequestStats, code: str | None
+    ) -> None:
+        if self._recorder is None:
+            return
+        seq, prompt, request = output.seq, context.body.get("prompt"), context.request
+        chat = request if isinstance(request, ChatRequest) else None
+        record = RequestRecord.of(
+            stats,
+            id=context.id if output.index == 0 else f"{context.id}-{output.index}",
+            created=context.created,
+            tenant=seq.tenant,
+            drafters=seq.spec.drafters,
+            accept=seq.spec.accept,
+            params={name: value for name, value in context.body.items() if name not in UNRECORDED},
+            error=code if stats.finish == "error" else None,
+            metadata=request.metadata or {},
+            messages=chat.messages if chat else None,
+            prompt=prompt if isinstance(prompt, str) else None,
+            tools=chat.tools if chat else None,
+            output=output.text,
+            prompt_ids=tuple(seq.tokens[: seq.prompt_len]),
+            output_ids=tuple(seq.output),
+        )
+        self._recorder.finished(record, seq.id, context.route.trace_text)
+
+    def _add_training_sample(self, context: RequestContext, output: RequestOutput) -> None:
+        """Unless the request, its route or the server asked that nothing of it be kept."""
+        if self.trainer is None or output.finish not in ("stop", "length"):
+            return
+        allowed = (
+            context.remember and context.route.trace_text is not False and context.body.get("store") is None
+        )
+        if not allowed or not isinstance(context.request, ChatRequest):
+            return
+        if opening := first_user_text(context.request.messages):
+            seq = output.seq
+            wrong = rejected_positions(output.rounds)
+            constrained = seq.cursor is not None
+            self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
+
+    def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
+        span, outputs = context.span, context.outputs
+        if outputs and span.keeps_content and context.route.trace_text is not False:
+            chat = context.request.messages if isinstance(context.request, ChatRequest) else None
+            span.set_content(input_messages(chat, context.body.get("prompt")), output_messages(outputs))
+        if code is not None or not ended:
+            span.fail(code or "error")
+        else:
+            rounds = [r for output in outputs for r in output.rounds]
+            span.end(ended, speculative_metrics(rounds, False), spec_work(rounds), context.id)
+
+
+def _refusal(context: RequestContext, error: BaseException) -> str | None:
+    """Why a request was refused; None: it was in a pass, its client left, or the server failed."""
+    begun = any(output.passes for output in context.outputs)
+    return None if begun or error_code(error) == CANCELLED else api_error(error).refusal
+
+
+def speculative_metrics(rounds: Sequence[Round], detailed: bool, max_draft: int = 0) -> dict[str, Any]:
+    """`metrics.speculative_decoding` of one output. A step is a round that had a draft.
+
+    max_draft: the request's limit; forced tokens and trees may go beyond it.
+    """
+    steps = [r for r in rounds if len(r.draft)]
+    drafted = [len(r.draft) for r in steps]
+    accepted = [len(r.path) for r in steps]
+    longest = max([max_draft, *drafted])
+    histogram = [0] * (longest + 1)
+    for count in accepted:
+        histogram[count] += 1
+    per_step = {"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {}
+    return {
+        "mean_acceptance_length": 1 + _ratio(sum(accepted), len(steps)),
+        "draft_acceptance_rate": _ratio(sum(accepted), sum(drafted)),
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": longest,
+        **per_step,
+    }
+
+
+def request_timings(stats: RequestStats) -> dict[str, float | None]:
+    """The other fields of `metrics`; None where there were no tokens to measure.
+
+    As with vLLM, the first token is timed from the request's first pass, not from its arrival.
+    """
+    working_s = None if stats.prefill_s is None else stats.prefill_s + stats.decode_s
+    return {
+        "time_to_first_token_ms": _ms(stats.prefill_s),
+        "generation_time_ms": _ms(None if working_s is None else stats.decode_s),
+        "queue_time_ms": _ms(stats.queue_s),
+        "mean_itl_ms": _ms(stats.token_s),
+        "tokens_per_second": stats.output_tokens / working_s if working_s else None,
+    }
+
+
+def spec_work(rounds: Sequence[Round]) -> SpecWork:
+    method = "+".join(rounds[0].drafters) if rounds else ""
+    return SpecWork(method, sum(map(draft_share, rounds)), sum(map(target_share, rounds)))
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000

@@ -1,0 +1,39 @@
+"""Every kind of kept result has its section in docs/numbers.md."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import results_folder
+from bench.pages import results_page
+
+MACHINE = {"model": "m", "date": "2026-01-02", "commit": "abc", "cpu": "a cpu", "cores": 2}
+
+
+def keep(folder: Path, name: str, **more: Any) -> None:
+    (folder / f"{name}.json").write_text(
+        json.dumps({"machine": MACHINE, "command": "python -m bench", **more})
+    )
+
+
+def test_sections_say_machine_date_commit_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_folder, "FOLDER", tmp_path)
+    assert results_page.sections() == []
+    spread = {"median": 2.0, "low": 1.0, "high": 3.0}
+    curve = {"context": 300, "rows": 8, "what": "8 rows after 300, ms", "paceline": spread, "ratio": spread}
+    floor = {"gb_per_s": 20.0, "weights_mb": 100.0, "floor_ms": 5.0}
+    keep(tmp_path, "passes-m", rows=[curve], floor=floor)
+    figures = {"mean_kl": 1e-3, "median_kl": 1e-4, "max_kl": 1e-2, "same_first_choice": 0.99, "positions": 9}
+    keep(tmp_path, "divergence-m", rows={"paceline": figures})
+    timed = ("target_ms", "own_ms", "own_share", "draft_ms", "draft_share", "tokens_per_pass")
+    draft = {"context": 512, "temperature": 0.7, "guesses": 5, **dict.fromkeys(timed, spread)}
+    keep(tmp_path, "draft_pass-m", rows=[draft])
+    page = "\n".join(results_page.sections())
+    assert page.count("`python -m bench`, 2026-01-02, commit abc, a cpu, 2 cores") == 3
+    assert "| 512 tokens | 0.7 | 5 | 2.00 (1.00 to 3.00) | 2.00 (1.00 to 3.00) | 2.0 (1.0 to 3.0) % |" in page
+    assert "| 8 rows after 300, ms | 2.00 (1.00 to 3.00) |" in page
+    assert "| paceline | 1.00e-03 |" in page

@@ -1,0 +1,125 @@
+"""What must hold of a target that runs some of its layers to guess for itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.types import Draft, Feed, LayerSkipTarget, Seq, Target
+from support.torch_cases import open_with, random_tree, some_tokens
+
+
+def check_it_is_the_model_without(target: LayerSkipTarget, less: Target, layers: Sequence[int]) -> None:
+    """less: the model that has these layers only."""
+    tokens = some_tokens(11, seed=3)
+    for model in (target, less):
+        model.open(Seq("s", tokens, len(tokens), tenant=str(layers)))
+    sketched = target.skip_forward([Feed("s", tokens)], [0], layers).logits
+    assert torch.equal(sketched, less.forward([Feed("s", tokens)]).logits)
+    target.close("s")
+
+
+def check_all_layers_are_a_pass(target: LayerSkipTarget, context: int) -> None:
+    tokens = some_tokens(context + 4, seed=context, vocab=target.vocab_size)
+    open_with(target, "s", tokens[:context])
+    for start in range(context, context + 4):
+        sketched = target.skip_forward(
+            [Feed("s", tokens[start : start + 1])], [start], range(target.layers)
+        ).logits
+        passed = target.forward([Feed("s", tokens[context : start + 1])]).logits
+        target.keep("s", context)
+        assert torch.equal(sketched, passed), start
+    target.close("s")
+
+
+def check_steps_are_one_stretch(target: LayerSkipTarget, context: int, layers: Sequence[int]) -> None:
+    """Rows that sketches leave are read by the sketches after them; another sequence changes nothing."""
+    tokens = some_tokens(context + 5, seed=context, vocab=target.vocab_size)
+    for name in "ab":
+        open_with(target, name, tokens[:context], tenant=name)
+    for start in range(context, context + 5):
+        feeds = [Feed("b", tokens[context : start + 1]), Feed("a", tokens[start : start + 1])]
+        whole, step = target.skip_forward(feeds, [context, start], layers).logits
+        assert torch.equal(whole, step), start
+    for name in "ab":
+        target.close(name)
+
+
+def told(target: LayerSkipTarget, seed: int, context: int, rounds: int, sketched: bool) -> list[Tensor]:
+    """Logits of rounds with chains and trees, each verified after what was sketched or after nothing."""
+    vocab, tenant = target.vocab_size, f"{seed} {sketched}"
+    tokens = some_tokens(context, seed, vocab)
+    open_with(target, "s", tokens, tenant=tenant)
+    rows, length = [], context
+    for i in range(rounds):
+        draft = random_tree(6, 1 + i % 3, seed + i, vocab)
+        if sketched:
+            guess(target, length, some_tokens(9, seed - i, vocab), layers=[0, target.layers - 1][: 1 + i % 2])
+        path = draft.paths()[i % len(draft.paths())][: i % 4]
+        rows.append(target.forward([Feed("s", [i], draft)]).logits)
+        target.keep("s", length + 1, path)
+        tokens += [i, *(draft.tokens[node] for node in path)]
+        length = len(tokens)
+    target.close("s")
+    again = Seq("s", [*tokens, 1], len(tokens), tenant=tenant)
+    assert target.open(again) == length, "a sketch has changed what is cached"
+    rows.append(target.forward([Feed("s", [1], Draft((2, 3)))]).logits)
+    target.close("s")
+    return rows
+
+
+def guess(target: LayerSkipTarget, start: int, tokens: Sequence[int], layers: Sequence[int]) -> None:
+    for i, token in enumerate(tokens):
+        target.skip_forward([Feed("s", [token])], [start + i], layers)
+
+
+def check_nothing_stays(target: LayerSkipTarget, seed: int, context: int, rounds: int = 9) -> None:
+    plain, fast = (told(target, seed, context, rounds, sketched) for sketched in (False, True))
+    assert all(map(torch.equal, plain, fast)), "a sketch has changed what came after it"
+
+
+def check_a_row_that_stays_is_caught(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(target)
+    real = kind.skip_forward
+
+    def keeping(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
+        scores = real(self, feeds, [self._cache.length(feed.seq_id) for feed in feeds], layers)
+        for feed in feeds:
+            self._cache.append(feed.seq_id, feed.tokens)
+        return scores
+
+    monkeypatch.setattr(kind, "sketch", keeping)
+    with pytest.raises((AssertionError, ValueError), match=r"a sketch has changed|cannot keep"):
+        check_nothing_stays(target, 5, 40)
+
+
+def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sketch over it is refused, and without that would be caught."""
+    kind = type(target)
+    open_with(target, "s", some_tokens(20))
+    with pytest.raises(ValueError, match="would spoil some"):
+        target.skip_forward([Feed("s", [1])], [19], (0,))
+    target.close("s")
+    real, make_room = kind.skip_forward, kind._make_room
+
+    def early(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
+        return real(self, feeds, [start - 1 for start in starts], layers)
+
+    def blind(self: Any, feeds: Any, starts: Any) -> Any:
+        return make_room(self, feeds, [start + 1 for start in starts])
+
+    monkeypatch.setattr(kind, "sketch", early)
+    monkeypatch.setattr(kind, "_make_room", blind)
+    with pytest.raises(AssertionError, match="a sketch has changed"):
+        check_nothing_stays(target, 5, 40)
+
+
+def check_layers_that_are_none(target: LayerSkipTarget) -> None:
+    """Of a target with three."""
+    target.open(Seq("s", [1], 1))
+    for layers in ((), (2, 1), (1, 1), (-1,), (3,)):
+        with pytest.raises(ValueError, match="expected some of 0 to 2, ascending"):
+            target.skip_forward([Feed("s", [1])], [0], layers)
+    target.close("s")
