@@ -1,18 +1,18 @@
 """The CUDA kernels, run by the CPU shim: against float64, and bit for bit against themselves.
 
-The shim's arithmetic is not a GPU's, but its order of sums is, so that a row whose bits depend on its company is
-found here too.
+The shim's arithmetic is not a GPU's, but its order of sums is, so that a row whose bits depend on its company
+is found here too.
 """
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from cuda_cases import VOCAB, gap, reference_logits, tiny_weights
 from torch import Tensor
-from torch_cases import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
 from paceline.config import EngineConfig
 from paceline.errors import CacheFull
@@ -22,6 +22,8 @@ from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import quantise_int8, reason_against
 from paceline.target.weights.model_config import Weights
 from paceline.types import Draft, Feed, Seq
+from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
+from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=4)
 CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
@@ -174,9 +176,7 @@ def test_taps_and_skipped_layers() -> None:
     tokens = tokens_of(20)
     whole = make_target(tiny_weights())
     short = tiny_weights()
-    first = Weights(short.shape, some_layers(short.tensors, [0]), "first")
-    object.__setattr__(first, "shape", _with_layers(first, 1))
-    alone = make_target(first)
+    alone = make_target(Weights(replace(short.shape, layers=1), some_layers(short.tensors, [0]), "first"))
     for target in (whole, alone):
         target.open(Seq("s", tokens, len(tokens)))
     skipped = whole.skip_forward([Feed("s", tokens)], [0], [0])
@@ -186,12 +186,6 @@ def test_taps_and_skipped_layers() -> None:
     assert torch.equal(tapped.hidden[0], scores.hidden[0])
     assert tapped.hidden[1].shape == (20, 128)
     assert not torch.equal(tapped.hidden[1], tapped.hidden[0])
-
-
-def _with_layers(weights: Weights, layers: int) -> object:
-    from dataclasses import replace
-
-    return replace(weights.shape, layers=layers)
 
 
 def test_int8_weights_are_what_they_were_rounded_to() -> None:
@@ -227,8 +221,12 @@ def test_what_cannot_be_computed_is_refused_before_anything_is_written(target: C
 def test_models_that_the_kernels_do_not_know() -> None:
     weights = tiny_weights("qwen3")
     assert reason_against(weights.shape, weights.tensors) is None
-    from dataclasses import replace
-
-    for change in ({"architecture": "gemma3"}, {"head_dim": 80}, {"width": 100}, {"activation": "gelu_tanh"}):
+    changes: list[dict[str, Any]] = [
+        {"architecture": "gemma3"},
+        {"head_dim": 80},
+        {"width": 100},
+        {"activation": "gelu_tanh"},
+    ]
+    for change in changes:
         assert reason_against(replace(weights.shape, **change), weights.tensors)
     assert reason_against(weights.shape, [*weights.tensors, "layers.0.post_attn_norm"])

@@ -164,7 +164,7 @@ def _paths(feed: FeedRows, first: int, end: int) -> tuple[list[int], list[list[i
 
     inner = {feed.parents[row] for row in range(first, end)}
     numbers: dict[int, int] = {}
-    paths = []
+    paths: list[list[int]] = []
     for leaf in (row for row in range(first, end) if row not in inner):
         path = ancestors(leaf)
         for row in path:

@@ -2,7 +2,6 @@
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, cast
 
 import torch
@@ -19,8 +18,7 @@ from paceline.target.cuda.graphs import BUCKETS, PassKind, PassRunner, defines
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
 from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
-from paceline.target.weights.model_config import Weights, layer_share
-from paceline.target.weights.reader import load
+from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.types import NO_DRAFT, Draft, Feed, Scores
 
 SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
@@ -39,7 +37,7 @@ class CudaTarget(PagedTarget[_Fed]):
     """
 
     invariant_rows = 2**31
-    timed_contexts = (256, 2048)
+    timed_contexts: tuple[int, ...] = (256, 2048)
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class CudaTarget(PagedTarget[_Fed]):
     ) -> None:
         """launcher: None: the GPU that the configuration names."""
         self.shape = shape = weights.shape
-        self._launcher = launcher or make_launcher(weights, config, kind)
+        self._launcher = launcher or make_launcher(shape, config, kind)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._weights = CudaWeights(shape, tensors, self._launcher.device, kind)
         self._rows, blocks, spare = self._make_rows(config)
@@ -71,13 +69,8 @@ class CudaTarget(PagedTarget[_Fed]):
         try:
             rows = TorchRows(shape.layers, shape.kv_heads, shape.head_dim, slots, torch.bfloat16, device)
         except RuntimeError:  # torch's word for memory it cannot have
-            raise SettingError(f"cache_mb={config.cache_mb!r} does not fit into memory: give less") from None
+            raise SettingError("cache_mb", config.cache_mb, "less: it does not fit into memory") from None
         return rows, blocks, spare
-
-    @classmethod
-    def load(cls, path: Path, config: EngineConfig) -> "CudaTarget":
-        """From a GGUF file or a folder."""
-        return cls(load(path, torch.bfloat16), config)
 
     def describe(self) -> str:
         device = self._launcher.device
@@ -117,6 +110,10 @@ class CudaTarget(PagedTarget[_Fed]):
         ]
         logits, _ = self._run(rows, tuple(layers), ())
         return Scores(logits, tuple(range(len(feeds))))
+
+    def replay_last_pass(self) -> None:
+        """The kernels of the last pass alone, for benchmarks."""
+        self._runner.replay_last()
 
     def close(self, seq_id: str) -> None:
         super().close(seq_id)
@@ -164,11 +161,11 @@ class CudaTarget(PagedTarget[_Fed]):
                 cached.index_copy_(2, at, noise.expand(*cached.shape[:2], len(slots), -1).contiguous())
 
 
-def make_launcher(weights: Weights, config: EngineConfig, kind: WeightType = "bf16") -> GpuLauncher:
+def make_launcher(shape: ModelConfig, config: EngineConfig, kind: WeightType = "bf16") -> GpuLauncher:
     """Builds the kernels for this model and GPU. Raises NotCompiled where it cannot."""
     device, _ = placement(config)
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return GpuLauncher(device, defines(weights.shape, multiprocessors, int8=kind == "int8"))
+    return GpuLauncher(device, defines(shape, multiprocessors, int8=kind == "int8"))
 
 
 def _scored_from(feed: Feed) -> int:
