@@ -14,7 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
 from paceline.errors import CacheFull
 from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
 from paceline.target.cuda.driver import CpuLauncher
@@ -230,3 +233,22 @@ def test_models_that_the_kernels_do_not_know() -> None:
     for change in changes:
         assert reason_against(replace(weights.shape, **change), weights.tensors)
     assert reason_against(weights.shape, [*weights.tensors, "layers.0.post_attn_norm"])
+
+
+@pytest.mark.parametrize(("temperature", "width"), [(0.0, 1), (0.7, 3)])
+def test_speculative_text_is_plain_text(temperature: float, width: int) -> None:
+    """Two requests in one batch, with a drafter that repeats the prompt."""
+    made = {}
+    for spec in (SpecConfig((), max_draft=0), SpecConfig(("ngram",), adaptive=False, tree_width=width)):
+        engine = Engine(make_target(tiny_weights()), model_free(), Fixed(), config=CONFIG)
+        seqs = []
+        for i in range(2):
+            params = SamplingParams(temperature=temperature, seed=i, max_tokens=6)
+            seqs.append(Seq(f"s{i}", tokens_of(7, i) * 3, 21, params, spec))
+            engine.submit(seqs[-1])
+        while engine.busy:
+            engine.step()
+        made[spec] = [seq.output for seq in seqs]
+    plain, fast = made.values()
+    assert plain == fast
+    assert len(plain[0]) == 6
