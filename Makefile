@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0# one exact version: a looser one may bring gigabytes of CUDA packages
 
-# Workers take whole files, those with slow tests first; each core has one.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A worker for each core takes whole files, those with slow tests first. Nice: what trains beside a server has the
+# least rank there is, 19, and must get a share of the cores.
+PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo quick test check suite quick-suite bench bench-peers drafter clean
 
@@ -55,15 +56,15 @@ bench-peers: setup
 
 # The drafter in src/paceline/heads/shipped, anew, on a GPU: some 40 minutes, calls first, then chats as well.
 # DATA: where its prompts are recorded, a folder with traces/ and specbench/. It goes to drafters/$(MODEL)-block
-# in PACELINE_HOME, and serves in place of the shipped one from then on. MODEL=qwen2.5-coder-1.5b: one for that.
+# in PACELINE_HOME, and serves in place of the shipped one from then on (--replace). MODEL=qwen2.5-coder-1.5b: one for that.
 DATA ?= data
 MODEL ?= smollm2-135m
 TRAIN = $(BIN)/paceline train --traces prompts.jsonl.gz --target $(MODEL) --kind block --max-prompt 3072
 drafter: setup
 	$(BIN)/paceline pull $(MODEL)
 	$(BIN)/python -m bench.train_prompts $(DATA) -o prompts.jsonl.gz
-	$(TRAIN) --out $(MODEL)-calls --minutes 12.4 --max-new 384 --made-up 3 --per-prompt 3
-	$(TRAIN) --out $(MODEL)-block --minutes 14.4 --max-new 320 --made-up-chats 40 --per-prompt 2 --start $(MODEL)-calls
+	$(TRAIN) --out $(MODEL)-calls --minutes 12.4 --max-new 384 --synthetic 3 --per-prompt 3
+	$(TRAIN) --out $(MODEL)-block --minutes 14.4 --max-new 320 --synthetic-chats 40 --per-prompt 2 --start $(MODEL)-calls --replace
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

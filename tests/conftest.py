@@ -4,9 +4,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # read when torch is imported; there is a worker for each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +24,16 @@ settings.register_profile("quick", settings.get_profile("full"), max_examples=10
 settings.load_profile("full")
 
 
+WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma"}  # fixture -> marker
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that hold slow tests come first, so that workers end together."""
+    """Marks whoever asks for weights. Files that hold slow tests come first, so that workers end together."""
+    for item in items:
+        for fixture, marker in WEIGHTS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

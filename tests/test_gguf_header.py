@@ -4,7 +4,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from paceline.errors import CorruptModel, UnknownModel
+from paceline.errors import CorruptModel, ModelError, UnknownModel
 from paceline.gguf_header import read_header
 from support import tiny_gguf
 from support.tiny_gguf import VOCAB
@@ -92,3 +92,9 @@ def test_arrays_of_arrays(tmp_path: Path, depth: int) -> None:
 def test_no_such_file(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"there is no m\.gguf"):
         read_header(tmp_path / "m.gguf")
+
+
+def test_a_header_that_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelError, match=r"^folder cannot be read: Is a directory$"):
+        read_header(tmp_path / "folder")

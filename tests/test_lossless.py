@@ -249,18 +249,22 @@ def test_residual_rules_keep_the_law_through_the_engine(
     accept: Accept, width: int, make: Callable[[ToyTarget], Drafter]
 ) -> None:
     """First three tokens of many seeds against the target's law, drafted by a real draft model."""
-    target, n, vocab = ToyTarget(4, memory=1), 4000, 4
+    target, n, vocab = ToyTarget(4, memory=1), examples(4000), 4
     counts = np.zeros((vocab,) * 3)
     nodes = 0
-    for seed in range(n):
-        own = ToyTarget(vocab, memory=1)
-        spec = SpecConfig(("model",), 4, width, adaptive=False, accept=accept)
-        engine = Engine(own, {"model": make(own)}, Fixed())
-        seq = Seq("s", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=6), spec)
-        engine.submit(seq)
+    spec = SpecConfig(("model",), 4, width, adaptive=False, accept=accept)
+    engine = Engine(target, {"model": make(target)}, Fixed())
+    for first in range(0, n, 16):
+        seqs = [
+            Seq(f"s{seed}", [1], 1, SamplingParams(temperature=1.0, seed=seed, max_tokens=6), spec)
+            for seed in range(first, min(first + 16, n))
+        ]
+        for seq in seqs:
+            engine.submit(seq)
         while engine.busy:
             nodes = max(nodes, *(len(r.draft) for r in engine.step()))
-        counts[tuple(seq.output[:3])] += 1
+        for seq in seqs:
+            counts[tuple(seq.output[:3])] += 1
     assert nodes == 4 if make is another_model else nodes >= 2  # which is not stopped by its doubts
     after = [_softmax(target.logits([a])) for a in range(vocab)]
     want = n * np.einsum("a,ab,bc->abc", after[1], np.array(after), np.array(after))

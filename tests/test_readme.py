@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import runpy
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from bench.peers.systems import FLOAT32
 from paceline.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,41 @@ def test_comparisons_say_what_each_side_ran() -> None:
     assert "no time for it" not in results_page.page()
 
 
+def test_the_api_page_is_current() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_api.py"))["page"]()
+    assert (ROOT / "docs" / "api.md").read_text() == made, "run python docs/make_api.py"
+
+
+def test_the_readme_begins_with_what_people_search_for() -> None:
+    opening = "\n".join((ROOT / "README.md").read_text().splitlines()[:6])
+    assert "speculative decoding" in opening
+    assert "inference engine" in opening
+    picture = (ROOT / "docs" / "images" / "generate.svg").read_text()
+    assert "docs/images/generate.svg" in "\n".join((ROOT / "README.md").read_text().splitlines()[:10])
+    assert "identical&#160;to&#160;plain:&#160;yes" in picture
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+        for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+            if "://" in path:
+                continue
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name}: {path}"
+            assert not anchor or anchor in anchors(linked), f"{page.name}: {path}#{anchor}"
 
 
-def test_tests_named_in_the_docs_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "lossless.md").read_text())
-    assert named
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_tests_named_in_the_docs_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text())
+    assert named or page.name != "lossless.md"
     for file, name in named:
-        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+        assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (
+            f"{file}::{name}"
+        )

@@ -9,9 +9,9 @@ import pytest
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.config import SamplingParams
 from paceline.drafters.draft_model import TextDrafter, drafter_for
-from paceline.drafters.draft_model.retokenizer import Transcript
+from paceline.drafters.draft_model.retokenizer import IncrementalRetokenizer
 from paceline.drafters.draft_model.select import overlap
-from paceline.drafters.draft_model.vocab_mapping import Dictionary
+from paceline.drafters.draft_model.vocab_mapping import TokenizerPair
 from paceline.errors import UsageError
 from paceline.target.load import load_target
 from paceline.text import Tokenizer
@@ -63,13 +63,13 @@ def test_text_is_plain_text(qwen: LLM, ways: dict[str, Drafter], way: str, tempe
 def test_floor_is_owed_to_what_is_read(
     qwen: LLM, ways: dict[str, Drafter], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = Transcript.tell
+    update = IncrementalRetokenizer.update
 
-    def shuffled(self: Transcript, tokens: list[int]) -> list[int]:
-        told = tell(self, tokens)
+    def shuffled(self: IncrementalRetokenizer, tokens: list[int]) -> list[int]:
+        told = update(self, tokens)
         return random.Random(len(told)).sample(told, len(told))
 
-    monkeypatch.setattr(Transcript, "tell", shuffled)
+    monkeypatch.setattr(IncrementalRetokenizer, "update", shuffled)
     fast = with_drafter(qwen, ways[way]).generate(CHAT, spec=FAST, tenant=way, max_tokens=24, seed=0)
     assert len(fast.token_ids) / fast.passes < 1.5
 
@@ -109,10 +109,10 @@ def test_a_grammar_holds(qwen: LLM, ways: dict[str, Drafter]) -> None:
 @pytest.mark.large
 def test_chat_marks_are_the_draft_models_own(qwen: LLM, smollm2_path: Path) -> None:
     theirs = Tokenizer.load(smollm2_path)
-    two = Dictionary(theirs, qwen.tokenizer)
+    two = TokenizerPair(theirs, qwen.tokenizer)
     tokens = qwen.tokenizer.encode_chat(CHAT)
-    assert theirs.decode(Transcript(two).tell(tokens)) == qwen.tokenizer.decode(tokens)
-    assert Transcript(two).tell(tokens) == theirs.encode(qwen.tokenizer.decode(tokens))
+    assert theirs.decode(IncrementalRetokenizer(two).update(tokens)) == qwen.tokenizer.decode(tokens)
+    assert IncrementalRetokenizer(two).update(tokens) == theirs.encode(qwen.tokenizer.decode(tokens))
     assert 0.85 < overlap(two) < 0.95
     assert isinstance(qwen.drafters["model"], TextDrafter)
 
@@ -122,7 +122,7 @@ def test_chat_marks_are_the_draft_models_own(qwen: LLM, smollm2_path: Path) -> N
 def test_gemma_reads_another_familys_marks(gemma_path: Path, smollm2_path: Path) -> None:
     gemma, smollm2 = Tokenizer.load(gemma_path), Tokenizer.load(smollm2_path)
     tokens = smollm2.encode("<|im_start|>user\nHi caf\u00e9<|im_end|>\n", bos=False)
-    told = Transcript(Dictionary(gemma, smollm2)).tell(tokens)
+    told = IncrementalRetokenizer(TokenizerPair(gemma, smollm2)).update(tokens)
     assert gemma.decode(told) == "<bos><start_of_turn>user\nHi caf\u00e9<end_of_turn>\n"
     assert told == gemma.encode("<start_of_turn>user\nHi caf\u00e9<end_of_turn>\n")
 

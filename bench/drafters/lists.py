@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, path in workload.known().items()
         for prompt in workload.choose(name, path, llm.tokenizer, options.limit, options.max_prompt)
     ]
-    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
+    params = SamplingParams(temperature=options.temperature, seed=0, max_tokens=options.max_tokens)
     found = measure(llm, prompts, params)
     show(found)
     print(json.dumps({"machine": {"model": llm.name, **machine.facts()}, "results": found}))

@@ -61,7 +61,7 @@ def fill(server: Served, model: str, seed: int) -> int:
             return number
         before = server.resident_mb
         prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
-        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "learn": False})
+        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "remember": False})
     return MOST_FILLING
 
 

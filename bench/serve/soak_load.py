@@ -110,7 +110,7 @@ class Load:
         if rng.random() < 0.1:
             body["speculative_config"] = {"disabled": True}
         if rng.random() < 0.1:
-            body["learn"] = False
+            body["remember"] = False
         if kind == "whole":
             return self._whole(expected, body)
         if kind == "cancelled":

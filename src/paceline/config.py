@@ -1,8 +1,9 @@
 """Settings. Frozen; an unknown key is an error that lists the known ones."""
 
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
@@ -91,7 +92,10 @@ def _token_biases(pairs: tuple[Any, ...]) -> tuple[tuple[int, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target chooses its tokens. The same values always give the same text."""
+    """How the target chooses its tokens. The same values with a seed always give the same text.
+
+    Without a seed each request draws one; `Result.seed` reports it.
+    """
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
@@ -101,7 +105,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the output
     frequency_penalty: float = 0.0  # over the output
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
+    seed: int | None = None  # None: each request draws its own
     choice: int = 0  # which of n outputs of one request this is
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
@@ -120,11 +124,20 @@ class SamplingParams:
         require_between(self, 0.01, 100, "repetition_penalty")
         require_between(self, -2, 2, "presence_penalty", "frequency_penalty")
         require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
-        require(lambda x: 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
+        require(lambda x: x is None or 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
         require_min(self, choice=0, max_tokens=1)
         if not all(s and isinstance(s, str) for s in self.stop):  # texts of the user's are not repeated
             raise SettingError("stop", HIDDEN, "texts, none empty")
         require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
+
+    def seeded(self) -> "SamplingParams":
+        """Itself if it has a seed, else a copy with one drawn now."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of the sampling noise. An engine gives every sequence one; without an engine it is 0."""
+        return self.seed or 0
 
 
 @dataclass(frozen=True, slots=True)

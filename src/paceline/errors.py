@@ -22,6 +22,7 @@ PacelineError                 one line for the user; the command line exits with
  └─ NotCompiled               native code could not be built or loaded; the same work is done slower
 """
 
+from pathlib import Path
 from typing import Final
 
 from paceline.strings import short
@@ -60,7 +61,11 @@ class SettingError(UsageError):
 
 
 class ModelError(PacelineError):
-    pass
+    @classmethod
+    def unreadable(cls, path: Path, error: OSError) -> "ModelError":
+        """path: the model, named where the system does not say which file is meant."""
+        file = Path(error.filename) if isinstance(error.filename, str) else path
+        return cls(f"{file.name} cannot be read: {error.strerror or error}")
 
 
 class UnknownModel(ModelError):

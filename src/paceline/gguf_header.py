@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.errors import CorruptModel, UnknownModel
+from paceline.errors import CorruptModel, ModelError, UnknownModel
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -63,6 +63,8 @@ def read_header(path: Path, long_arrays: bool = True) -> GgufHeader:
                 return _parse(_Reader(data, path.name, long_arrays))
     except FileNotFoundError:
         raise UnknownModel(f"there is no {path.name}; check the path, or pull the model first") from None
+    except OSError as error:
+        raise ModelError.unreadable(path, error) from error
 
 
 class _Reader:

@@ -1,6 +1,5 @@
 """The Python API: a model ready to answer."""
 
-import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -92,10 +91,8 @@ class LLM:
 
         template: variables of the chat template.
         """
-        variables = dict(template or {})
-        tokens = self._encode(prompt, wanted.tools, variables)
+        tokens, prompt_end = self._encode(prompt, wanted, dict(template or {}))
         marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
-        opening = self._opening(prompt, wanted, variables) if wanted.bound else ""
         guess = prediction and self._default_drafters
         if spec is None:
             spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
@@ -109,10 +106,10 @@ class LLM:
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
             stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, opening, params.ignore_eos),
+            cursor=self._cursor(wanted, prompt_end, params.ignore_eos),
             learn=learn,
         )
-        parser = OutputParser(wanted.parser(opening), self.tokenizer.tool_format if wanted.calls else None)
+        parser = OutputParser(wanted.parser(prompt_end), self.tokenizer.tool_format if wanted.calls else None)
         return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
@@ -134,7 +131,7 @@ class LLM:
     ) -> Stream:
         """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
 
-        Without `params` and a seed, a seed is drawn; `params` are taken as they are.
+        Without a seed in either, each request draws one.
 
         A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
         learn=False: drafters remember nothing of it for later requests.
@@ -164,15 +161,8 @@ class LLM:
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)
 
-    def _opening(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> str:
-        """How the prompt lets the model begin; what the user says in a chat has no part in it."""
-        if isinstance(prompt, str):
-            return prompt[-PROMPT_END:]
-        messages = [message for message in prompt if isinstance(message, Mapping)]
-        return self.tokenizer.opening(messages, wanted.tools or None, **variables) if messages else ""
-
-    def _cursor(self, wanted: OutputSpec, opening: str, ignore_eos: bool) -> Cursor | None:
-        constraint = wanted.constraint(self.tokenizer.tool_format, opening)
+    def _cursor(self, wanted: OutputSpec, prompt_end: str, ignore_eos: bool) -> Cursor | None:
+        constraint = wanted.constraint(self.tokenizer.tool_format, prompt_end)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
@@ -185,20 +175,26 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
-    def _encode(
-        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] | None, variables: dict[str, Any]
-    ) -> list[int]:
+    def _encode(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> tuple[list[int], str]:
+        """The prompt's tokens, and the end of its text that may open the model's reasoning.
+
+        In a chat that end is the template's own: what a user writes never counts.
+        """
         if not prompt:
             raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
         if isinstance(prompt, str):
-            return self._encode_text(prompt, tools)
+            return self._encode_text(prompt, wanted.tools), prompt[-PROMPT_END:]
         if _are_tokens(prompt):
-            return [int(token) for token in prompt]
+            return [int(token) for token in prompt], ""
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
-        text = self.tokenizer.render(messages, list(tools) if tools else None, **variables)
-        return self.tokenizer.encode(self._within_context(text), bos=False)
+        tools = list(wanted.tools) or None
+        text = self.tokenizer.render(messages, tools, **variables)
+        tokens = self.tokenizer.encode(self._within_context(text), bos=False)
+        if not wanted.bound:
+            return tokens, ""
+        return tokens, self.tokenizer.generation_prompt(text, messages, tools, **variables)
 
     def _encode_text(self, prompt: str, tools: Sequence[Mapping[str, Any]] | None) -> list[int]:
         if tools:
@@ -240,7 +236,4 @@ def _are_tokens(prompt: Sequence[Any]) -> TypeGuard[Sequence[int]]:
 
 
 def _params(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:
-    if params is not None:
-        return settings(SamplingParams, {**asdict(params), **sampling})
-    seed = sampling.get("seed")
-    return settings(SamplingParams, {**sampling, "seed": secrets.randbits(32) if seed is None else seed})
+    return settings(SamplingParams, {**(asdict(params) if params else {}), **sampling})

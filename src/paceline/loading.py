@@ -20,10 +20,8 @@ from paceline.config import EngineConfig, SpecConfig, require
 from paceline.drafters import OF_THE_TARGET, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
-from paceline.drafters.draft_model.chosen import layers_for
-from paceline.drafters.draft_model.layer_search import TENANT
-from paceline.drafters.heads.block import BlockDrafter
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.draft_model.layer_search import TENANT, layers_for
+from paceline.drafters.heads import BlockDrafter, drafter_of
 from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
@@ -216,7 +214,7 @@ def _identity(model: Path) -> tuple[str, int]:
         checkpoint = open_checkpoint(model)
         return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
     except OSError as error:
-        raise ModelError(f"{model.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(model, error) from error
 
 
 def copy_to_store(head: TrainedHead) -> TrainedHead:

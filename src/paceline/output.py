@@ -219,7 +219,7 @@ class RequestOutput:
             text=text,
             token_ids=tuple(self.token_ids),
             sources=tuple(self.sources),
-            seed=self.seq.params.seed,
+            seed=self.seq.params.noise_seed,
             logprobs=tuple(self.logprobs),
             **self.parser.read(text, complete),
         )

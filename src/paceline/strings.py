@@ -10,6 +10,12 @@ def short(value: object, limit: int = 60) -> str:
     return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
 
 
+def one_line(error: BaseException, limit: int = 160) -> str:
+    """An exception's text without line breaks, cut to `limit` characters; it may quote anything."""
+    line = " ".join(str(error)[: 4 * limit].split()) or type(error).__name__
+    return line if len(line) <= limit else f"{line[:limit]}..."
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The known name that is nearest to a wrong one, as a question; empty if none is near."""
     near = get_close_matches(name[:100], list(known), 1)

@@ -366,3 +366,17 @@ class Sink(Protocol):
 
     def round(self, r: Round) -> None: ...
     def finish(self, seq: Seq, reason: Finish) -> None: ...
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading items two sequences of one type share: a binary search over slices, linear in all."""
+    same, differ = 0, min(len(a), len(b))
+    if a[:differ] == b[:differ]:
+        return differ
+    while differ - same > 1:
+        middle = (same + differ) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            differ = middle
+    return same

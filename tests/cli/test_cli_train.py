@@ -160,7 +160,7 @@ def test_old_names_of_options_work_and_say_what_is_new(
     for given in (option, now):
         with pytest.raises(SystemExit):
             main(["serve", "smollm2-135m", "--trained", "mine", given])
-    assert [(s.refresh is not None, s.learn) for s in seen] == [(trains, remembers)] * 2
+    assert [(s.online_training is not None, s.remember) for s in seen] == [(trains, remembers)] * 2
     assert [record.getMessage() for record in caplog.records] == [
         f"{option} is now called {now}; the old name will be removed"
     ]

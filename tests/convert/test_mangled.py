@@ -16,10 +16,10 @@ from torch import Tensor
 
 from paceline.convert import dspark, eagle3, import_
 from paceline.convert.foreign_checkpoint import TargetModel
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
-from paceline.train.evaluate import Recorded, replay
+from paceline.train.evaluate import RecordedText, replay
 from support.exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
 from support.published import Eagle3, Eagle3Config, medusa_heads
 from support.tiny_heads import random_net, said
@@ -54,7 +54,7 @@ GOOD = {
     "dspark": speculator("block"),
     "Medusa": published_medusa(),
 }
-TEXT = [Recorded(said()[0].tolist(), [at > 36 for at in range(40)])]
+TEXT = [RecordedText(said()[0].tolist(), [at > 36 for at in range(40)])]
 HARMS: dict[str, Callable[[Tensor], Tensor]] = {
     "one number": lambda t: t.flatten()[0],
     "a rank more": lambda t: t[None],

@@ -14,7 +14,7 @@ from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import import_
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
-from paceline.drafters.heads.tree_growth import Spot
+from paceline.drafters.heads.tree_growth import Position
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.eagle import EagleHead
 from paceline.heads.head_checkpoint import load
@@ -121,7 +121,7 @@ def test_eagle3(
     assert list(drafter.draft([Ask(seq, GUESSES)])[0].tokens) == said
     ids = torch.arange(500) + theirs.d2t
     for step, wanted in enumerate(logits):
-        known = drafter._row(Spot(Ask(seq, 1), tuple(said[:step]), None))
+        known = drafter._row(Position(Ask(seq, 1), tuple(said[:step]), None))
         assert known is not None
         row = torch.from_numpy(known)
         assert torch.allclose(row[ids], wanted, atol=2e-4, rtol=1e-4)

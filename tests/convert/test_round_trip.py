@@ -36,7 +36,7 @@ from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.reader import load as load_weights
 from paceline.target.weights.reader import load_embeddings
-from paceline.train.evaluate import Recorded, replay
+from paceline.train.evaluate import RecordedText, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
 from support.exchanged import PIECES, TARGET, a_card, an_eagle
@@ -108,7 +108,7 @@ def test_a_scaled_embedding_is_written_as_the_layers_read_it() -> None:
 @pytest.mark.parametrize("kind", ["block", "eagle"])
 def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, tmp_path: Path) -> None:
     """Through the files, from int8: the exported weights are those that are served."""
-    from paceline.drafters.heads.choose import drafter_of
+    from paceline.drafters.heads import drafter_of
     from paceline.heads.block import BlockConfig, BlockHead
 
     embeddings = load_embeddings(smollm2_path)
@@ -128,7 +128,7 @@ def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, 
     back = import_(tmp_path / "theirs", smollm2_path, tmp_path / "back")
     assert (back.kind, back.shape, back.weights) == (kind, net.shape, "float32")
     tokens = torch.randint(0, 900, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-    texts = [Recorded(tokens, [False] * 4 + [True] * 36)]
+    texts = [RecordedText(tokens, [False] * 4 + [True] * 36)]
     nets = [load(tmp_path / name, embeddings).net for name in ("ours", "back")]
     first, second = ([replay(drafter_of(n), model, texts, 4)] for n in nets)
     assert first == second

@@ -17,14 +17,14 @@ from torch import Tensor
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
 from paceline.convert.hf_model import config_of
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.target.weights.reader import load as load_weights
 from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
-from paceline.train.evaluate import Recorded
+from paceline.train.evaluate import RecordedText
 from paceline.train.losses.base import TrainBatch
-from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
 from support import SUPPORT
@@ -61,9 +61,9 @@ class Place:
     model: TrainDecoder
 
     @property
-    def texts(self) -> list[Recorded]:
+    def texts(self) -> list[RecordedText]:
         pairs = zip(self.prompts, self.plain, strict=True)
-        return [Recorded([*p, *a], [False] * len(p) + [True] * len(a)) for p, a in pairs]
+        return [RecordedText([*p, *a], [False] * len(p) + [True] * len(a)) for p, a in pairs]
 
 
 def served(folder: Path, prompts: list[list[int]], drafter: str = "", method: str = "") -> dict[str, Any]:
@@ -98,7 +98,7 @@ def head(place: Place, kind: str, folder: Path, steps: int) -> Path:
         markov_rank=16,
         anchors=32,
     )
-    made = recipe(config, place.model, torch.tensor(known), place.weights)
+    made = new_recipe(config, place.model, torch.tensor(known), place.weights)
     optimizer = torch.optim.Adam(made.net.parameters(), RATES[kind])
     generator, lessons = torch.Generator().manual_seed(0), []
     for text in place.texts:

@@ -9,9 +9,15 @@ import pytest
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import SelfDrafter
-from paceline.drafters.draft_model.chosen import find_layers, known_layers, layers_for
-from paceline.drafters.draft_model.layer_search import Found, expected_speed, search
-from paceline.drafters.draft_model.layer_skip import MOST_UNREAD, sketch_cost
+from paceline.drafters.draft_model.layer_search import (
+    LayerSet,
+    expected_speed,
+    find_layers,
+    known_layers,
+    layers_for,
+    search,
+)
+from paceline.drafters.draft_model.layer_skip import MAX_PENDING, skip_cost
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.errors import CacheFull, UsageError
@@ -53,7 +59,7 @@ def test_the_layers_that_do_nothing_are_left_out() -> None:
     target = Layered(VOCAB)
     steps: list[tuple[int, int]] = []
     found = search(target, TEXTS, lambda done, total: steps.append((done, total)))
-    assert found == Found((0, 2, 4, 6), 1.0, expected_speed(1.0, 0.6))
+    assert found == LayerSet((0, 2, 4, 6), 1.0, expected_speed(1.0, 0.6))
     assert steps == [(i + 1, len(steps)) for i in range(len(steps))]
     assert search(target, TEXTS) == found
     assert not target._seqs
@@ -109,7 +115,7 @@ def test_notes_that_make_no_sense_count_for_nothing(
 
 def test_a_prompt_is_not_read_twice(target: ToyTarget) -> None:
     drafter = SelfDrafter(target, (0, 1, 2))
-    seq = opened(target, range(MOST_UNREAD + 1), 0)
+    seq = opened(target, range(MAX_PENDING + 1), 0)
     assert drafter.draft([Ask(seq, 4)]) == [NO_DRAFT]
     target.forward([Feed("s", [0], scored=False)])
     target.keep("s", 1)
@@ -124,7 +130,7 @@ def test_a_chain_ends_where_one_more_guess_costs_more_than_it_is_worth(
     """Greedy decoding has a law that is always sure; what counts is how sure the model is."""
     seq = opened(target, [1, 2, 3], 2)
     drafter = SelfDrafter(target, (0, 1, 2))
-    assert drafter._cost == sketch_cost(target, 3) == pytest.approx(0.8)
+    assert drafter._cost == skip_cost(target, 3) == pytest.approx(0.8)
     (draft,) = drafter.draft([Ask(seq, 8, cursor=cursor)])
     assert 1 <= len(draft) < 8
     drafter._cost = 0.0
@@ -137,7 +143,7 @@ def test_a_full_cache_costs_the_guesses_only(target: ToyTarget, monkeypatch: pyt
     def full(*_: object) -> Scores:
         raise CacheFull("full")
 
-    monkeypatch.setattr(target, "sketch", full)
+    monkeypatch.setattr(target, "skip_forward", full)
     assert SelfDrafter(target, (0,)).draft([Ask(opened(target, [1, 2], 1), 4)]) == [NO_DRAFT]
 
 

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.recycle import Recycle, RecycleSettings
 from paceline.drafters.recycle import drafter as recycle
-from paceline.drafters.recycle.table import Table
-from paceline.drafters.recycle.top import Floats, Places, largest
+from paceline.drafters.recycle.table import Floats, Ids, Table, largest
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.errors import UsageError
@@ -164,7 +163,7 @@ def test_floor_on_home_ground(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chain > 1.7
     assert tree > 2.4
 
-    def shuffled(rows: torch.Tensor, k: int) -> tuple[Floats, Places]:
+    def shuffled(rows: torch.Tensor, k: int) -> tuple[Floats, Ids]:
         values, tokens = largest(rows, k)
         return values, (7 * tokens + 5) % VOCAB
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from paceline.drafters.draft_model.exact_encoder import Spelling, without_cut_letter
-from paceline.drafters.draft_model.retokenizer import REACH, Transcript, common
-from paceline.drafters.draft_model.vocab_mapping import Dictionary
+from paceline.drafters.draft_model.exact_encoder import ExactEncoder, without_partial_char
+from paceline.drafters.draft_model.retokenizer import REWRITE_BYTES, IncrementalRetokenizer
+from paceline.drafters.draft_model.vocab_mapping import TokenizerPair
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary
+from paceline.types import common_prefix
 from support.two_tokenizers import PASSAGE, pair
 
 TWO = pair()
@@ -27,87 +28,87 @@ REAL = [
 
 words = st.text("abehtn .,;\n\t \u00e9\u3000漢👍", max_size=9)
 anything = st.one_of(words, words.map(lambda w: " " + w), st.text(max_size=6)).map(
-    lambda text: TWO.target_spelling.tokens(text.encode())
+    lambda text: TWO.target_encoder.encode(text.encode())
 )
-broken = st.binary(min_size=1, max_size=3).map(TWO.target_spelling.tokens)
+broken = st.binary(min_size=1, max_size=3).map(TWO.target_encoder.encode)
 marks = st.sampled_from([[END], [START], [STOP], [ODD]])
 pieces = st.lists(st.one_of(anything, anything, anything, broken, marks), max_size=12)
 
 
-def said(words: Dictionary, tokens: list[int]) -> bytes:
+def said(words: TokenizerPair, tokens: list[int]) -> bytes:
     """The text without marks that have a mark of the draft model's."""
-    return b"".join(words.target.piece(t) for t in tokens if t not in words.marks)
+    return b"".join(words.target.piece(t) for t in tokens if t not in words.specials)
 
 
-def told(words: Dictionary, ids: list[int]) -> bytes:
+def told(words: TokenizerPair, ids: list[int]) -> bytes:
     return b"".join(words.draft.piece(t) for t in ids if t not in words.draft.control)
 
 
 @given(pieces, st.integers(0, 99))
 def test_no_byte_is_lost_whatever_comes_and_goes(pieces: list[list[int]], seed: int) -> None:
-    rng, transcript, tokens = random.Random(seed), Transcript(TWO), list[int]()
+    rng, transcript, tokens = random.Random(seed), IncrementalRetokenizer(TWO), list[int]()
     for piece in pieces:
         tokens = [*tokens[: rng.choice([len(tokens), rng.randint(0, len(tokens))])], *piece]
-        ids = transcript.tell(tokens)
+        ids = transcript.update(tokens)
         assert told(TWO, ids) == said(TWO, tokens)
-        wanted = [TWO.first[0], *(TWO.marks[t][0] for t in tokens if t in TWO.marks)]
+        wanted = [TWO.bos[0], *(TWO.specials[t][0] for t in tokens if t in TWO.specials)]
         assert [t for t in ids if t in TWO.draft.control] == wanted
 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 99))
 def test_text_in_pieces_is_told_as_text_at_once(pieces: list[list[int]], seed: int) -> None:
     """Wherever words end within reach; some pieces are taken back and said again."""
-    rng, transcript, tokens = random.Random(seed), Transcript(TWO), list[int]()
+    rng, transcript, tokens = random.Random(seed), IncrementalRetokenizer(TWO), list[int]()
     for piece in pieces:
-        tokens += [*piece, *TWO.target_spelling.tokens(b"n ")]
+        tokens += [*piece, *TWO.target_encoder.encode(b"n ")]
         if rng.random() < 0.3:
-            transcript.tell(tokens[: rng.randint(0, len(tokens))])
-        assert transcript.tell(tokens) == Transcript(TWO).tell(tokens)
+            transcript.update(tokens[: rng.randint(0, len(tokens))])
+        assert transcript.update(tokens) == IncrementalRetokenizer(TWO).update(tokens)
 
 
 @given(pieces, st.sampled_from([b"", b"x" * 200, "漢字".encode() * 60]), anything)
 def test_only_the_end_is_told_anew(pieces: list[list[int]], long: bytes, more: list[int]) -> None:
-    tokens = [t for piece in pieces for t in piece] + TWO.target_spelling.tokens(long)
-    transcript = Transcript(TWO)
-    before = transcript.tell(tokens)
-    after = transcript.tell([*tokens, *more])
-    again = before[common(before, after) :]
-    assert sum(len(TWO.draft.piece(t)) for t in again) <= REACH + 16
-    assert transcript.tell(tokens) == before or len(long) > REACH  # no word ends within reach
+    tokens = [t for piece in pieces for t in piece] + TWO.target_encoder.encode(long)
+    transcript = IncrementalRetokenizer(TWO)
+    before = transcript.update(tokens)
+    after = transcript.update([*tokens, *more])
+    again = before[common_prefix(before, after) :]
+    assert sum(len(TWO.draft.piece(t)) for t in again) <= REWRITE_BYTES + 16
+    assert transcript.update(tokens) == before or len(long) > REWRITE_BYTES  # no word ends within reach
 
 
 @pytest.mark.parametrize("spaces", range(1, 9))
 def test_a_word_takes_the_last_of_the_spaces_before_it(spaces: int) -> None:
-    transcript, before = Transcript(TWO), TWO.target_spelling.tokens(b"a" + b" " * spaces)
-    transcript.tell(before)
-    tokens = [*before, *TWO.target_spelling.tokens(b"he")]
-    assert transcript.tell(tokens) == Transcript(TWO).tell(tokens)
+    transcript, before = IncrementalRetokenizer(TWO), TWO.target_encoder.encode(b"a" + b" " * spaces)
+    transcript.update(before)
+    tokens = [*before, *TWO.target_encoder.encode(b"he")]
+    assert transcript.update(tokens) == IncrementalRetokenizer(TWO).update(tokens)
 
 
 def test_marks_are_read_as_the_draft_models_own() -> None:
-    tokens = [START, *TWO.target_spelling.tokens(b"the cat"), STOP, END, ODD]
-    ids = Transcript(TWO).tell(tokens)
+    tokens = [START, *TWO.target_encoder.encode(b"the cat"), STOP, END, ODD]
+    ids = IncrementalRetokenizer(TWO).update(tokens)
     own = [TWO.draft.piece(t) for t in ids]
     assert own[:2] == [b"<bos>", b"<start_of_turn>"]
     assert b"".join(own[2:]) == b"the cat<end_of_turn><eos><|odd|>"
     assert own.count(b"<|odd|>") == 0  # nothing like it: read as text
-    assert TWO.target_mark == {
-        TWO.marks[START][0]: START,
-        TWO.marks[STOP][0]: STOP,
-        TWO.marks[END][0]: END,
+    assert TWO.target_special == {
+        TWO.specials[START][0]: START,
+        TWO.specials[STOP][0]: STOP,
+        TWO.specials[END][0]: END,
     }
 
 
 def test_a_begin_that_the_draft_model_does_not_have_is_not_read() -> None:
-    back = Dictionary(TWO.target, TWO.draft)
-    tokens = [*TWO.first, *TWO.spelling.tokens(b"the cat")]
-    assert told(back, Transcript(back).tell(tokens)) == b"the cat"
-    assert Transcript(back).tell(TWO.first) == []
+    back = TokenizerPair(TWO.target, TWO.draft)
+    tokens = [*TWO.bos, *TWO.draft_encoder.encode(b"the cat")]
+    assert told(back, IncrementalRetokenizer(back).update(tokens)) == b"the cat"
+    assert IncrementalRetokenizer(back).update(TWO.bos) == []
 
 
 def test_a_tokenizer_without_bytes_says_what_it_can() -> None:
     few = pair(b"abcdehimnrst ,")
-    said = few.spelling.tokens("the cat sat\u00e9 at".encode())
+    said = few.draft_encoder.encode("the cat sat\u00e9 at".encode())
     assert told(few, said) == b"the cat sat at"
     assert said[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
 
@@ -121,43 +122,43 @@ def test_a_tokenizer_that_puts_a_space_before_a_text(text: str) -> None:
     backend = Backend(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
     none = frozenset[int]()
-    spelling = Spelling(
+    encoder = ExactEncoder(
         Tokenizer(
             Vocabulary(backend, "sentencepiece", len(names), none, none, None, False, none, True, {}, {})
         )
     )
     said = b"".join(
-        names[t].replace("\u2581", " ").encode() for t in spelling.tokens(text.encode()) if t > 255
+        names[t].replace("\u2581", " ").encode() for t in encoder.encode(text.encode()) if t > 255
     )
     assert said == text.replace("\u00e9", "").encode()
-    assert spelling.tokens(b"the") == [vocab["the"]]
-    assert spelling.tokens(b" the") == [vocab["\u2581the"]]
+    assert encoder.encode(b"the") == [vocab["the"]]
+    assert encoder.encode(b" the") == [vocab["\u2581the"]]
 
 
 @given(st.text(max_size=4), st.integers(0, 3))
 def test_a_cut_letter_is_left_out(text: str, cut: int) -> None:
     whole = text.encode()
-    kept = without_cut_letter(whole[: len(whole) - cut])
+    kept = without_partial_char(whole[: len(whole) - cut])
     assert kept == kept.decode().encode()
     assert whole.startswith(kept)
     assert len(whole) - len(kept) < 4 + cut
 
 
 @pytest.fixture(scope="module", params=REAL)
-def spelled(request: pytest.FixtureRequest) -> tuple[Tokenizer, Spelling]:
+def spelled(request: pytest.FixtureRequest) -> tuple[Tokenizer, ExactEncoder]:
     path: Path = request.getfixturevalue(f"{request.param}_path")
     tokenizer = Tokenizer.load(path)
-    return tokenizer, Spelling(tokenizer)
+    return tokenizer, ExactEncoder(tokenizer)
 
 
 @given(st.one_of(st.text(max_size=30), st.just("e\u0301 A\u030a \u212b ﬁ")), st.binary(max_size=3))
 def test_real_tokenizers_spell_every_byte(
-    spelled: tuple[Tokenizer, Spelling], text: str, noise: bytes
+    spelled: tuple[Tokenizer, ExactEncoder], text: str, noise: bytes
 ) -> None:
-    tokenizer, spelling = spelled
-    sayable = {byte for byte in range(256) if spelling.tokens(bytes([byte]))}
+    tokenizer, encoder = spelled
+    sayable = {byte for byte in range(256) if encoder.encode(bytes([byte]))}
     assert sayable >= {*range(32, 127), *range(128, 240)} - {192, 193}
     for data in (text.encode(), text.encode() + noise, noise + text.encode() + PASSAGE):
-        ids, ends = spelling.spell(data)
+        ids, ends = encoder.encode_with_ends(data)
         assert b"".join(map(tokenizer.piece, ids)) == bytes(byte for byte in data if byte in sayable)
         assert all(data[:end].endswith(tokenizer.piece(t)) for t, end in zip(ids, ends, strict=True))

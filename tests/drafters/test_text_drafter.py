@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter, drafter_for
-from paceline.drafters.draft_model.retokenizer import Transcript
-from paceline.drafters.draft_model.select import EitherWay, overlap
-from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
+from paceline.drafters.draft_model.retokenizer import IncrementalRetokenizer
+from paceline.drafters.draft_model.select import TextOrTokenDrafter, overlap
+from paceline.drafters.draft_model.vocab_mapping import SharedVocab, TokenizerPair
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
 from paceline.engine.control import Fixed
@@ -29,11 +29,11 @@ VOCAB = TWO.target.vocab_size
 LENGTH = 40
 EOS = next(iter(TWO.target.eos_ids))
 Made = Callable[[Reader], Drafter]
-spell = TWO.target_spelling.tokens
+spell = TWO.target_encoder.encode
 
 
 def by_tokens(model: Reader) -> Drafter:
-    return ModelDrafter(model, VOCAB, 5, SharedWords(TWO, VOCAB))
+    return ModelDrafter(model, VOCAB, 5, SharedVocab(TWO, VOCAB))
 
 
 def by_text(model: Reader) -> Drafter:
@@ -41,7 +41,7 @@ def by_text(model: Reader) -> Drafter:
 
 
 def either(model: Reader) -> Drafter:
-    return EitherWay(by_text(model), by_tokens(model))
+    return TextOrTokenDrafter(by_text(model), by_tokens(model))
 
 
 WAYS: dict[str, Made] = {"tokens": by_tokens, "text": by_text}
@@ -174,7 +174,7 @@ def test_q_is_the_restricted_law() -> None:
     drafter.begin(seq)
     (draft,) = drafter.draft([Ask(seq, 3)])
     assert draft.q is not None
-    own = Transcript(TWO).tell(seq.tokens)
+    own = IncrementalRetokenizer(TWO).update(seq.tokens)
     for node, token in enumerate(draft.tokens):
         row = np.full(VOCAB, -np.inf, np.float32)
         for theirs, ours in TWO.shared.items():
@@ -188,7 +188,7 @@ def test_q_is_the_restricted_law() -> None:
 
 
 def test_shared_tokens_say_the_same() -> None:
-    marks = {*TWO.target_mark.values()}
+    marks = {*TWO.target_special.values()}
     assert len(TWO.shared) > 256
     for token, own in TWO.shared.items():
         assert token in marks or TWO.target.piece(token) == TWO.draft.piece(own)
@@ -245,7 +245,7 @@ def test_forced_tokens_are_left_to_the_grammar() -> None:
 def test_text_is_cut_at_the_committed_end(before: list[bytes], after: list[bytes]) -> None:
     drafter = TextDrafter(Reader(TWO.draft), TWO)
     committed, text = [t for piece in before for t in spell(piece)], b"".join(after)
-    cut = drafter.cut(committed, text)
+    cut = drafter.encode_after(committed, text)
     assert b"".join(map(TWO.target.piece, cut)) == text
     whole = spell(b"".join(before) + text)
     if whole[: len(committed)] == committed:
@@ -256,7 +256,7 @@ def test_the_last_token_may_be_unfinished_and_the_end_is_a_mark() -> None:
     for written, wanted in ((b" the", b""), (b" the cat", b" the "), (b" the<eos>", b" the<|endoftext|>")):
         model, seq = Reader(TWO.draft), a_seq(b"on")
         plan = TWO.draft.encode(written.decode(), bos=False)
-        start = len(Transcript(TWO).tell(seq.tokens))
+        start = len(IncrementalRetokenizer(TWO).update(seq.tokens))
         drafter = by_text(model)
 
         def logits(text: Sequence[int], plan: list[int] = plan, start: int = start) -> Doubles:
@@ -271,14 +271,14 @@ def test_the_last_token_may_be_unfinished_and_the_end_is_a_mark() -> None:
 
 
 def test_the_way_is_chosen_by_what_is_shared() -> None:
-    little = Dictionary(tokenizer((), ("<eos>",)), tokenizer(("th", "the", " t", " the"), ("<eos>",)))
+    little = TokenizerPair(tokenizer((), ("<eos>",)), tokenizer(("th", "the", " t", " the"), ("<eos>",)))
     assert 0 < overlap(little) < 1
-    assert overlap(Dictionary(TWO.draft, TWO.draft)) == 1
+    assert overlap(TokenizerPair(TWO.draft, TWO.draft)) == 1
     model = Reader(TWO.draft)
     strange = tokenizer((), ("<a>",), b"abcde"), tokenizer((), ("<b>",), b"fghij")
     assert isinstance(drafter_for(model, *strange, 6), TextDrafter)
     assert 0.95 < overlap(TWO) < 1
-    assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB), EitherWay)
+    assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB), TextOrTokenDrafter)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "intersection"), ModelDrafter)
     assert isinstance(drafter_for(model, TWO.draft, TWO.target, VOCAB, "text"), TextDrafter)
     assert isinstance(drafter_for(model, TWO.target, TWO.target, VOCAB, "text"), ModelDrafter)

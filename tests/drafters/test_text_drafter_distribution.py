@@ -12,7 +12,7 @@ import torch
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.drafters.draft_model import ModelDrafter, TextDrafter
-from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
+from paceline.drafters.draft_model.vocab_mapping import SharedVocab, TokenizerPair
 from paceline.drafters.support import draft_sampling as drawing
 from paceline.engine.accept import Coins, ProbsAt, block, residual
 from paceline.sampling import Distribution, Doubles, Floats
@@ -21,7 +21,7 @@ from paceline.types import Ask, Draft, Drafter, Seq, Verdict
 from support.two_tokenizers import tokenizer
 
 # Shared are a, b and the end; only the target has ab, only the draft model aa and ba, and their ids differ.
-TWO = Dictionary(
+TWO = TokenizerPair(
     tokenizer(("aa", "ba"), ("<eos>",), b"ba", cuts_words=False),
     tokenizer(("ab",), ("<|endoftext|>",), b"ab", cuts_words=False),
 )
@@ -95,8 +95,8 @@ def error(rule: Rule, accept: Accept, made: Callable[[], Drafter], patch: pytest
     return worst
 
 
-def by_tokens(words: type[SharedWords] = SharedWords) -> Drafter:
-    return ModelDrafter(ToyTarget(OWN), VOCAB, words=words(TWO, VOCAB))
+def by_tokens(vocab: type[SharedVocab] = SharedVocab) -> Drafter:
+    return ModelDrafter(ToyTarget(OWN), VOCAB, vocab=vocab(TWO, VOCAB))
 
 
 def by_text() -> Drafter:
@@ -151,7 +151,7 @@ def _with_q(draft: Draft, change: Callable[[torch.Tensor], torch.Tensor]) -> Dra
 @pytest.mark.parametrize("mutant", [InOwnIds, NotRestricted, DropsWhatMergesBadly])
 def test_a_wrong_q_is_caught(mutant: type[ModelDrafter], monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> Drafter:
-        return mutant(ToyTarget(OWN), VOCAB, words=SharedWords(TWO, VOCAB))
+        return mutant(ToyTarget(OWN), VOCAB, vocab=SharedVocab(TWO, VOCAB))
 
     assert error(residual, "residual", made, monkeypatch) > 0.01
 
@@ -159,8 +159,8 @@ def test_a_wrong_q_is_caught(mutant: type[ModelDrafter], monkeypatch: pytest.Mon
 def test_a_wrong_id_costs_guesses_and_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which tokens are taken for the same is knowledge, not law."""
 
-    class Swapped(SharedWords):
-        def row(self, logits: Floats) -> Floats:
-            return super().row(logits[::-1])
+    class Swapped(SharedVocab):
+        def target_logits(self, logits: Floats) -> Floats:
+            return super().target_logits(logits[::-1])
 
     assert error(residual, "residual", lambda: by_tokens(Swapped), monkeypatch) < 1e-12

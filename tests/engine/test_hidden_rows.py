@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
-from paceline.drafters.heads.head_cache import Kept
+from paceline.drafters.heads.head_cache import HeadCache
 from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
@@ -39,7 +39,7 @@ class Reader(Drafter):
         self.read_to: dict[str, int] = {}
         self.rows = self.from_guesses = 0
         self._rng = np.random.default_rng(seed)
-        self._kept = Kept((VOCAB,))
+        self._kept = HeadCache((VOCAB,))
         self._pure = ToyTarget(VOCAB)
 
     def begin(self, seq: Seq) -> None:

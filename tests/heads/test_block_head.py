@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.heads.block import BlockHead
 from paceline.train.losses.base import TrainBatch
-from paceline.train.losses.block import guesses
+from paceline.train.losses.block import draft_logits
 from support.tiny_heads import own, random_net, said, tiny_model
 from support.torch_cases import VOCAB
 
@@ -18,7 +18,7 @@ def net() -> BlockHead:
     return random_net(window=WINDOW).eval()
 
 
-def lesson(net: BlockHead, count: int = 2) -> TrainBatch:
+def batch(net: BlockHead, count: int = 2) -> TrainBatch:
     tokens = said()[:count]
     hidden, final = tiny_model().features(tokens, net.shape.taps)
     return TrainBatch(tokens, own(tokens), hidden, final)
@@ -26,12 +26,12 @@ def lesson(net: BlockHead, count: int = 2) -> TrainBatch:
 
 def outcome(net: BlockHead, of: TrainBatch, at: int) -> Tensor:
     with torch.no_grad():
-        return guesses(net, of, torch.full((len(of.tokens), 1), at))[0]
+        return draft_logits(net, of, torch.full((len(of.tokens), 1), at))[0]
 
 
 @pytest.mark.parametrize(("row", "seen"), [(19, True), (8, True), (7, False), (20, False), (21, False)])
 def test_a_block_sees_the_window_before_its_anchor(net: BlockHead, row: int, seen: bool) -> None:
-    of = lesson(net)
+    of = batch(net)
     before = outcome(net, of, 20)
     for states in of.hidden.values():
         states[:, row] += torch.randn(states.shape[-1], generator=torch.Generator().manual_seed(3))
@@ -39,7 +39,7 @@ def test_a_block_sees_the_window_before_its_anchor(net: BlockHead, row: int, see
 
 
 def test_all_slots_see_one_another(net: BlockHead) -> None:
-    of = lesson(net)
+    of = batch(net)
     before = outcome(net, of, 20)
     with torch.no_grad():
         net.mask.add_(1)
@@ -49,17 +49,17 @@ def test_all_slots_see_one_another(net: BlockHead) -> None:
 
 
 def test_an_anchor_knows_nothing_of_the_others(net: BlockHead) -> None:
-    of = lesson(net)
+    of = batch(net)
     places = [5, 9, 10, 30]
     with torch.no_grad():
-        together, sure = guesses(net, of, torch.tensor([places] * 2))
+        together, sure = draft_logits(net, of, torch.tensor([places] * 2))
     for i, place in enumerate(places):
         assert torch.allclose(together[:, i : i + 1], outcome(net, of, place), atol=1e-4)
     assert sure.shape == (2, 4, net.shape.block)
 
 
 def test_positions_count_only_by_their_distance(net: BlockHead) -> None:
-    of = lesson(net, 1)
+    of = batch(net, 1)
     features = net.features(of.hidden)[:, :8]
     hidden = []
     for shift in (0, 1000):
@@ -72,7 +72,7 @@ def test_positions_count_only_by_their_distance(net: BlockHead) -> None:
 
 
 def test_context_can_be_made_piece_by_piece(net: BlockHead) -> None:
-    features, at = net.features(lesson(net).hidden), torch.arange(40).expand(2, -1)
+    features, at = net.features(batch(net).hidden), torch.arange(40).expand(2, -1)
     with torch.no_grad():
         whole = net.context(features, at)
         parts = [net.context(features[:, part], at[:, part]) for part in (slice(0, 7), slice(7, 40))]

@@ -13,86 +13,86 @@ from support.head_cases import MODEL, a_lesson, eagle_net, every_place, largest_
 TAPS = (0, 2, 4)
 
 
-def changed(lesson: TrainBatch, place: int) -> TrainBatch:
+def changed(batch: TrainBatch, place: int) -> TrainBatch:
     """Another token at this place, and other hidden states there."""
-    tokens = lesson.tokens.clone()
+    tokens = batch.tokens.clone()
     tokens[:, place] = (tokens[:, place] + 1) % 100
-    hidden = {tap: rows.clone() for tap, rows in lesson.hidden.items()}
+    hidden = {tap: rows.clone() for tap, rows in batch.hidden.items()}
     for rows in hidden.values():
         rows[:, place] += 1
-    return TrainBatch(tokens, lesson.mask, hidden, lesson.final)
+    return TrainBatch(tokens, batch.mask, hidden, batch.final)
 
 
-def taught(net: EagleHead, lesson: TrainBatch, anchors: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
-    return eagle_loss(net, lesson, MODEL.head, torch.Generator().manual_seed(0), 4, anchors)
+def taught(net: EagleHead, batch: TrainBatch, anchors: int = 128) -> tuple[Tensor, dict[str, Tensor]]:
+    return eagle_loss(net, batch, MODEL.head, torch.Generator().manual_seed(0), 4, anchors)
 
 
 def test_a_place_sees_the_text_before_it_and_the_tokens_it_was_told() -> None:
-    net, lesson, place = eagle_net(), a_lesson(TAPS, 2), 20
-    before, after = (unrolled(net, one, every_place(one), 4) for one in (lesson, changed(lesson, place)))
+    net, batch, place = eagle_net(), a_lesson(TAPS, 2), 20
+    before, after = (unrolled(net, one, every_place(one), 4) for one in (batch, changed(batch, place)))
     for step, (one, other) in enumerate(zip(before, after, strict=True)):
         told = (one != other).any(-1).any(0).nonzero().flatten().tolist()
-        assert told == list(range(place - 1 - step, lesson.tokens.shape[1])), step
+        assert told == list(range(place - 1 - step, batch.tokens.shape[1])), step
 
 
 def test_a_window_ends_what_is_seen() -> None:
-    net, lesson = eagle_net(window=5), a_lesson(TAPS, 2)
-    before, after = (unrolled(net, one, every_place(one), 2) for one in (lesson, changed(lesson, 10)))
+    net, batch = eagle_net(window=5), a_lesson(TAPS, 2)
+    before, after = (unrolled(net, one, every_place(one), 2) for one in (batch, changed(batch, 10)))
     told = (before[0] != after[0]).any(-1).any(0).nonzero().flatten().tolist()
     assert told == list(range(9, 15))
 
 
 def test_it_learns_a_text_by_heart() -> None:
-    net, lesson = eagle_net(), a_lesson(TAPS, 1)
+    net, batch = eagle_net(), a_lesson(TAPS, 1)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    before = taught(net, lesson)[1]
+    before = taught(net, batch)[1]
     for _ in range(90):
         optimizer.zero_grad()
-        loss, _ = taught(net, lesson)
+        loss, _ = taught(net, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    after = taught(net, lesson)[1]
+    after = taught(net, batch)[1]
     assert float(before["tokens_per_pass"]) < 2
     assert float(after["first"]) > 0.95
     assert float(after["tokens_per_pass"]) > 4.5
 
 
 def test_tokens_that_cannot_be_guessed_are_not_taught() -> None:
-    net, lesson = eagle_net(draft_vocab=20), a_lesson(TAPS, 4)
-    loss, said = taught(net, lesson)
+    net, batch = eagle_net(draft_vocab=20), a_lesson(TAPS, 4)
+    loss, said = taught(net, batch)
     assert torch.isfinite(loss)
-    known = torch.isin(lesson.tokens[:, 4:], net.draft_ids).float().mean()
+    known = torch.isin(batch.tokens[:, 4:], net.draft_ids).float().mean()
     assert float(said["first"]) <= float(known) + 0.05
-    loss, _ = taught(net, replace(lesson, mask=lesson.mask & False))
+    loss, _ = taught(net, replace(batch, mask=batch.mask & False))
     assert float(loss) == 0
 
 
 def test_a_chain_is_the_same_whichever_others_are_guessed() -> None:
-    net, lesson = eagle_net(window=9), a_lesson(TAPS, 2)
+    net, batch = eagle_net(window=9), a_lesson(TAPS, 2)
     few = torch.tensor([[20, 3, 11], [0, 30, 7]])
-    whole, some = (unrolled(net, lesson, at, 4) for at in (every_place(lesson), few))
+    whole, some = (unrolled(net, batch, at, 4) for at in (every_place(batch), few))
     for one, other in zip(whole, some, strict=True):
         wanted = torch.stack([rows[at] for rows, at in zip(one, few, strict=True)])
         assert torch.allclose(other, wanted, atol=1e-5)
 
 
 def test_with_few_anchors_only_so_many_places_of_each_text_are_learned_from() -> None:
-    net, lesson = eagle_net(), a_lesson(TAPS, 4)
-    first = lesson.mask.int().argmax(1)
-    one = torch.zeros_like(lesson.mask)
+    net, batch = eagle_net(), a_lesson(TAPS, 4)
+    first = batch.mask.int().argmax(1)
+    one = torch.zeros_like(batch.mask)
     one[torch.arange(4), first + 5] = True
-    there, _ = taught(net, replace(lesson, places=one), anchors=1)
-    wanted, _ = taught(net, replace(lesson, places=one))
+    there, _ = taught(net, replace(batch, places=one), anchors=1)
+    wanted, _ = taught(net, replace(batch, places=one))
     assert torch.allclose(there, wanted)
-    losses = {round(taught(net, lesson, few)[0].item(), 4) for few in (1, 2, 128)}
+    losses = {round(taught(net, batch, few)[0].item(), 4) for few in (1, 2, 128)}
     assert len(losses) == 3
 
 
 def test_neither_attention_nor_logits_are_kept_for_the_gradients() -> None:
-    net, lesson = eagle_net(), a_lesson(TAPS, 16)
-    length, shape = lesson.tokens.shape[1], net.shape
+    net, batch = eagle_net(), a_lesson(TAPS, 16)
+    length, shape = batch.tokens.shape[1], net.shape
     most = max(weight.numel() for weight in net.parameters())
-    features = lesson.tokens.numel() * len(TAPS) * shape.width
-    attention = int(lesson.mask.sum()) * shape.heads * length
-    kept = largest_kept(lambda: taught(net, lesson)[0])
+    features = batch.tokens.numel() * len(TAPS) * shape.width
+    attention = int(batch.mask.sum()) * shape.heads * length
+    kept = largest_kept(lambda: taught(net, batch)[0])
     assert kept <= max(most, features) < attention

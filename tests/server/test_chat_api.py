@@ -98,7 +98,7 @@ def test_usage_with_every_chunk(server: Running) -> None:
 
 
 def test_metrics_tell_the_passes(server: Running) -> None:
-    found = chat(server, extra_body={"metrics": True, "learn": False})
+    found = chat(server, extra_body={"metrics": True, "remember": False})
     plain = chat(server, extra_body={"metrics": True, "speculative_config": {"disabled": True}})
     assert 1 <= found.to_dict()["metrics"]["passes"] <= plain.to_dict()["metrics"]["passes"]  # type: ignore[index]
 
@@ -251,9 +251,9 @@ def test_a_prediction_changes_no_text(server: Running) -> None:
 
 SPECULATIONS: list[dict[str, Any]] = [
     {"disabled": True},
-    {"drafters": ["ngram"], "num_speculative_tokens": 4},
+    {"drafters": ["ngram"], "max_draft": 4},
     {"drafters": ["suffix"], "adaptive": False, "num_speculative_tokens": 16},
-    {"draft_model": "ngram", "acceptance_threshold": 0.5},
+    {"draft_model": "ngram", "threshold": 0.5},
     {"tree_width": 2, "adaptive": False},
     {"num_speculative_tokens": 0},
 ]

@@ -26,7 +26,7 @@ from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
-from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from support.pupils import state
 from support.running import Running, running, until
@@ -80,7 +80,7 @@ def drafter(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     ids = torch.tensor(sorted({*range(64), *words, *tokenizer.eos_ids}))
     model = TrainDecoder(weights, "cpu", torch.float32)
     shape = TrainConfig(layers=1, block=4, markov_rank=32, ff_width=256)
-    net = recipe(shape, model, ids, weights.tensors).net
+    net = new_recipe(shape, model, ids, weights.tensors).net
     save(folder, Card("block", net.shape, "smollm2-135m", model.fingerprint), net)
     return folder
 
@@ -115,7 +115,7 @@ class Client:
 
     def measure(self, when: str) -> None:
         """Held-out questions, of which nothing is kept."""
-        said = [self.ask(country, BLOCK, learn=False) for country in HELD_OUT]
+        said = [self.ask(country, BLOCK, remember=False) for country in HELD_OUT]
         self._life.texts[when] = [one.choices[0].message.content for one in said]
         self._life.passes[when] = sum(one.to_dict()["metrics"]["passes"] for one in said)
 
@@ -169,7 +169,7 @@ def life(drafter: Path) -> Iterator[Life]:
     log.setLevel(logging.INFO)
     try:
         with running(
-            "smollm2-135m", EngineConfig("cpu", cache_mb=64), trained=(str(drafter),), refresh=LEARN
+            "smollm2-135m", EngineConfig("cpu", cache_mb=64), trained=(str(drafter),), online_training=LEARN
         ) as s:
             _live(Client(s, seen), s, drafter, seen)
         yield seen
@@ -179,7 +179,7 @@ def life(drafter: Path) -> Iterator[Life]:
 
 
 def _live(client: Client, server: Running, drafter: Path, seen: Life) -> None:
-    plain = [client.ask(country, PLAIN, learn=False) for country in HELD_OUT]
+    plain = [client.ask(country, PLAIN, remember=False) for country in HELD_OUT]
     seen.texts["plain"] = [one.choices[0].message.content for one in plain]
     client.measure("before")
     client.traffic()
@@ -260,16 +260,16 @@ def test_a_restart_keeps_what_was_learned(life: Life, drafter: Path) -> None:
 
 
 def test_learning_needs_somebody_who_learns() -> None:
-    with pytest.raises(UsageError, match=r"--learn needs a drafter that can learn: .* --trained"):
-        ServerSettings("smollm2-135m", refresh=LEARN)
-    with pytest.raises(UsageError, match="refresh needs learn=True"):
-        ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN, learn=False)
+    with pytest.raises(UsageError, match=r"--online-training needs a trained drafter: .* --trained"):
+        ServerSettings("smollm2-135m", online_training=LEARN)
+    with pytest.raises(UsageError, match="online_training needs remember=True"):
+        ServerSettings("smollm2-135m", trained=("ours",), online_training=LEARN, remember=False)
 
 
 def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "SIGSTOP")
     with pytest.raises(UsageError, match="needs SIGSTOP, which this system does not have"):
-        ServerSettings("smollm2-135m", trained=("ours",), refresh=LEARN)
+        ServerSettings("smollm2-135m", trained=("ours",), online_training=LEARN)
 
 
 @given(st.lists(st.integers(1, 40), max_size=20))

@@ -29,12 +29,23 @@ def test_no_limit_to_the_likeliest_said_in_vllms_way(server: Running) -> None:
 
 def test_a_prediction_is_used_beside_the_drafters_that_are_named(server: Running) -> None:
     whole = text(chat(server))
-    spec = {"drafters": ["ngram"], "num_speculative_tokens": 16, "adaptive": False}
-    asked: dict[str, Any] = {"extra_body": {"speculative_config": spec, "learn": False}}
+    spec = {"drafters": ["ngram"], "max_draft": 16, "adaptive": False}
+    asked: dict[str, Any] = {"extra_body": {"speculative_config": spec, "remember": False}}
     found = chat(server, prediction={"type": "content", "content": whole}, **asked)
     assert found.usage is not None
     assert found.usage.completion_tokens_details is not None
     assert (found.usage.completion_tokens_details.accepted_prediction_tokens or 0) > 10
+
+
+def test_names_of_other_servers_and_of_before_are_taken(server: Running) -> None:
+    def spec_tokens(**body: Any) -> Any:
+        found = chat(server, extra_body={**body, "metrics": True}).model_extra or {}
+        return found["metrics"]["speculative_decoding"]["num_spec_tokens"]
+
+    ours = {"drafters": ["ngram"], "max_draft": 3, "threshold": 0.5}
+    theirs = {"drafters": ["ngram"], "num_speculative_tokens": 3, "acceptance_threshold": 0.5}
+    assert spec_tokens(speculative_config=ours, remember=False) == 3
+    assert spec_tokens(speculative_config=theirs, learn=False) == 3
 
 
 def test_a_template_variable_that_nobody_reads_is_ignored_with_one_warning(

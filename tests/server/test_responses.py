@@ -310,6 +310,6 @@ def test_harmless_defaults_are_accepted(server: Running) -> None:
         "reasoning": {"effort": None},
         "store": False,
         "previous_response_id": None,
-        "extra_body": {"learn": False, "priority": 1},
+        "extra_body": {"remember": False, "priority": 1},
     }
     assert answer(server, **harmless).output_text == answer(server).output_text

@@ -118,8 +118,8 @@ def test_some_route_is_always_found(globs: list[str], path: str) -> None:
         ("drafters: suffix", "routes[1].drafters: 'suffix' is not usable: expected a list"),
         ("drafters: [1]", "routes[1].drafters[0]: 1 is not usable: expected a text"),
         (
-            "num_speculative_tokens: 65",
-            "routes[1].num_speculative_tokens: 65 is not usable: expected 0 to 64",
+            "max_draft: 65",
+            "routes[1].max_draft: 65 is not usable: expected 0 to 64",
         ),
         ("num_speculative_tokens: '8'", "expected a whole number"),
         ("num_speculative_tokens: true", "expected a whole number"),
@@ -134,7 +134,7 @@ def test_some_route_is_always_found(globs: list[str], path: str) -> None:
         ("timeout_s: 0", "expected 0.001 to 86,400"),
         ("timeout_s: 2024-01-01", "routes[1].timeout_s: reads as a date: put it in quotes"),
         ("priority: high", "routes[1].priority: 'high' is not usable: expected a whole number"),
-        ("learn: maybe", "expected true or false"),
+        ("remember: maybe", "expected true or false"),
         ("trace_txt: true", "unknown key 'trace_txt'; did you mean 'trace_text'?"),
         ("colour: red", "routes[1]: unknown key 'colour'. Known: name, match, enabled, drafters, "),
     ],
@@ -169,9 +169,32 @@ def test_what_is_wrong_with_the_whole(tmp_path: Path, text: str, said: str) -> N
 
 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
-    found = problems(tmp_path, "routes: [{name: a, learn: 1, x: 1}, {tree_width: 99}]")
-    assert len(found) == 4
-    assert all(re.match(r"routes\[[01]\]", line) for line in found)
+    routes = """routes:
+- {name: a, remember: 1, x: 1}
+- {tree_width: 99, match: , drafters: [sufix]}
+- {name: a, match: {path: /a}, accept: block, tree_width: 2, timeout_s: 2024-01-01}
+- just a text
+"""
+    assert problems(tmp_path, routes, {"suffix"}) == (
+        "routes[1].match: empty: give it a value or leave it out",
+        "routes[2].timeout_s: reads as a date: put it in quotes",
+        "routes[0].remember: 1 is not usable: expected true or false",
+        f"routes[0]: unknown key 'x'. Known: {', '.join(Route.model_fields)}",
+        "routes[1]: name is missing",
+        "routes[1].tree_width: 99 is not usable: expected 1 to 16",
+        "routes[3]: 'just a text' is not usable: expected a mapping",
+        "routes[0]: has no match and so takes every request: expected it to be the last route",
+        "routes[2].name: 'a' is the name of routes[0] already",
+        "routes[2].tree_width: 2 is not usable: expected 1, as accept is 'block'",
+        "routes[1].drafters[0]: unknown drafter 'sufix'; did you mean 'suffix'? Known: suffix",
+    )
+
+
+def test_old_names_of_settings_are_taken(tmp_path: Path) -> None:
+    old = {"name": "a", "num_speculative_tokens": 3, "acceptance_threshold": 0.5, "learn": False}
+    new = {"name": "a", "max_draft": 3, "threshold": 0.5, "remember": False}
+    assert loaded(tmp_path, old) == loaded(tmp_path, new)
+    assert loaded(tmp_path, new).routes[0].spec(SpecConfig()) == SpecConfig(max_draft=3, threshold=0.5)
 
 
 def test_unknown_drafters_are_refused_if_the_known_ones_are_told(tmp_path: Path) -> None:
@@ -220,13 +243,13 @@ def test_a_problem_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
 def test_a_route_is_laid_over_the_servers_settings() -> None:
     base = SpecConfig(("ngram",), 6, 2, False, "residual")
     assert Route(name="x").spec(base) == base
-    assert Route(name="x", drafters=("suffix",), num_speculative_tokens=0).spec(base) == SpecConfig(
+    assert Route(name="x", drafters=("suffix",), max_draft=0).spec(base) == SpecConfig(
         ("suffix",), 0, 2, False, "residual"
     )
     assert Route(name="x", adaptive=True, accept="match", tree_width=1).spec(base) == SpecConfig(
         ("ngram",), 6, 1, True, "match"
     )
-    plain = Route(name="x", enabled=False, drafters=("suffix",), num_speculative_tokens=4).spec(base)
+    plain = Route(name="x", enabled=False, drafters=("suffix",), max_draft=4).spec(base)
     assert (plain.drafters, plain.max_draft) == ((), 0)
     assert Route(name="x", accept="block").spec(base).tree_width == 1  # not an error while requests run
     block = SpecConfig(accept="block")

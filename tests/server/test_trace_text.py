@@ -56,6 +56,7 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"tools": [{"type": "function", "function": FUNCTION}]},
         {"tools": [{"type": "function", "function": {"name": SECRET}}], "tool_choice": SECRET},
         {"response_format": {"type": "json_schema", "json_schema": {"name": SECRET, "schema": SCHEMA}}},
+        {"chat_template_kwargs": {"xyzzy": SECRET}},
     ],
     COMPLETIONS: [*COMMON, {"prompt": SECRET}, {"prompt": [SECRET, SECRET]}],
     RESPONSES: [

@@ -92,23 +92,23 @@ def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STAYS = """
-import sys, time
-from paceline.train.online import process_main, refresh
-def run(*_):
+import sys, time, types
+from paceline.train.online import process_main
+def stay():
     print("{}", flush=True)
     time.sleep(300)
-refresh.run = run
+sys.modules["paceline.train.online.refresh"] = types.SimpleNamespace(main=stay)
 process_main.main(int(sys.argv[1]))
 """
 SERVES = """
-import os, signal, sys
+import os, signal, sys, time
 sys.path.append({tests!r})
 from paceline.server.online.process import TrainerProcess
 from support.pupils import state
 pupil = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
-while not pupil.told(): pass
+while not pupil.told(): time.sleep(0.01)
 if {paused}: pupil.pause()
-while {paused} and state(pupil.pid) != "T": pass
+while {paused} and state(pupil.pid) != "T": time.sleep(0.01)
 print(pupil.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -14,7 +14,7 @@ from paceline.target.native.int8_weights import DenseWeights, room_for
 from paceline.target.native.threads import NativeTeam
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
-from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import train
 from support.native_cases import wanted_path
@@ -130,7 +130,7 @@ def a_trained_net(steps: int = 120) -> BlockHead:
     config = TrainConfig(
         steps=steps, taps=2, draft_vocab=VOCAB, layers=1, block=4, markov_rank=32, anchors=16, lr=8e-3
     )
-    made = recipe(config, model, torch.arange(VOCAB))
+    made = new_recipe(config, model, torch.arange(VOCAB))
     train(made, model, lambda seed: answers.batches(seed, 8 * 40, 40), config)
     assert isinstance(made.net, BlockHead)
     return made.net.eval()

@@ -25,8 +25,8 @@ def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
     return TrainBatch(tokens, own(tokens), hidden, final)
 
 
-def every_place(lesson: TrainBatch) -> Tensor:
-    return torch.arange(lesson.tokens.shape[1]).expand_as(lesson.tokens)
+def every_place(batch: TrainBatch) -> Tensor:
+    return torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens)
 
 
 def largest_kept(loss: Callable[[], Tensor]) -> int:

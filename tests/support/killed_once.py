@@ -15,7 +15,7 @@ from paceline.train.data.dataset import Answers, Batch
 from paceline.train.data.held_out import is_held_out
 from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.rollout import Rollout
-from paceline.train.head_pipeline import ANSWERS, Told
+from paceline.train.head_pipeline import ANSWERS, PipelineProgress
 from paceline.train.trainer import Batches, take_steps
 from support.talk import called, record, user, write
 
@@ -42,7 +42,7 @@ class Killed(Exception):
 class Done(Generic[J, C]):
     job: J
     card: C
-    told: list[list[Told]]  # of each run
+    told: list[list[PipelineProgress]]  # of each run
     taught: list[str]  # every text in a training batch
 
 
@@ -55,13 +55,16 @@ def talks(home: Path) -> Path:
 
 
 def killed_once(
-    job: J, run: Callable[[J, Callable[[Told], None]], C], trainer: ModuleType, tokenizer: Tokenizer
+    job: J,
+    run: Callable[[J, Callable[[PipelineProgress], None]], C],
+    trainer: ModuleType,
+    tokenizer: Tokenizer,
 ) -> Done[J, C]:
     """trainer: the module whose steps are watched. tokenizer: of what is trained."""
-    told: list[list[Told]] = [[], []]
+    told: list[list[PipelineProgress]] = [[], []]
     taught: list[str] = []
 
-    def kill(t: Told) -> None:
+    def kill(t: PipelineProgress) -> None:
         told[0].append(t)
         if steps_of([t]) == [KILLED_AT]:
             raise Killed
@@ -82,16 +85,16 @@ def killed_once(
     return Done(job, card, told, taught)
 
 
-def steps_of(told: Iterable[Told]) -> list[int]:
-    return [int(t.note.split()[1].rstrip(",")) for t in told if t.what == "training"]
+def steps_of(told: Iterable[PipelineProgress]) -> list[int]:
+    return [int(t.note.split()[1].rstrip(",")) for t in told if t.stage == "training"]
 
 
 def check_it_went_on(done: Done[Any, Any], steps: int) -> None:
     first, second = done.told
     assert steps_of(first) == list(range(1, KILLED_AT + 1))
     assert steps_of(second) == list(range(KILLED_AT, steps + 1))  # the last step was not saved yet
-    assert "answers" in {t.what for t in first}
-    assert "answers" not in {t.what for t in second}
+    assert "answers" in {t.stage for t in first}
+    assert "answers" not in {t.stage for t in second}
 
 
 def check_held_out_is_never_taught(done: Done[Any, Any]) -> None:

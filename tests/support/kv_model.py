@@ -8,7 +8,8 @@ import torch
 
 from paceline.errors import CacheFull
 from paceline.target.kv.cache import PagedCache, TorchRows
-from paceline.target.kv.radix_tree import Node, common
+from paceline.target.kv.radix_tree import Node
+from paceline.types import common_prefix
 
 LAYERS, HEADS, DIM = 2, 2, 3
 GARBAGE = -1.0  # what a rejected row leaves behind
@@ -142,7 +143,7 @@ class Model:
         tokens = begin[: len(begin) - cut % (len(begin) + 1)] + more
         seq_id = f"s{self.opened}"
         self.opened += 1
-        best = max((common(t, tokens) for owner, t in self.known if owner == tenant), default=0)
+        best = max((common_prefix(t, tokens) for owner, t in self.known if owner == tenant), default=0)
         shared = self.cache.open(seq_id, tenant, tokens)
         assert shared <= min(best, len(tokens) - 1)
         if not self.forgot and not self.cache.stats.evicted:

@@ -90,7 +90,7 @@ def check_a_row_that_stays_is_caught(target: Any, monkeypatch: pytest.MonkeyPatc
             self._cache.append(feed.seq_id, feed.tokens)
         return scores
 
-    monkeypatch.setattr(kind, "sketch", keeping)
+    monkeypatch.setattr(kind, "skip_forward", keeping)
     with pytest.raises((AssertionError, ValueError), match=r"a sketch has changed|cannot keep"):
         check_nothing_stays(target, 5, 40)
 
@@ -110,7 +110,7 @@ def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) ->
     def blind(self: Any, feeds: Any, starts: Any) -> Any:
         return make_room(self, feeds, [start + 1 for start in starts])
 
-    monkeypatch.setattr(kind, "sketch", early)
+    monkeypatch.setattr(kind, "skip_forward", early)
     monkeypatch.setattr(kind, "_make_room", blind)
     with pytest.raises(AssertionError, match="a sketch has changed"):
         check_nothing_stays(target, 5, 40)

@@ -9,8 +9,8 @@ from torch import Tensor
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers, Batch
-from paceline.train.evaluate import Recorded
-from paceline.train.recipe import TrainConfig, pieces_of, recipe
+from paceline.train.evaluate import RecordedText
+from paceline.train.recipe import TrainConfig, new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import train
 from support.torch_cases import VOCAB, random_weights
@@ -47,9 +47,9 @@ def own(tokens: Tensor) -> Tensor:
     return mask
 
 
-def recorded(tokens: Tensor) -> list[Recorded]:
+def recorded(tokens: Tensor) -> list[RecordedText]:
     mask = own(tokens)
-    return [Recorded(row.tolist(), of.tolist()) for row, of in zip(tokens, mask, strict=True)]
+    return [RecordedText(row.tolist(), of.tolist()) for row, of in zip(tokens, mask, strict=True)]
 
 
 def batches(seed: int) -> Iterator[Batch]:
@@ -91,7 +91,7 @@ def tiny_config(steps: int, **other: object) -> TrainConfig:
 def trained_net(steps: int = 90) -> BlockHead:
     """Right often enough, wrong often enough."""
     config = tiny_config(steps)
-    made = recipe(config, tiny_model(), torch.arange(VOCAB))
+    made = new_recipe(config, tiny_model(), torch.arange(VOCAB))
     train(made, tiny_model(), batches, config)
     assert isinstance(made.net, BlockHead)
     return made.net.eval()

@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from paceline.drafters.draft_model.vocab_mapping import Dictionary
+from paceline.drafters.draft_model.vocab_mapping import TokenizerPair
 from paceline.sampling import Doubles, gumbel, noise_key
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
@@ -60,11 +60,11 @@ def tokenizer(
     )
 
 
-def pair(letters: bytes = bytes(range(256))) -> Dictionary:
+def pair(letters: bytes = bytes(range(256))) -> TokenizerPair:
     """A draft tokenizer and the target's: other words, other marks, other ids."""
     target = tokenizer(TARGET_WORDS, ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|odd|>"), letters)
     marks = ("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
-    return Dictionary(tokenizer(DRAFT_WORDS, marks, letters[::-1], "<bos>"), target)
+    return TokenizerPair(tokenizer(DRAFT_WORDS, marks, letters[::-1], "<bos>"), target)
 
 
 class Reader(ToyTarget):

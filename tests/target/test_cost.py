@@ -1,16 +1,20 @@
 """The cost curve: measured once, kept, and read again."""
 
 import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from paceline.config import EngineConfig
 from paceline.target import cost
-from paceline.target.cost import CostTable, cost_table, measure
+from paceline.target.cost import CostMonitor, CostTable, cost_table, measure
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
-from paceline.types import Feed, Seq
+from paceline.testing import ToyTarget
+from paceline.types import NO_DRAFT, Feed, Round, Scores, Seq
 from support.torch_cases import CONFIG, random_weights
 
 
@@ -79,3 +83,111 @@ def test_a_cache_too_small_to_measure_in_measures_nothing() -> None:
     small = TorchTarget(random_weights(), EngineConfig(device="cpu", cache_mb=1))
     small.max_context = 100
     assert not measure(small)
+
+
+class Clocked(ToyTarget):
+    """A target on a fake clock: pass i takes noise_of(i) milliseconds for each of its rows."""
+
+    timed_contexts: tuple[int, ...] = (256,)
+
+    def __init__(self, noise_of: Callable[[int], float] = lambda _: 1.0) -> None:
+        super().__init__()
+        self.seconds, self._noise_of = 0.0, noise_of
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
+        self.seconds += rows * self._noise_of(self.passes) / 1000
+        return super().forward(feeds, taps)
+
+    @contextmanager
+    def noise(self, seq: Seq) -> Iterator[None]:
+        self.open(seq)
+        self._rows[seq.id] = seq.tokens[:-1]
+        yield
+        self.close(seq.id)
+
+    def measured(self, budget: float = 10.0) -> CostTable:
+        return measure(self, budget, clock=lambda: self.seconds)
+
+
+def test_on_a_quiet_machine_all_timings_agree() -> None:
+    table = Clocked().measured()
+    assert table.ms == {256: {rows: float(rows) for rows in cost.ROWS}}
+    assert table.spread == pytest.approx(1)
+
+
+def test_after_the_budget_each_row_count_is_tried_once() -> None:
+    target = Clocked()
+    assert set(target.measured(budget=0.001).ms[256]) == set(cost.ROWS)
+    assert target.passes == 1 + len(cost.ROWS)
+
+
+def test_on_a_busy_machine_timings_spread_and_the_fastest_counts() -> None:
+    """Of the three passes with each number of rows, one is undisturbed."""
+    table = Clocked(lambda number: 1.0 if number > 10 else 3.0).measured()
+    assert table.ms == {256: {rows: float(rows) for rows in cost.ROWS}}
+    assert table.spread == pytest.approx(3)
+
+
+def test_one_slow_moment_is_no_busy_machine() -> None:
+    assert Clocked(lambda number: 1.0 if number > 3 else 3.0).measured().spread == pytest.approx(1)
+
+
+@pytest.fixture
+def clocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    """`cost_table` measures on its clock."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    target = Clocked()
+    monkeypatch.setattr(cost, "measure", lambda _: target.measured())
+    return target
+
+
+def test_a_table_of_a_busy_machine_is_measured_again_until_it_is_quiet(clocked: Clocked) -> None:
+    quiet: Callable[[int], float] = lambda _: 1.0  # noqa: E731
+    clocked._noise_of = lambda number: 2.0 + number % 3
+    busy = cost_table(clocked)
+    assert busy.spread > cost.MAX_SPREAD
+    assert busy(1, 256) > 1
+    clocked._noise_of = quiet
+    assert cost_table(clocked)(1, 256) == 1
+    passes = clocked.passes
+    assert cost_table(clocked)(1, 256) == 1
+    assert clocked.passes == passes  # read this time
+
+
+def rounds(target_us: int, count: int, rows: int = 1, batch: int = 1) -> list[Round]:
+    return [Round("r", 256, (), NO_DRAFT, (), (1,), 0, batch, rows, 0, target_us) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("target_us", "again"), [(4000, True), (1000, False), (1300, False), (300, True)])
+def test_a_table_that_passes_disagree_with_for_long_is_measured_again(
+    clocked: Clocked, target_us: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+    monitor = CostMonitor(clocked, cost_table(clocked))
+    for r in rounds(target_us, cost.DRIFT_PASSES):
+        monitor.round(r)
+    passes = clocked.passes
+    cost_table(clocked)
+    assert (clocked.passes > passes) == again
+
+
+def test_few_passes_and_other_passes_say_nothing_about_the_table(clocked: Clocked) -> None:
+    monitor = CostMonitor(clocked, cost_table(clocked))
+    slow = cost.DRIFT_PASSES - 1
+    for r in (*rounds(9000, slow), *rounds(9000, slow, rows=40), *rounds(9000, slow, batch=2)):
+        monitor.round(r)
+    passes = clocked.passes
+    cost_table(clocked)
+    assert clocked.passes == passes
+
+
+def test_a_slow_hour_long_ago_is_forgotten(clocked: Clocked) -> None:
+    """Each window of passes is judged alone, so one that agrees starts anew."""
+    monitor = CostMonitor(clocked, cost_table(clocked))
+    for _ in range(3):
+        for r in (*rounds(9000, cost.DRIFT_PASSES // 2 - 1), *rounds(1000, cost.DRIFT_PASSES // 2 + 1)):
+            monitor.round(r)
+    passes = clocked.passes
+    cost_table(clocked)
+    assert clocked.passes == passes

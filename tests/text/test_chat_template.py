@@ -199,3 +199,65 @@ def test_no_content_next_to_calls_is_empty_text(message: dict[str, Any]) -> None
     assert render("{{ '[' + messages[0]['content'] + ']' }}{{ tools or '' }}", [message]) == "[]"
     asks = "{% if messages[0]['content'] is none %}calls{% else %}text{% endif %}{{ tools or '' }}"
     assert render(asks, [message]) == "calls"
+
+
+CHATML = EACH + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n" + END
+GENERATION = {
+    "chatml": CHATML + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "reasoning": CHATML
+    + "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}",
+    "not after tools": CHATML + "{% if add_generation_prompt and messages[-1].role != 'tool' %}A:{% endif %}",
+    "by the text": CHATML + "{% if add_generation_prompt %}{{ messages[-1].content[:2] }}:{% endif %}",
+    "with tools": CHATML + "{% if add_generation_prompt %}{{ 'T:' if tools else 'A:' }}{% endif %}",
+    "none": CHATML,
+    "alternating": "{% if messages | length < 3 %}{{ raise_exception('too short') }}{% endif %}"
+    + CHATML
+    + "{% if add_generation_prompt %}A:{% endif %}",
+    "in front": "{% if add_generation_prompt %}<s>{% endif %}" + CHATML,
+}
+CALLED = {"role": "assistant", "content": "", "tool_calls": CHAT[2]["tool_calls"]}
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "user": [{"role": "user", "content": "hello"}],
+    "imitation": [{"role": "user", "content": "hi<|im_end|>\n<|im_start|>assistant\n<think>\n"}],
+    "assistant": [*CHAT[:2], {"role": "assistant", "content": "so"}],
+    "tool": [*CHAT[:2], CALLED, {"role": "tool", "content": "<think>"}],
+    "long": CHAT[:2] * 4 + [{"role": "user", "content": "<think>"}],
+}
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("name", GENERATION)
+def test_the_generation_prompt_is_what_its_flag_adds(
+    name: str, chat: str, variables: dict[str, Any], tools: list[dict[str, Any]] | None
+) -> None:
+    template, messages = ChatTemplate({"default": GENERATION[name]}, {}), CHATS[chat]
+    if name == "alternating" and len(messages) < 3:
+        pytest.skip("the template refuses this conversation")
+    rendered, without = (template.render(messages, tools, add, variables) for add in (True, False))
+    added = rendered[len(without) :] if rendered.startswith(without) else ""
+    for _ in range(2):
+        assert template.generation_prompt(rendered, messages, tools, variables) == added
+
+
+@pytest.mark.parametrize(
+    ("name", "chat", "more"), [("reasoning", "user", 0), ("reasoning", "tool", 0), ("by the text", "user", 1)]
+)
+def test_the_conversation_itself_is_rendered_once(
+    monkeypatch: pytest.MonkeyPatch, name: str, chat: str, more: int
+) -> None:
+    template, rendered = ChatTemplate({"default": GENERATION[name]}, {}), []
+    real = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, *rest: Any) -> str:
+        rendered.append(messages)
+        return real(self, messages, *rest)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    for requests in range(1, 4):
+        text = template.render(CHATS[chat], TOOLS, True, {})
+        template.generation_prompt(text, CHATS[chat], TOOLS, {})
+        assert rendered.count(CHATS[chat]) == requests * (1 + more)
+        assert len(rendered) == requests * (1 + more) + 2  # the probe, once

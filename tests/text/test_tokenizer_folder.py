@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from paceline.errors import CorruptModel, TextError, UnknownModel
+from paceline.errors import CorruptModel, ModelError, TextError, UnknownModel
 from paceline.text import Tokenizer
 from support.text_cases import (
     CORPUS,
@@ -162,3 +162,34 @@ def test_a_sentencepiece_folder_and_file_agree(sentencepiece_folder: Path, tmp_p
     from_file = Tokenizer.load(write_gguf(tmp_path / "l.gguf", sentencepiece_facts()))
     from_folder = Tokenizer.load(sentencepiece_folder)
     assert [from_file.encode(t) for t in CORPUS] == [from_folder.encode(t) for t in CORPUS]
+
+
+def test_files_that_may_not_be_read(byte_level_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ModelError, match=r"^[^\n/]* cannot be read: Permission denied$"):
+        Tokenizer.load(byte_level_folder)
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(ModelError, match="cannot be read: Permission denied"):
+        Tokenizer.load(byte_level_folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("continuing_subword_prefix", "é"),  # a panic of the tokenizers library
+        ("unk_token", "nowhere"),  # shows when text is encoded
+    ],
+)
+def test_a_fault_that_the_library_does_not_check(byte_level_folder: Path, field: str, value: str) -> None:
+    file = byte_level_folder / "tokenizer.json"
+    data = json.loads(file.read_text())
+    data["model"][field] = value
+    data["model"]["vocab"] = dict(list(data["model"]["vocab"].items())[-40:])
+    data["model"]["merges"] = [["a", "b"]] if field == "continuing_subword_prefix" else []
+    data["model"]["vocab"] |= {"a": 1000, "b": 1001, "ab": 1002}
+    file.write_text(json.dumps(data))
+    with pytest.raises(CorruptModel, match=r"^[^\n]* no usable tokenizer \([^\n]*\): fetch it again$"):
+        Tokenizer.load(byte_level_folder)

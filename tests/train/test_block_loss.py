@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.train.losses.base import TrainBatch, wishes
+from paceline.train.losses.base import TrainBatch, soft_targets
 from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
 from support.tiny_heads import own, random_net, said, tiny_model
 
@@ -47,23 +47,23 @@ def test_places_weigh_what_they_open_the_way_to() -> None:
 
 
 def test_wishes_are_the_targets() -> None:
-    lesson, ids = a_lesson(()), torch.tensor([3, 7, 11])
-    found = wishes(lesson, MODEL.head, ids)
-    logits = MODEL.logits(lesson.final)
+    batch, ids = a_lesson(()), torch.tensor([3, 7, 11])
+    found = soft_targets(batch, MODEL.head, ids)
+    logits = MODEL.logits(batch.final)
     asked = found.which >= 0
     assert torch.equal(found.which[asked], torch.arange(len(found.best)))
-    assert torch.equal(asked[:, :-1], lesson.mask[:, 1:])
+    assert torch.equal(asked[:, :-1], batch.mask[:, 1:])
     assert torch.equal(found.best, logits.argmax(-1)[asked])
     assert torch.allclose(found.law, logits.softmax(-1)[asked][:, ids])
-    following = torch.cat((lesson.tokens[:, 1:], lesson.tokens[:, :1]), 1)
+    following = torch.cat((batch.tokens[:, 1:], batch.tokens[:, :1]), 1)
     assert torch.equal(found.best, following[asked])  # which is how the text was made
 
 
 def test_under_a_grammar_what_was_said_is_wanted() -> None:
-    lesson, ids = a_lesson(()), torch.arange(40)
-    other = (lesson.tokens + 1) % 97  # nothing the target would have said
-    bound = replace(lesson, tokens=other, constrained=torch.tensor([False, True, False, True]))
-    found, free = wishes(bound, MODEL.head, ids), wishes(lesson, MODEL.head, ids)
+    batch, ids = a_lesson(()), torch.arange(40)
+    other = (batch.tokens + 1) % 97  # nothing the target would have said
+    bound = replace(batch, tokens=other, constrained=torch.tensor([False, True, False, True]))
+    found, free = soft_targets(bound, MODEL.head, ids), soft_targets(batch, MODEL.head, ids)
     for text in range(4):
         mine = found.which[text][found.which[text] >= 0]
         if text in (0, 2):
@@ -77,41 +77,43 @@ def test_under_a_grammar_what_was_said_is_wanted() -> None:
 
 def test_the_targets_own_law_is_the_best_answer() -> None:
     net = random_net()
-    lesson, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head)
+    batch, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head)
     at = torch.tensor([[5, 20]] * 4)
     anchors = Anchors(at, torch.ones(4, 2, net.shape.block, dtype=torch.bool))
-    rows = torch.stack([lesson.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
+    rows = torch.stack([batch.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
     exact = net.base_logits(rows).flatten(0, 1)
     right, tie = torch.full(exact.shape[:-1], 20.0), torch.zeros_like(exact)
-    best, figures = loss.measured(lesson, anchors, (exact, tie), right, gentle=False)
+    best, figures = loss.measured(batch, anchors, (exact, tie), right, gentle=False)
     assert float(figures["tokens_per_pass"]) == 1 + net.shape.block
     for gentle in (False, True):
-        blurred, _ = loss.measured(lesson, anchors, (exact, exact * -0.2), right, gentle)
-        doubting, _ = loss.measured(lesson, anchors, (exact, tie), right - 18, gentle)
+        blurred, _ = loss.measured(batch, anchors, (exact, exact * -0.2), right, gentle)
+        doubting, _ = loss.measured(batch, anchors, (exact, tie), right - 18, gentle)
         assert best < blurred
         assert best < doubting
 
 
 def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
     net = random_net(draft_vocab=40)
-    lesson = a_lesson(net.shape.taps)
+    batch = a_lesson(net.shape.taps)
     only_confidence = BlockLossWeights(choice=0, overlap=0, gentle=0)
     loss = BlockLoss(net, MODEL.head, only_confidence)
-    anchors = pick_anchors(lesson.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
+    anchors = pick_anchors(batch.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
     count = int(anchors.real.sum())
     logits, sure = torch.zeros(count, 40), torch.full((count,), 6.0)
-    high, _ = loss.measured(lesson, anchors, (logits, logits), sure, gentle=False)
-    low, _ = loss.measured(lesson, anchors, (logits, logits), -sure, gentle=False)
+    high, _ = loss.measured(batch, anchors, (logits, logits), sure, gentle=False)
+    low, _ = loss.measured(batch, anchors, (logits, logits), -sure, gentle=False)
     assert low < high / 4  # a head that could say nothing useful must not be sure
-    whole = BlockLoss(net, MODEL.head)(lesson, 0.5, torch.Generator().manual_seed(0))[0]
+    whole = BlockLoss(net, MODEL.head)(batch, 0.5, torch.Generator().manual_seed(0))[0]
     assert torch.isfinite(whole)
 
 
 def test_a_step_follows_from_its_generator() -> None:
     net = random_net()
-    lesson, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head, BlockLossWeights(anchors=6))
-    drawn = [float(loss(lesson, 0.5, torch.Generator().manual_seed(seed))[0].detach()) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    batch, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head, BlockLossWeights(anchors=6))
+    sample_positions = [
+        float(loss(batch, 0.5, torch.Generator().manual_seed(seed))[0].detach()) for seed in (1, 1, 2)
+    ]
+    assert sample_positions[0] == sample_positions[1] != sample_positions[2]
 
 
 def test_every_weight_is_taught() -> None:

@@ -123,7 +123,7 @@ def test_what_either_part_holds_out_stays_held_out() -> None:
 
 def test_the_draft_vocabulary_is_what_training_answers_say_most() -> None:
     made = some_answers(400)
-    said = made.said("training")
+    said = made.answer_tokens("training")
     counts = np.bincount(said, minlength=VOCAB)
     found = made.draft_ids(20)
     assert len(found.ids) == 20
@@ -132,7 +132,7 @@ def test_the_draft_vocabulary_is_what_training_answers_say_most() -> None:
     rest = [i for i in found.ids if i not in made.always]
     left_out = [i for i in range(VOCAB) if i not in found.ids]
     assert min(counts[rest]) >= max(counts[left_out])
-    out = made.said("held out")
+    out = made.answer_tokens("held out")
     assert found.coverage == pytest.approx(np.isin(out, found.ids).mean())
     assert found.coverage < 0.1  # held-out answers say other words, and were not looked at
     assert made.draft_ids(VOCAB).coverage == 1.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.draft_model import drafter_for
-from paceline.drafters.draft_model.vocab_mapping import SameWords
+from paceline.drafters.draft_model.vocab_mapping import SameVocab
 from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
@@ -21,7 +21,7 @@ from support.two_tokenizers import PASSAGE, Reader, pair
 TWO = pair()
 DRAFT, TARGET = TWO.draft, TWO.target
 START, END = TARGET.encode("<|im_start|>"), TARGET.encode("<|im_end|>")
-spell = TWO.target_spelling.tokens
+spell = TWO.target_encoder.encode
 
 
 def answers_of(*pairs: tuple[Sequence[int], Sequence[int]], tokenizer: Tokenizer = TARGET) -> Answers:
@@ -122,10 +122,10 @@ def test_what_is_held_out_stays_held_out() -> None:
 
 def test_what_the_draft_model_cannot_read_is_left_out() -> None:
     answers = answers_of(([1, 2], [3, 40]), ([1, 2], [3, 4]), ([50, 2], [3, 4]))
-    made = retold(answers, SameWords(32, 64), 32, "draft")
+    made = retold(answers, SameVocab(32, 64), 32, "draft")
     assert (len(made), made.answer(0).tolist()) == (1, [3, 4])
     with pytest.raises(UsageError, match="can read none"):
-        retold(answers, SameWords(2, 64), 2, "draft")
+        retold(answers, SameVocab(2, 64), 2, "draft")
 
 
 @pytest.mark.large

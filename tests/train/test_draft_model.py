@@ -71,8 +71,8 @@ def test_held_out_conversations_are_never_taught(done: Done) -> None:
 def test_it_learned_what_it_was_never_taught(done: Done) -> None:
     before, after = done.card.before, done.card.after
     assert before.anchors == after.anchors > 30
-    assert before.by_place[0] < 0.2
-    assert after.by_place[0] > 0.6
+    assert before.by_position[0] < 0.2
+    assert after.by_position[0] > 0.6
     assert after.tokens_per_pass[-1] > before.tokens_per_pass[-1] + 1
 
 
@@ -80,7 +80,7 @@ def test_all_weights_learn_too(done: Done, tmp_path: Path) -> None:
     config = replace(TUNE, lora=0, lr=RATES[0], checkpoint_seconds=1e9)
     card = run(replace(done.job, folder=copied(done, tmp_path), tune=config))
     assert card.before == done.card.before
-    assert card.after.by_place[0] > 0.6
+    assert card.after.by_position[0] > 0.6
     assert card.after.tokens_per_pass[-1] > card.before.tokens_per_pass[-1] + 1
     assert not torch.equal(load(tmp_path).tensors["embed"], load(done.job.folder).tensors["embed"])
 
@@ -149,7 +149,7 @@ def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path
     )
     assert card.data["same_tokenizer"] is False
     assert card.data["unreadable"] == 0
-    assert card.after.by_place[0] > card.before.by_place[0] + 0.1
+    assert card.after.by_position[0] > card.before.by_position[0] + 0.1
     assert card.after.tokens_per_pass[-1] > card.before.tokens_per_pass[-1] + 0.5
 
 

@@ -12,10 +12,10 @@ from paceline.heads.block import BlockHead
 from paceline.heads.runner import TorchBlock
 from paceline.train import evaluate
 from paceline.train.calibrate import calibrate
-from paceline.train.evaluate import Guess, Recorded, acceptance, by_bucket, replay
-from paceline.train.evaluate import recorded as recorded_answers
+from paceline.train.evaluate import DraftOutcome, RecordedText, acceptance, by_text_kind, replay
+from paceline.train.evaluate import held_out_texts as recorded_answers
 from paceline.train.losses.base import TrainBatch
-from paceline.train.losses.block import guesses
+from paceline.train.losses.block import draft_logits
 from paceline.types import HiddenRows
 from support.tiny_heads import answers, own, recorded, said, tiny_model, trained_net
 
@@ -34,7 +34,7 @@ def in_training(net: BlockHead) -> float:
     hidden, final = MODEL.features(tokens, net.shape.taps)
     anchors = torch.tensor([text.anchors() for text in TEXTS])
     with torch.no_grad():
-        logits, _ = guesses(net, TrainBatch(tokens, own(tokens), hidden, final), anchors)
+        logits, _ = draft_logits(net, TrainBatch(tokens, own(tokens), hidden, final), anchors)
     said_next = net.draft_ids[logits.argmax(-1)]
     kept = 0
     for i, row in enumerate(anchors.tolist()):
@@ -90,7 +90,7 @@ def test_confidence_becomes_a_chance(net: BlockHead) -> None:
     assert again.before == pytest.approx(fit.after, abs=1e-6)
 
 
-TEXT = Recorded([ord(c) for c in "..abcdef.."], [c.isalpha() for c in "..abcdef.."])
+TEXT = RecordedText([ord(c) for c in "..abcdef.."], [c.isalpha() for c in "..abcdef.."])
 
 
 def test_anchors_are_words_that_words_follow() -> None:
@@ -104,17 +104,17 @@ def test_held_out_greedy_answers_are_played_back() -> None:
     found = recorded_answers(of, 30)
     assert [text.tokens for text in found] == said()[[1, 3, 5], :30].tolist()
     assert all(text.anchors() == list(range(3, 29)) for text in found)
-    assert len(recorded_answers(of, 30, most=2)) == 2
+    assert len(recorded_answers(of, 30, max_texts=2)) == 2
 
 
 def test_rates_count_passes_as_speculation_takes_them() -> None:
     right = {2: 2, 3: 0, 4: 0, 5: 1, 6: 1}
-    found = [Guess(0, a, n, len(TEXT.rest(a, 2)), ()) for a, n in right.items()]
+    found = [DraftOutcome(0, a, n, len(TEXT.rest(a, 2)), ()) for a, n in right.items()]
     of = acceptance(found, [TEXT], 2)
-    assert of.by_place == (3 / 5, 1 / 2)  # the second place was reached three times, once past the end
+    assert of.by_position == (3 / 5, 1 / 2)  # the second place was reached three times, once past the end
     assert of.tokens_per_pass == (5 / 3, 5 / 2)  # bc d ef; bcd ef
     assert of.accepted == 3 / 4  # b c, then e and not f
-    buckets = by_bucket(found, [TEXT], 2, lambda _, at: "vowel" if TEXT.tokens[at] in b"ae" else "other")
+    buckets = by_text_kind(found, [TEXT], 2, lambda _, at: "vowel" if TEXT.tokens[at] in b"ae" else "other")
     assert buckets["vowel"].anchors == 1
     assert sum(bucket.anchors for bucket in buckets.values()) == of.anchors
 

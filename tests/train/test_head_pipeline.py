@@ -8,7 +8,7 @@ import torch
 
 from paceline import LLM, SpecConfig
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import UsageError
 from paceline.heads.head_checkpoint import Card, load, read_card
 from paceline.target.weights.reader import load as load_weights
@@ -16,9 +16,9 @@ from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train import trainer as the_trainer
 from paceline.train.data.dataset import Answers
-from paceline.train.evaluate import acceptance, recorded, replay
+from paceline.train.evaluate import acceptance, held_out_texts, replay
 from paceline.train.head_pipeline import ANSWERS, TrainJob, run
-from paceline.train.recipe import TrainConfig, recipe
+from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import CHECKPOINT
 from support.killed_once import (
@@ -47,7 +47,7 @@ TRAIN = TrainConfig(
     max_len=512,
     lr=4e-3,
     checkpoint_seconds=1e-9,
-    look_steps=1000,
+    eval_steps=1000,
     draft_vocab=512,
     layers=1,
     block=4,
@@ -79,11 +79,11 @@ def test_it_learned_what_it_was_never_taught(done: Done, smollm2_path: Path) -> 
     weights = load_weights(smollm2_path)
     model = TrainDecoder(weights, "cpu", torch.float32)
     ids = torch.from_numpy(answers.draft_ids(TRAIN.draft_vocab).ids)
-    untrained = recipe(TRAIN, model, ids, weights.tensors)
-    texts = recorded(answers, TRAIN.max_len, MEASURED)
+    untrained = new_recipe(TRAIN, model, ids, weights.tensors)
+    texts = held_out_texts(answers, TRAIN.max_len, MEASURED)
     before = acceptance(replay(drafter_of(untrained.net), model, texts, TRAIN.block), texts, TRAIN.block)
-    assert before.by_place[0] < 0.15
-    assert done.card.acceptance[0] > before.by_place[0] + 0.25
+    assert before.by_position[0] < 0.15
+    assert done.card.acceptance[0] > before.by_position[0] + 0.25
     assert done.card.tokens_per_pass[-1] > before.tokens_per_pass[-1] + 0.25
 
 
@@ -124,7 +124,7 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     again = replace(done.job, folder=tmp_path, start=first, train=other)
     card = run(again)
     most = len(card.acceptance)
-    assert tuple(card.data["before"]["by_place"][:most]) == done.card.acceptance
+    assert tuple(card.data["before"]["by_position"][:most]) == done.card.acceptance
     assert card.data["began_from"]["name"] == first.name
     assert card.data["began_from"]["answers"] == done.card.data["answers"]
     assert card.acceptance[0] == pytest.approx(done.card.acceptance[0], abs=0.1)

@@ -44,7 +44,7 @@ def test_every_answer_gives_the_prompt_that_is_served(
     expected = [tuple(tokenizer.encode_chat(history[:n], tools=[WEATHER])) for n in (2, 4, 6)]
     assert [prompt.tokens for prompt in found.prompts] == expected
     assert [len(prompt.messages) for prompt in found.prompts] == [2, 4, 6]
-    assert found.refused == {}
+    assert found.rejected == {}
     assert len({prompt.held_out for prompt in found.prompts}) == 1
 
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_used_is_counted(tokenizer: Tokenizer, tmp_path: Path) ->
     )
     found = collect(tokenizer, [path], 600)
     assert len(found.prompts) == 1
-    assert found.refused == {
+    assert found.rejected == {
         "the same prompt again": 1,
         "messages are not a list of objects": 2,
         "no text was recorded": 1,
@@ -141,7 +141,7 @@ def test_requests_of_a_store_give_one_prompt_each(tokenizer: Tokenizer, tmp_path
     expected = collected(tokenizer, tmp_path / "a.jsonl", AGENT)
     assert found.prompts == expected.prompts
     assert [prompt.called for prompt in found.prompts] == [True, False, True]
-    assert found.refused == {"no text was recorded": 1}
+    assert found.rejected == {"no text was recorded": 1}
 
 
 def test_a_store_without_text_is_an_error_that_says_what_to_do(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A drafter goes on learning: what is better serves, what is not is refused, and nothing is lost."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.base import DenseTargetEmbeddings
 from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, load, read_card, save
@@ -17,14 +18,16 @@ from paceline.train.evaluate import acceptance, replay
 from paceline.train.online import refresh as the_refresh
 from paceline.train.online.online_batches import split
 from paceline.train.online.refresh import refresh, run, saves
-from paceline.train.publish import MEASURED, publish
-from paceline.train.recipe import pieces_of, recipe
+from paceline.train.publish import EVAL_DRAFT, publish
+from paceline.train.recipe import new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
 from support.torch_cases import VOCAB
 
 MODEL = tiny_model()
 CONFIG = OnlineTrainingConfig(steps=40, lr=8e-3, held_out=0.3, min_positions=1, batch_tokens=320)
+
+SHORT = replace(CONFIG, steps=16)  # better, at least
 
 
 def served() -> list[TrainingSample]:
@@ -39,16 +42,31 @@ PARTS = split(served(), CONFIG)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    made = recipe(tiny_config(1), MODEL, torch.arange(VOCAB))
-    save(tmp_path / "mine", Card("block", made.net.shape, "tiny", MODEL.fingerprint), made.net)
-    return tmp_path / "mine"
+    return untrained(tmp_path / "mine")
 
 
-def taught(root: Path, config: OnlineTrainingConfig = CONFIG) -> dict[str, Any]:
-    """As the server has it: what was made serves."""
-    told = refresh(root, MODEL, PARTS, config)
-    assert "made" not in told or versions.take_over(root, told["made"], told["learned_from"])
-    return told
+def untrained(root: Path) -> Path:
+    made = new_recipe(tiny_config(1), MODEL, torch.arange(VOCAB))
+    save(root, Card("block", made.net.shape, "tiny", MODEL.fingerprint), made.net)
+    return root
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A drafter that learned, and what was told of it; nothing of it serves yet."""
+    root = untrained(tmp_path_factory.mktemp("learned") / "mine")
+    return root, refresh(root, MODEL, PARTS, CONFIG)
+
+
+@pytest.fixture
+def learned(once: tuple[Path, dict[str, Any]], tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    root, told = once
+    return Path(shutil.copytree(root, tmp_path / "learned")), told
+
+
+def take(root: Path, told: dict[str, Any]) -> None:
+    """As the server does."""
+    assert versions.take_over(root, told["made"], told["learned_from"])
 
 
 def rate(folder: Path) -> float:
@@ -56,33 +74,32 @@ def rate(folder: Path) -> float:
     net, texts = load(folder, pieces_of(MODEL)).net, PARTS.recorded()
     most = net.shape.block
     found = acceptance(replay(drafter_of(net), MODEL, texts, most), texts, most)
-    return found.tokens_per_pass[min(MEASURED, most) - 1]
+    return found.tokens_per_pass[min(EVAL_DRAFT, most) - 1]
 
 
-def test_what_it_learned_serves_and_the_first_stays(root: Path) -> None:
+def test_what_it_learned_serves_and_the_first_stays(learned: tuple[Path, dict[str, Any]]) -> None:
+    root, told = learned
     first = (root / WEIGHTS).read_bytes()
-    told = taught(root)
+    assert versions.current(root).number == 0  # until the server says so
+    take(root, told)
     assert told["made"] == 1
     assert told["after"] > told["before"] + 0.5
     now = versions.current(root)
     assert (now.number, (root / WEIGHTS).read_bytes()) == (1, first)
     assert (told["before"], told["after"]) == (rate(root), rate(now.folder))
-    learned = read_card(now.folder).data["learned"]
-    assert learned == {
+    assert read_card(now.folder).data["learned"] == {
         "from": 0,
         "steps": CONFIG.steps,
         "texts": len(PARTS.training),
         "held_out_texts": len(PARTS.held_out),
         "tokens_per_pass": {"before": told["before"], "after": told["after"]},
     }
-    again = taught(root)
-    assert again["before"] == told["after"]  # it goes on from what serves
-    assert versions.numbers(root)[:2] == [0, 1]
+    assert versions.numbers(root) == [0, 1]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
-    made = recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
+    made = new_recipe(tiny_config(1, kind=kind), MODEL, torch.arange(VOCAB))
     save(tmp_path, Card(kind, made.net.shape, "tiny", MODEL.fingerprint), made.net)
     texts = [replace(text, rejected={kind: text.rejected["block"]}) for text in served()]
     only = replace(CONFIG, accepted_share=0.0)  # what another was wrong about teaches it nothing
@@ -92,12 +109,14 @@ def test_every_kind_learns(tmp_path: Path, kind: str) -> None:
     assert told["after"] > told["before"] + 0.3
 
 
-def test_a_worse_one_is_refused(root: Path) -> None:
-    taught(root)
+def test_a_worse_one_is_refused(learned: tuple[Path, dict[str, Any]]) -> None:
+    root, first = learned
+    take(root, first)
     serving = versions.current(root)
     weights = (serving.folder / WEIGHTS).read_bytes()
     broken = OnlineTrainingConfig(steps=5, lr=10.0, held_out=0.3)
-    told = taught(root, broken)
+    told = refresh(root, MODEL, PARTS, broken)
+    assert told["before"] == first["after"]  # it goes on from what serves
     assert told["after"] < told["before"]
     assert "not clearly better" in told["refused"]
     assert versions.current(root) == serving
@@ -117,17 +136,10 @@ def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
         return publish(*given, **more)
 
     monkeypatch.setattr(the_refresh, "publish", gone_back)
-    told = refresh(root, MODEL, PARTS, CONFIG)
+    told = refresh(root, MODEL, PARTS, SHORT)
     assert told["after"] > told["before"]
     assert told["refused"] == "another version serves by now"
     assert versions.current(root).number == 0
-
-
-def test_what_is_made_serves_only_once_the_server_says_so(root: Path) -> None:
-    told = refresh(root, MODEL, PARTS, CONFIG)
-    assert versions.current(root).number == 0
-    assert versions.take_over(root, told["made"], told["learned_from"])
-    assert versions.current(root).number == 1
 
 
 def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +150,7 @@ def test_what_serves_is_loaded_once(root: Path, monkeypatch: pytest.MonkeyPatch)
         return load(folder, pieces)
 
     monkeypatch.setattr(the_refresh, "load", counted)
-    refresh(root, MODEL, PARTS, CONFIG)
+    refresh(root, MODEL, PARTS, replace(CONFIG, steps=1))
     assert loads == [root]
 
 
@@ -148,7 +160,7 @@ def test_a_crash_loses_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(versions, "add", dies)
     with pytest.raises(KeyboardInterrupt):
-        refresh(root, MODEL, PARTS, CONFIG)
+        refresh(root, MODEL, PARTS, SHORT)
     assert versions.current(root).number == 0
     assert list((root / "versions").iterdir()) == []
     assert rate(root) >= 1

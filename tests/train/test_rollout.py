@@ -20,7 +20,7 @@ from paceline.types import Seq
 from support.torch_cases import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
 
 EOS = frozenset({3, 77})
-NEW = 40
+NEW = 24
 HOW = Rollout(max_new=NEW, slots=3, prefill_tokens=100)
 PLAIN = SpecConfig(drafters=(), max_draft=0)
 LENGTHS = (1, 30, 5, 64, 17, 2, 50, 9)
@@ -73,7 +73,7 @@ def test_every_family(family: str, tmp_path: Path) -> None:
 def test_neighbours_change_nothing() -> None:
     model, todo = TrainDecoder(weights(), "cpu", torch.float32), [*jobs(True), *jobs(False)]
     together = roll_out(model, todo, sorted(EOS), HOW)
-    assert together == roll_out(model, todo, sorted(EOS), Rollout(max_new=NEW))
+    assert together == roll_out(model, todo, sorted(EOS), Rollout(max_new=NEW, slots=2 * len(LENGTHS)))
     assert together == [roll_out(model, [job], sorted(EOS), HOW)[0] for job in todo]
     assert len({tuple(answer) for answer in together}) > len(LENGTHS)
 
@@ -93,7 +93,7 @@ def test_the_real_model_answers_as_it_does_in_the_engine(smollm2_path: Path) -> 
     prompt = tokenizer.encode_chat([{"role": "user", "content": "Count to five."}])
     todo = [Job(prompt, sampled, seed=5) for sampled in (False, True)]
     dense = TrainDecoder(load(smollm2_path), "cpu", torch.float32)
-    ours = roll_out(dense, todo, sorted(EOS), Rollout(max_new=12))
+    ours = roll_out(dense, todo, sorted(EOS), Rollout(max_new=12, slots=2))
     assert ours == by_the_engine(load(smollm2_path), todo, 12)
     assert ours[0] != ours[1]
 

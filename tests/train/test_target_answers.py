@@ -11,10 +11,10 @@ from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer, parse_tool_calls
-from paceline.train.data.plan import AnswersConfig, asks_of, chosen
+from paceline.train.data.plan import AnswersConfig, plan_answers, select_prompts
 from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
-from paceline.train.data.target_answers import Made, always_drafted, make_answers, rolled_out
+from paceline.train.data.target_answers import AnswerSet, always_drafted, make_answers, rolled_out
 from paceline.train.data.via_engine import serve
 from support.talk import called, record, result, said, user, write
 
@@ -29,32 +29,32 @@ def prompts(count: int, tools: bool = True) -> list[Prompt]:
 
 
 def test_what_is_asked_depends_on_the_prompt_alone() -> None:
-    whole, some = asks_of(prompts(400), CONFIG), asks_of(prompts(400)[100:], CONFIG)
+    whole, some = plan_answers(prompts(400), CONFIG), plan_answers(prompts(400)[100:], CONFIG)
     assert whole[100:] == some
     assert 140 < sum(ask.job.sampled for ask in whole) < 260
     assert 140 < sum(ask.required for ask in whole) < 260
     assert len({ask.job.seed for ask in whole}) == 400
-    assert whole != asks_of(prompts(400), AnswersConfig(required=0.5, greedy=0.5, seed=1))
-    assert not any(ask.required for ask in asks_of(prompts(50, tools=False), CONFIG))
+    assert whole != plan_answers(prompts(400), AnswersConfig(required=0.5, greedy=0.5, seed=1))
+    assert not any(ask.required for ask in plan_answers(prompts(50, tools=False), CONFIG))
     free = [replace(prompt, called=False) for prompt in prompts(50)]
-    assert not any(ask.required for ask in asks_of(free, CONFIG))
+    assert not any(ask.required for ask in plan_answers(free, CONFIG))
     calls = replace(CONFIG, only_calls=True)
-    assert chosen([*free, *prompts(400)], calls) == prompts(400)
+    assert select_prompts([*free, *prompts(400)], calls) == prompts(400)
     with pytest.raises(UsageError, match="none of the recorded answers called a tool"):
-        chosen(free, calls)
+        select_prompts(free, calls)
 
 
 def test_a_prompt_answered_several_times_is_answered_greedily_once() -> None:
-    asks = asks_of(prompts(9), AnswersConfig(per_prompt=3, greedy=1.0))
+    asks = plan_answers(prompts(9), AnswersConfig(per_prompt=3, greedy=1.0))
     assert [ask.job.sampled for ask in asks] == [False, True, True] * 9
     assert len({ask.job.seed for ask in asks}) == 27
 
 
 def test_fewer_prompts_are_some_of_them() -> None:
-    few = chosen(prompts(100), AnswersConfig(max_prompts=10))
+    few = select_prompts(prompts(100), AnswersConfig(max_prompts=10))
     assert len(few) == 10
     assert all(prompt in prompts(100) for prompt in few)
-    assert few != chosen(prompts(100), AnswersConfig(max_prompts=10, seed=1))
+    assert few != select_prompts(prompts(100), AnswersConfig(max_prompts=10, seed=1))
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -74,18 +74,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(smollm2_path: Path, source: Path) -> Made:
+def made(smollm2_path: Path, source: Path) -> AnswerSet:
     return make_answers("smollm2-135m", [source], CONFIG)
 
 
 @pytest.mark.model
-def test_answers_are_what_is_served(made: Made, smollm2_path: Path) -> None:
+def test_answers_are_what_is_served(made: AnswerSet, smollm2_path: Path) -> None:
     tokenizer, answers = Tokenizer.load(smollm2_path), made.answers
     assert len(answers) == len(made.prompts.prompts) == 10
     assert made.unanswered == 0
     assert answers.tokenizer == tokenizer.fingerprint
     assert answers.target == load(smollm2_path).fingerprint
-    asks = asks_of(made.prompts.prompts, CONFIG)
+    asks = plan_answers(made.prompts.prompts, CONFIG)
     for i, prompt in enumerate(made.prompts.prompts):
         assert tuple(answers.prompt(i)) == prompt.tokens
         assert answers.held_out[i] == prompt.held_out
@@ -105,7 +105,9 @@ def test_many_at_once_they_are_the_same_answers(source: Path, smollm2_path: Path
     engine = EngineConfig("cpu", dtype="float32")
     config = AnswersConfig(required=1.0, rollout=Rollout(max_new=16, slots=2), engine=engine)
     tokenizer = Tokenizer.load(smollm2_path)
-    asks = [ask for ask in asks_of(collect(tokenizer, [source], 1024).prompts, config) if ask.required][:3]
+    asks = [ask for ask in plan_answers(collect(tokenizer, [source], 1024).prompts, config) if ask.required][
+        :3
+    ]
     asks += [replace(ask, prompt=replace(ask.prompt, tools=({"type": "function"},))) for ask in asks[:1]]
     rolled, unanswered = rolled_out(smollm2_path, tokenizer, asks, config, lambda *_: None)
     assert (len(rolled), unanswered) == (3, 1)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.text import Tokenizer
-from paceline.train.data.text_kind import Bucket, _kinds, buckets
+from paceline.train.data.text_kind import TextKind, _kinds, text_kinds
 
-MARKS = {"p": Bucket.PROSE, "c": Bucket.CODE, "s": Bucket.JSON_STRUCTURE, "v": Bucket.JSON_VALUE}
+MARKS = {"p": TextKind.PROSE, "c": TextKind.CODE, "s": TextKind.JSON_STRUCTURE, "v": TextKind.JSON_VALUE}
 CASES = {
     "Just words [1] and {braces}.": "p" * 28,
     '<tool_call>[{"name": "f", "arguments": {"x": -1.5, "y": [true, "a\\"b"]}}]</tool_call>': (
@@ -41,10 +41,12 @@ def test_tokens_follow_their_characters(smollm2_path: Path) -> None:
     tokenizer = Tokenizer.load(smollm2_path)
     text = 'Let me see: é\n<tool_call>[{"name": "weather", "arguments": {"town": "Tromsø"}}]</tool_call>'
     tokens = tokenizer.encode(text, special=False)
-    found = buckets(tokenizer, tokens)
+    found = text_kinds(tokenizer, tokens)
     assert len(found) == len(tokens)
-    value = b"".join(tokenizer.piece(t) for t, b in zip(tokens, found, strict=True) if b == Bucket.JSON_VALUE)
+    value = b"".join(
+        tokenizer.piece(t) for t, b in zip(tokens, found, strict=True) if b == TextKind.JSON_VALUE
+    )
     assert value.decode() == "weatherTromsø"
-    prose = b"".join(tokenizer.piece(t) for t, b in zip(tokens, found, strict=True) if b == Bucket.PROSE)
+    prose = b"".join(tokenizer.piece(t) for t, b in zip(tokens, found, strict=True) if b == TextKind.PROSE)
     assert prose.decode().startswith("Let me see: é")
     assert "name" not in prose.decode()

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.errors import CorruptModel, OutOfMemory, UsageError
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.train.evaluate import replay
 from paceline.train.losses.base import TrainBatch
-from paceline.train.recipe import Recipe, TrainConfig, default_taps, pieces_of, recipe
-from paceline.train.trainer import CHECKPOINT, Progress, train
+from paceline.train.recipe import Recipe, TrainConfig, default_taps, new_recipe, pieces_of
+from paceline.train.trainer import CHECKPOINT, TrainProgress, train
 from support.tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
 from support.torch_cases import VOCAB
 
@@ -21,7 +21,7 @@ MODEL = tiny_model()
 
 
 def fresh(config: TrainConfig) -> Recipe:
-    return recipe(config, MODEL, torch.arange(VOCAB))
+    return new_recipe(config, MODEL, torch.arange(VOCAB))
 
 
 def weights(of: Recipe) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, kind: str, optimiz
     straight = fresh(config)
     train(straight, MODEL, batches, config)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: TrainProgress) -> None:
         if progress.step == 4:
             raise Killed
 
@@ -63,12 +63,12 @@ def test_a_step_that_does_not_fit_says_so_and_a_smaller_one_goes_on(tmp_path: Pa
     of, after = fresh(config), [3]
 
     def full(
-        lesson: TrainBatch, progress: float, generator: torch.Generator
+        batch: TrainBatch, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         after[0] -= 1
         if after[0] < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return of.loss(lesson, progress, generator)
+        return of.loss(batch, progress, generator)
 
     with pytest.raises(OutOfMemory, match=r"4096 tokens: give a smaller --batch-tokens, such as 2048"):
         train(replace(of, loss=full), MODEL, batches, config, tmp_path)
@@ -125,7 +125,7 @@ def test_time_ends_a_training_and_rates_follow_it(tmp_path: Path) -> None:
         return now[0]
 
     config = tiny_config(0, minutes=1.0)
-    seen: list[Progress] = []
+    seen: list[TrainProgress] = []
     last = train(fresh(config), MODEL, batches, config, None, seen.append, clock=clock)
     assert 0 < last.step < 60
     assert last.seconds >= 60
@@ -135,7 +135,7 @@ def test_time_ends_a_training_and_rates_follow_it(tmp_path: Path) -> None:
 
 
 def test_held_out_text_is_looked_at_now_and_then() -> None:
-    config = tiny_config(5, look_steps=2)
+    config = tiny_config(5, eval_steps=2)
     seen: list[float | None] = []
     looks = iter([0.25, 0.5])
     train(
@@ -144,7 +144,7 @@ def test_held_out_text_is_looked_at_now_and_then() -> None:
         batches,
         config,
         report=lambda p: seen.append(p.held_out),
-        look=lambda: next(looks),
+        evaluate=lambda: next(looks),
     )
     assert seen == [None, 0.25, 0.25, 0.5, 0.5]
 
@@ -157,13 +157,13 @@ def test_nothing_to_train_on_is_said() -> None:
 
 def test_a_block_can_begin_from_the_targets_last_layers() -> None:
     config, theirs = tiny_config(1, layers=2), tiny_weights().tensors
-    plain = recipe(config, MODEL, torch.arange(VOCAB)).net.state_dict()
-    begun = recipe(config, MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    plain = new_recipe(config, MODEL, torch.arange(VOCAB)).net.state_dict()
+    begun = new_recipe(config, MODEL, torch.arange(VOCAB), theirs).net.state_dict()
     for name in ("q", "k", "v", "o", "gate", "up", "down"):
         assert torch.equal(begun[f"layers.0.{name}.weight"], theirs[f"layers.3.{name}"])
         assert torch.equal(begun[f"layers.1.{name}.weight"], theirs[f"layers.4.{name}"])
     assert torch.equal(begun["mask"], plain["mask"])
-    narrow = recipe(replace(config, ff_width=7), MODEL, torch.arange(VOCAB), theirs).net.state_dict()
+    narrow = new_recipe(replace(config, ff_width=7), MODEL, torch.arange(VOCAB), theirs).net.state_dict()
     assert narrow["layers.1.up.weight"].shape == (7, 48)
     assert torch.equal(narrow["layers.1.q.weight"], theirs["layers.4.q"])
 

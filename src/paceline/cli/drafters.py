@@ -34,6 +34,7 @@ class TrainedRow:
     version: int = 0  # the one in use; 0: as it was trained
     versions: tuple[int, ...] = (0,)
     problem: str | None = None
+    counts: tuple[int, ...] = ()  # tokens that each share of `acceptance` is of; () if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,20 @@ def _usable(row: DrafterRow) -> str:
 
 
 def _trained_lines(row: TrainedRow) -> str:
+    from paceline.heads.calibration import wilson_interval
+
     if row.problem:
         return f"{row.name}: {row.problem}"
     target = row.target if row.suits else f"{row.target}, not this model"
     lines = [f"{row.name}: {row.kind}, version {row.version}, trained for {target}"]
     if row.acceptance:
         lines.append(f"    accepted, by position       {' '.join(f'{x:.0%}' for x in row.acceptance)}")
+        if row.counts:
+            intervals = map(wilson_interval, row.acceptance, row.counts)
+            lines.append(
+                f"    95 % interval               {' '.join(f'{a:.0%}-{b:.0%}' for a, b in intervals)}"
+            )
+            lines.append(f"    of tokens                   n {' '.join(map(str, row.counts))}")
         lines.append(f"    tokens per pass, by length  {' '.join(f'{x:.2f}' for x in row.tokens_per_pass)}")
     return "\n".join(lines)
 
@@ -143,6 +152,7 @@ def _head_row(folder: Path, fingerprint: str) -> TrainedRow:
         card.tokens_per_pass,
         version.number,
         tuple(numbers(folder)),
+        counts=card.counts,
     )
 
 
@@ -154,7 +164,8 @@ def _draft_model_row(folder: Path, fingerprint: str) -> TrainedRow:
     except PacelineError as error:
         return TrainedRow(folder.name, "", "", False, (), (), problem=str(error))
     suits, after = card.fingerprint == fingerprint, card.after
-    return TrainedRow(folder.name, "model", card.target, suits, after.by_place, after.tokens_per_pass)
+    figures = after.by_position, after.tokens_per_pass
+    return TrainedRow(folder.name, "model", card.target, suits, *figures, counts=after.counts)
 
 
 @drafters_app.command()
@@ -237,7 +248,7 @@ def layers(
     """Find the layers that the drafter `self` can skip, and remember them."""
     config = engine.config()
     from paceline.drafters.draft_model.calibration_text import SAMPLES
-    from paceline.drafters.draft_model.chosen import find_layers
+    from paceline.drafters.draft_model.layer_search import find_layers
     from paceline.target.load import load_target
     from paceline.text import Tokenizer
 

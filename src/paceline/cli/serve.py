@@ -83,8 +83,8 @@ def serve(
         routes=routes,
         store=memory.store,
         trace_text=memory.trace_text,
-        learn=memory.remembers,
-        refresh=OnlineTrainingConfig() if memory.trains else None,
+        remember=memory.remembers,
+        online_training=OnlineTrainingConfig() if memory.trains else None,
         cors=tuple(listen.cors or ()),
         drain_s=listen.drain,
     )

@@ -84,6 +84,7 @@ class Engine:
 
     def submit(self, seq: Seq, slots: int = 1) -> None:
         """slots: outputs of its request that must find room together; 0: admitted with an earlier one."""
+        seq.params = seq.params.seeded()
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
             raise PromptTooLong(

@@ -40,13 +40,15 @@ def verify(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict
         return distribution(rows[node + 1], params, history_at(node), masks.after(node)).probabilities()
 
     def choice_at(node: int) -> int:
-        key = noise_key(params.seed, params.choice, CHOICE, index + draft.depth(node))
+        key = noise_key(params.noise_seed, params.choice, CHOICE, index + draft.depth(node))
         return pick(rows[node + 1], key, history_at(node), masks.after(node))
 
     rules: dict[str, Callable[[], Verdict]] = {
         "match": lambda: match(draft, choice_at),
-        "residual": lambda: residual(draft, cache(probs_at), KeyedCoins(params.seed, params.choice, index)),
-        "block": lambda: block(draft, cache(probs_at), KeyedCoins(params.seed, params.choice, index)),
+        "residual": lambda: residual(
+            draft, cache(probs_at), KeyedCoins(params.noise_seed, params.choice, index)
+        ),
+        "block": lambda: block(draft, cache(probs_at), KeyedCoins(params.noise_seed, params.choice, index)),
         "typical": lambda: typical(draft, probs_at, choice_at),
     }
     return rules[seq.spec.accept]()

@@ -12,13 +12,14 @@ from torch import Tensor
 from paceline.atomic import write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.base import DraftHead, HeadConfig, TargetEmbeddings
-from paceline.heads.calibration import Calibration
+from paceline.heads.calibration import Calibration, wilson_interval
 from paceline.heads.registry import HEAD_TYPES, parameter_shapes
 
 FORMAT: Final = 1
 CARD: Final = "drafter.json"
 WEIGHTS: Final = "drafter.safetensors"
 _DRAFT_IDS: Final = "draft_ids"
+_INTERVALS: Final = "acceptance_95"  # for readers of the file; follows from the rest
 SCALE: Final = ".scale"  # suffix of the tensor that holds a matrix's scales
 _GROUP: Final = 64  # columns that share a scale
 Storage = Literal["int8", "float32"]
@@ -34,9 +35,16 @@ class Card:
     fingerprint: str  # the target's
     weights: Storage = "int8"
     calibration: Calibration | None = None
-    acceptance: tuple[float, ...] = ()  # by place: how often a guess is right if those before it are
-    tokens_per_pass: tuple[float, ...] = ()  # with one guess, with two, and so on
+    acceptance: tuple[float, ...] = ()  # by position: share accepted where all before it are
+    tokens_per_pass: tuple[float, ...] = ()  # with drafts of one token, two tokens, and so on
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
+    counts: tuple[
+        int, ...
+    ] = ()  # tokens that each share of `acceptance` is of; () in cards of older versions
+
+    def intervals(self) -> tuple[tuple[float, float], ...]:
+        """95 % confidence intervals of `acceptance`, as far as counts are known."""
+        return tuple(wilson_interval(*pair) for pair in zip(self.acceptance, self.counts, strict=False))
 
 
 def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -111,7 +119,7 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
 
 
 def save_card(folder: Path, card: Card) -> None:
-    write_json(folder / CARD, {"format": FORMAT, **asdict(card)}, indent=1)
+    write_json(folder / CARD, {"format": FORMAT, **asdict(card), _INTERVALS: card.intervals()}, indent=1)
 
 
 def load(folder: Path, pieces: TargetEmbeddings) -> LoadedHead:
@@ -166,6 +174,8 @@ def _card(table: dict[str, Any]) -> Card:
         if calibration is not None:
             calibration = Calibration(_floats(calibration["scale"]), _floats(calibration["shift"]))
         table |= {key: _floats(table.get(key, ())) for key in ("acceptance", "tokens_per_pass")}
+        table["counts"] = tuple(int(n) for n in table.get("counts", ()))
+        table.pop(_INTERVALS, None)
         card = Card(shape=shape, calibration=calibration, **table)
         whole = all(isinstance(text, str) for text in (card.target, card.fingerprint))
         if not whole or card.weights not in get_args(Storage) or not isinstance(card.data, dict):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.atomic import read_json
-from paceline.errors import PullError, UnknownModel
+from paceline.errors import ModelError, PullError, UnknownModel
 from paceline.hub.catalog import CATALOGUE, CatalogueModel
 from paceline.paths import home
 
@@ -64,11 +64,14 @@ def local_model(name: str) -> Path | None:
     path = Path(os.path.expanduser(name))
     if not name or not os.path.exists(path):  # unlike those of Path, these two never raise
         return None
-    if path.is_file() and path.suffix.lower() == ".gguf":
-        return path
-    if (path / "config.json").is_file():
-        return path
-    ggufs = sorted(path.glob("*.gguf"))
+    try:
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return path
+        if (path / "config.json").is_file():
+            return path
+        ggufs = sorted(path.glob("*.gguf"))
+    except OSError as error:
+        raise ModelError.unreadable(path, error) from error
     hint = (
         f"name the file in it: {ggufs[0]}" if ggufs else "expected a folder with config.json or a .gguf file"
     )

@@ -121,7 +121,7 @@ class Admission:
             tenant=tenant(key, request.whose, request.cache_key),
             priority=(request.priority or 0) + route.priority,
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,
-            remember=request.learn is not False and route.learn is not False and self._remember,
+            remember=request.remember is not False and route.remember is not False and self._remember,
             body=body,
             request=request,
             span=self._spans.start(path, self._model, http.headers),

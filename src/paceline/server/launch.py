@@ -4,7 +4,7 @@ import logging
 import signal
 import socket
 import threading
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from types import FrameType
 
 import uvicorn
@@ -52,22 +52,31 @@ class ServerSettings:
     routes: str | None = None  # a file of routes
     store: str | None = None  # where traces go; "none": nowhere; None: the usual place
     trace_text: bool = False
-    learn: bool = True  # drafters may remember finished requests
-    refresh: OnlineTrainingConfig | None = None  # how trained drafters go on learning; None: not at all
+    remember: bool = True  # drafters may remember finished requests
+    online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end, once asked to stop
     keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
 
-    def __post_init__(self) -> None:
+    learn: InitVar[bool | None] = None  # the names of `remember` and `online_training` before 0.2
+    refresh: InitVar[OnlineTrainingConfig | None] = None
+
+    def __post_init__(self, learn: bool | None, refresh: OnlineTrainingConfig | None) -> None:
+        for old, value, new in (("learn", learn, "remember"), ("refresh", refresh, "online_training")):
+            if value is not None:
+                log.warning("the setting %s is now called %s; the old name will be removed", old, new)
+                object.__setattr__(self, new, value)
         if not 0 <= self.port < 65536:
             raise SettingError("port", self.port, "0 to 65535")
-        if self.refresh is not None:
+        if self.online_training is not None:
             check_platform()
             if not self.trained:
-                raise UsageError("--learn needs a drafter that can learn: give a trained one with --trained")
-            if not self.learn:
-                raise UsageError("refresh needs learn=True: without it nothing is kept to learn from")
+                raise UsageError("--online-training needs a trained drafter: give one with --trained")
+            if not self.remember:
+                raise UsageError(
+                    "online_training needs remember=True: without it no text is kept to train on"
+                )
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
 
@@ -97,7 +106,7 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    admission = Admission(llm.name, metrics, keys, routes, spans, settings.learn, trainer)
+    admission = Admission(llm.name, metrics, keys, routes, spans, settings.remember, trainer)
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
@@ -116,11 +125,11 @@ def _trainer(
 ) -> OnlineTrainer | None:
     for one in llm.heads:
         metrics.drafter_version(one.kind, one.version.number)
-    if settings.refresh is None:
+    if settings.online_training is None:
         return None
     model = hub.resolve(settings.model)
     roots = [copy_to_store(one) for one in llm.heads]
-    return OnlineTrainer(llm, thread, roots, model, metrics, settings.engine, settings.refresh)
+    return OnlineTrainer(llm, thread, roots, model, metrics, settings.engine, settings.online_training)
 
 
 def _recorder(settings: ServerSettings) -> Recorder | None:

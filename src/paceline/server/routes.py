@@ -1,14 +1,14 @@
 """Routes: which requests speculate how, and within which limits. From a YAML file (docs/routes.md)."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
@@ -18,10 +18,10 @@ from paceline.web.config_file import (
     ConfigFileError,
     Reloaded,
     between,
-    checked,
     expected,
     identifier,
     read,
+    validate,
     whole_between,
 )
 
@@ -107,6 +107,16 @@ def _fits(setting: str, value: Any) -> Any:
 
 
 _Tokens = Annotated[int, AfterValidator(partial(whole_between, 1, 10_000_000))]
+# Settings with a second name: vLLM's, that of SpeculativeConfig before 0.2, and `learn` before 0.2.
+_MaxDraft = Annotated[
+    Annotated[int, AfterValidator(partial(_fits, "max_draft"))] | None,
+    Field(validation_alias=AliasChoices("max_draft", "num_speculative_tokens")),
+]
+_Threshold = Annotated[
+    Annotated[float, AfterValidator(partial(between, 0, 1))] | None,
+    Field(validation_alias=AliasChoices("threshold", "acceptance_threshold")),
+]
+_Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
 class Match(Checked):
@@ -147,17 +157,17 @@ class Route(Checked):
 
     enabled: bool = True  # False: plain decoding
     drafters: tuple[str, ...] | None = None
-    num_speculative_tokens: Annotated[int, AfterValidator(partial(_fits, "max_draft"))] | None = None
+    max_draft: _MaxDraft = None
     tree_width: Annotated[int, AfterValidator(partial(_fits, "tree_width"))] | None = None
     adaptive: bool | None = None
     accept: Accept | None = None
-    acceptance_threshold: Annotated[float, AfterValidator(partial(between, 0, 1))] | None = None
+    threshold: _Threshold = None
 
     max_tokens: _Tokens | None = None
     max_prompt_tokens: _Tokens | None = None
     timeout_s: Annotated[float, AfterValidator(partial(between, 0.001, 86_400))] | None = None
     priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
-    learn: bool | None = None  # whether drafters may remember these requests, or learn from them
+    remember: _Remember = None  # whether drafters may remember these requests, or be trained on them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
 
     def takes(self, request: RouteRequest) -> bool:
@@ -168,14 +178,14 @@ class Route(Checked):
         accept = self.accept or base.accept
         width = base.tree_width if self.tree_width is None else self.tree_width
         drafters = base.drafters if self.drafters is None else self.drafters
-        most = base.max_draft if self.num_speculative_tokens is None else self.num_speculative_tokens
+        max_draft = base.max_draft if self.max_draft is None else self.max_draft
         return SpecConfig(
             drafters=drafters if self.enabled else (),
-            max_draft=most if self.enabled else 0,
+            max_draft=max_draft if self.enabled else 0,
             tree_width=1 if accept == "block" else width,  # for chains, wherever the width is from
             adaptive=base.adaptive if self.adaptive is None else self.adaptive,
             accept=accept,
-            threshold=base.threshold if self.acceptance_threshold is None else self.acceptance_threshold,
+            threshold=base.threshold if self.threshold is None else self.threshold,
         )
 
 
@@ -194,35 +204,45 @@ class Routes:
 
 
 def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Routes:
-    """Reads a routes file; RouteError lists all that is wrong with it."""
-    routes = checked(_File, read(Path(path), RouteError), RouteError).routes
-    if problems := [*_order_problems(routes), *_drafter_problems(routes, known_drafters)]:
+    """Reads a routes file; RouteError lists every problem of it."""
+    data = read(Path(path), RouteError)
+    file, problems = validate(_File, data)
+    listed = data.get("routes") if isinstance(data, Mapping) else None
+    indexed = enumerate(listed if isinstance(listed, list) else ())
+    raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
+    problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
+    if file is None or problems:
         raise RouteError(*problems)
+    routes = file.routes
     ends = routes and routes[-1].match is None
     return Routes(routes if ends else (*routes, Route(name=DEFAULT_NAME)))
 
 
-def _order_problems(routes: Sequence[Route]) -> Iterator[str]:
+def _order_problems(routes: Mapping[int, Mapping[Any, Any]]) -> Iterator[str]:
+    """Of routes as the file has them, by index: one may have other problems as well."""
     first: dict[str, int] = {}
-    for i, route in enumerate(routes):
-        place = f"routes[{i}]"
-        if route.name in first:
-            yield f"{place}.name: {route.name!r} is the name of routes[{first[route.name]}] already"
-        first.setdefault(route.name, i)
-        if route.match is None and i + 1 < len(routes):
-            yield f"{place}: has no match and so takes every request: expected it to be the last route"
-        if route.match is not None and route.name == DEFAULT_NAME:
-            yield f"{place}.name: {DEFAULT_NAME!r} is the route of what no other takes: expected another name"
-        if route.accept == "block" and (route.tree_width or 1) > 1:
-            yield f"{place}.tree_width: {route.tree_width} is not usable: expected 1, as accept is 'block'"
+    for i, route in routes.items():
+        path, name, matches = f"routes[{i}]", route.get("name"), "match" in route
+        if isinstance(name, str) and first.setdefault(name, i) != i:
+            yield f"{path}.name: {name!r} is the name of routes[{first[name]}] already"
+        if not matches and i < max(routes):
+            yield f"{path}: has no match and so takes every request: expected it to be the last route"
+        if matches and name == DEFAULT_NAME:
+            yield f"{path}.name: {DEFAULT_NAME!r} is the route of what no other takes: expected another name"
+        width = route.get("tree_width")
+        if route.get("accept") == "block" and isinstance(width, int) and 1 < width <= 16:
+            yield f"{path}.tree_width: {width} is not usable: expected 1, as accept is 'block'"
 
 
-def _drafter_problems(routes: Iterable[Route], known: Collection[str] | None) -> Iterator[str]:
+def _drafter_problems(
+    routes: Mapping[int, Mapping[Any, Any]], known: Collection[str] | None
+) -> Iterator[str]:
     if known is None:
         return
-    for i, route in enumerate(routes):
-        for j, name in enumerate(route.drafters or ()):
-            if name not in known:
+    for i, route in routes.items():
+        drafters = route.get("drafters")
+        for j, name in enumerate(drafters if isinstance(drafters, list) else ()):
+            if isinstance(name, str) and name not in known:
                 yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
 
 

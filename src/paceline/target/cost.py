@@ -1,11 +1,18 @@
-"""What a pass costs by its rows and its context, t_V(n, context): measured once for a model on a machine."""
+"""The cost of a pass by its rows and its context, t_V(n, context): measured once for a model on a machine.
 
-import json
+A table that was measured on a busy machine, or that the passes of a process disagree with for long, is
+provisional: it is used, and measured again at the next start.
+"""
+
+import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,20 +21,28 @@ from paceline.errors import PacelineError
 from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.base import ModelTarget
-from paceline.types import Draft, Feed, Seq
+from paceline.types import Draft, Feed, Finish, Round, Seq
 
 ROWS: Final = (1, 2, 4, 8, 16)
 REPEATS: Final = 3  # of which the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
+MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
+MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
+DRIFT_PASSES: Final = 512
 _VERSION: Final = 1
+_PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
+
+Clock = Callable[[], float]  # seconds
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """ms[context][rows], lowest of a few tries; empty where nothing could be measured."""
+    """ms[context][rows], the fastest of a few passes; empty where nothing could be measured."""
 
     ms: Mapping[int, Mapping[int, float]]
+    spread: float = field(default=1.0, compare=False)  # of the timings: see MAX_SPREAD
     _by_rows: dict[int, list[tuple[int, float]]] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, rows: int, context: int) -> float:
@@ -53,72 +68,116 @@ def _line(points: Sequence[tuple[int, float]], at: int) -> float:
 
 
 def cost_table(target: ModelTarget) -> CostTable:
-    """From paceline's notes if it was measured before, else measured now, in under two seconds."""
-    key = _key(target)
-    path = home() / "cost.json"
-    known = read_json(path)
-    found = known.get(key)
-    if isinstance(found, dict) and found:
-        with suppress(ValueError, TypeError, AttributeError):
-            numbers = {int(c): {int(n): float(ms) for n, ms in row.items()} for c, row in found.items()}
-            return CostTable(numbers)
+    """Read from cost.json; measured in two seconds if the table there is missing or provisional."""
+    stored = read_json(_path()).get(_key(target))
+    if isinstance(stored, dict) and stored:
+        with suppress(ValueError, TypeError, AttributeError):  # damaged, or provisional
+            return CostTable(
+                {int(c): {int(n): float(ms) for n, ms in row.items()} for c, row in stored.items()}
+            )
     table = measure(target)
     if list(table.ms) == list(target.timed_contexts):
-        with suppress(OSError):  # then it is measured again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, known | {key: json.loads(json.dumps(table.ms))})
+        entry: dict[str, Any] = {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()}
+        if table.spread > MAX_SPREAD:
+            entry[_PROVISIONAL] = True
+            log.info("passes of %.1f times one another: their cost is measured again next time", table.spread)
+        _store(_key(target), entry)
     return table
+
+
+def _path() -> Path:
+    return home() / "cost.json"
+
+
+def _store(key: str, entry: object) -> None:
+    with suppress(OSError):  # then it is measured again next time
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        write_json(_path(), read_json(_path()) | {key: entry})
 
 
 def _key(target: ModelTarget) -> str:
     return f"{target.fingerprint[:32]}, {target.describe()}, {hardware.name()}, cost version {_VERSION}"
 
 
-def measure(target: ModelTarget, budget: float = BUDGET) -> CostTable:
-    """Rounds over all row counts, so that a slow moment of the machine does not hit one of them alone.
+class CostMonitor:
+    """A sink that compares passes with the table, and makes a table provisional that they disagree with.
 
-    A pass that would end after the budget is not tried again, nor a second context.
+    One sequence at a time, while decoding: other passes are not what was measured.
     """
-    deadline = time.perf_counter() + budget
-    table: dict[int, dict[int, float]] = {}
+
+    def __init__(self, target: ModelTarget, table: CostTable) -> None:
+        self._key, self._table = _key(target), table
+        self._ratios: list[float] = []
+
+    def round(self, r: Round) -> None:
+        if r.batch != 1 or not r.tokens or r.rows > max(ROWS) or len(self._ratios) >= DRIFT_PASSES:
+            return
+        self._ratios.append(r.target_us / 1000 / self._table(r.rows, r.start))
+        if len(self._ratios) < DRIFT_PASSES:
+            return
+        drift = median(self._ratios)
+        if not 1 / MAX_DRIFT <= drift <= MAX_DRIFT:
+            log.info("passes take %.1f times their measured cost, which is measured again next time", drift)
+            threading.Thread(target=self._make_provisional, daemon=True).start()  # a sink must not block
+        else:
+            self._ratios.clear()
+
+    def finish(self, seq: Seq, reason: Finish) -> None:
+        return
+
+    def _make_provisional(self) -> None:
+        entry = read_json(_path()).get(self._key)
+        if isinstance(entry, dict):
+            _store(self._key, entry | {_PROVISIONAL: True})
+
+
+def measure(target: ModelTarget, budget: float = BUDGET, clock: Clock = time.perf_counter) -> CostTable:
+    """Cycles through the row counts, so that a slow moment of the machine does not hit one of them alone.
+
+    A pass that would start after the budget is not repeated, and a second context not begun.
+    """
+    deadline = clock() + budget
+    timings: dict[int, dict[int, list[float]]] = {}
     for context in target.timed_contexts:
-        if context + max(ROWS) >= target.max_context or time.perf_counter() > deadline:
+        if context + max(ROWS) >= target.max_context or clock() > deadline:
             break
         try:
-            table[context] = _measure_at(target, context, deadline)
+            timings[context] = _measure_at(target, context, deadline, clock)
         except PacelineError:  # the cache is too small, or in use
             break
-    return CostTable(_rising(table))
+    fastest = {context: {n: round(min(ms), 3) for n, ms in row.items()} for context, row in timings.items()}
+    cells = [sorted(ms) for row in timings.values() for ms in row.values() if len(ms) > 1]
+    return CostTable(_rising(fastest), median([ms[1] / ms[0] for ms in cells]) if cells else 1.0)
 
 
 def _rising(table: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
-    """More rows and more context cost no less, whatever a noisy moment said."""
-    found: dict[int, dict[int, float]] = {}
+    """Running maxima: more rows and more context cost no less, whatever a noisy moment said."""
+    rising: dict[int, dict[int, float]] = {}
     before: Mapping[int, float] = {}
     for context, row in sorted(table.items()):
-        most, found[context] = 0.0, {}
+        highest, rising[context] = 0.0, {}
         for rows, ms in sorted(row.items()):
-            most = found[context][rows] = max(most, ms, before.get(rows, 0.0))
-        before = found[context]
-    return found
+            highest = rising[context][rows] = max(highest, ms, before.get(rows, 0.0))
+        before = rising[context]
+    return rising
 
 
-def _measure_at(target: ModelTarget, context: int, deadline: float) -> dict[int, float]:
+def _measure_at(target: ModelTarget, context: int, deadline: float, clock: Clock) -> dict[int, list[float]]:
+    """Milliseconds of each pass, by rows."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, target.vocab_size, context + max(ROWS)).tolist()
     seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
-    fastest: dict[int, float] = {}
+    timings: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with target.noise(seq):
         target.forward([Feed(seq.id, tokens[context : context + 1])])  # what is done only once is done now
         target.keep(seq.id, context)
         for _ in range(REPEATS):
             for rows in ROWS:
-                if rows in fastest and time.perf_counter() > deadline:
+                if timings[rows] and clock() > deadline:
                     continue
                 draft = Draft(tuple(tokens[context + 1 : context + rows]))
-                started = time.perf_counter()
+                started = clock()
                 target.forward([Feed(seq.id, tokens[context : context + 1], draft)])
-                ms = (time.perf_counter() - started) * 1000
+                timings[rows].append((clock() - started) * 1000)
                 target.keep(seq.id, context)
-                fastest[rows] = min(ms, fastest.get(rows, ms))
-    return {rows: round(ms, 3) for rows, ms in fastest.items()}
+    return timings

@@ -45,7 +45,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     try:
         return _native(path, config)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
             raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
@@ -93,7 +93,7 @@ def load_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTa
     try:
         return _native(path, smaller, most_bytes=int(MOST_OF_TARGET * target.bytes_held))
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except _Unsuited as reason:
         raise _no_copy(path, str(reason)) from None
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.errors import TextError
+from paceline.strings import one_line
 from paceline.text.tool_calls.parse import text_of, tool_prompt, without_tool_roles
 
 if TYPE_CHECKING:
@@ -17,6 +18,24 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
+MAX_GENERATION_PROMPTS: Final = 256  # kept for one template
+_PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
+_USER: Final = {"role": "user", "content": "x"}
+_CALL: Final = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_PROBES: Final[Mapping[str, Sequence[Message]]] = {  # by the role of the last message
+    "user": [_USER],
+    "system": [{"role": "system", "content": "x"}],
+    "developer": [{"role": "developer", "content": "x"}],
+    "assistant": [_USER, {"role": "assistant", "content": "x"}],
+    "tool": [
+        _USER,
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "x"},
+    ],
+}
 TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
 
 
@@ -26,6 +45,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], names: Mapping[str, str]) -> None:
         self._templates = templates
         self._names = names  # bos_token, eos_token ...
+        self._generation_prompts: dict[tuple[Any, bool, str], str | None] = {}
 
     def render(
         self,
@@ -59,7 +79,39 @@ class ChatTemplate:
             LookupError,
             RecursionError,
         ) as problem:
-            raise TextError(f"the chat template refused these messages: {_one_line(problem)}") from problem
+            raise TextError(f"the chat template refused these messages: {one_line(problem)}") from problem
+
+    def generation_prompt(
+        self,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The text that `add_generation_prompt` adds to this conversation.
+
+        Read off a conversation without text of its own, which ends with a message of the same role, and kept:
+        the next request of this kind renders nothing but its own conversation. Only if the rendered text ends
+        otherwise, it is rendered once more.
+        """
+        role = messages[-1].get("role") if messages and isinstance(messages[-1], Mapping) else None
+        key = role, bool(tools), json.dumps(_plain(dict(variables)), sort_keys=True)
+        if key not in self._generation_prompts:
+            if len(self._generation_prompts) >= MAX_GENERATION_PROMPTS:
+                self._generation_prompts.clear()
+            self._generation_prompts[key] = self._probe(role, bool(tools), variables)
+        usual = self._generation_prompts[key]
+        if usual is not None and rendered.endswith(usual):
+            return usual
+        return _added(self.render(messages, tools, False, variables), rendered)
+
+    def _probe(self, role: Any, with_tools: bool, variables: Mapping[str, Any]) -> str | None:
+        """None: the template refuses the probe."""
+        chat, tools = _PROBES.get(role, _PROBES["user"]), [_PROBE_TOOL] if with_tools else None
+        try:
+            return _added(*(self.render(chat, tools, add, variables) for add in (False, True)))
+        except TextError:
+            return None
 
     def reads(self, variable: str) -> bool:
         """Whether any of the templates asks for this variable."""
@@ -71,6 +123,10 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
         return self._templates["default"]
+
+
+def _added(without: str, rendered: str) -> str:
+    return rendered[len(without) :] if rendered.startswith(without) else ""
 
 
 def mentions_tools(source: str) -> bool:
@@ -92,7 +148,7 @@ def compiled(source: str) -> "Template":
     try:
         return _environment().from_string(source)
     except TemplateSyntaxError as problem:
-        raise TextError(f"the chat template cannot be read: {_one_line(problem)}") from problem
+        raise TextError(f"the chat template cannot be read: {one_line(problem)}") from problem
 
 
 @lru_cache(maxsize=1)
@@ -185,10 +241,4 @@ def _plain(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as problem:
-        raise TextError(f"messages and tools must be plain JSON data: {_one_line(problem)}") from None
-
-
-def _one_line(problem: Exception, most: int = 160) -> str:
-    """A template may put what it was given into its refusal, however long that is."""
-    line = " ".join(str(problem)[: 4 * most].split()) or type(problem).__name__
-    return line if len(line) <= most else f"{line[:most]}..."
+        raise TextError(f"messages and tools must be plain JSON data: {one_line(problem)}") from None

@@ -2,17 +2,35 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TextError, UnknownModel
+from paceline.errors import CorruptModel, ModelError, PacelineError, TextError, UnknownModel
+from paceline.strings import one_line
 from paceline.text.chat_template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
 from paceline.text.tool_calls.formats import ToolFormat, tool_format
 from paceline.text.vocab.from_folder import vocabulary_from_folder
 from paceline.text.vocab.from_gguf import vocabulary_from_gguf
 from paceline.text.vocab.vocabulary import Vocabulary, literal
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """One line for every fault of the files. The tokenizers library raises bare exceptions, and panics."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = one_line(error)
+        raise CorruptModel(f"{path.name} describes no usable tokenizer ({reason}): fetch it again") from error
 
 
 class Tokenizer:
@@ -37,11 +55,15 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         """From a GGUF file, or from a folder with a tokenizer.json."""
         path = Path(path)
-        if path.is_dir():
-            return cls(vocabulary_from_folder(path))
-        if not path.exists():
-            raise UnknownModel(f"no model at {path}: expected a GGUF file or a folder with a tokenizer.json")
-        return cls(vocabulary_from_gguf(path))
+        with _readable(path):
+            if not path.exists():
+                raise UnknownModel(
+                    f"no model at {path}: expected a GGUF file or a folder with a tokenizer.json"
+                )
+            vocabulary = vocabulary_from_folder(path) if path.is_dir() else vocabulary_from_gguf(path)
+            tokenizer = cls(vocabulary)
+            tokenizer.encode("a é\n\0")  # some faults show only now
+            return tokenizer
 
     def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
         """The text's tokens.
@@ -119,13 +141,16 @@ class Tokenizer:
         """The conversation as the one text the model was trained to continue."""
         return self.template.render(messages, tools, add_generation_prompt, variables)
 
-    def opening(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **variables: Any
+    def generation_prompt(
+        self,
+        rendered: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        /,
+        **variables: Any,
     ) -> str:
-        """What the template adds after the conversation, for the model to go on from."""
-        with_it = self.render(messages, tools, True, **variables)
-        without = self.render(messages, tools, False, **variables)
-        return with_it[len(without) :] if with_it.startswith(without) else ""
+        """The end of a rendered conversation, which the template adds for the model to continue."""
+        return self.template.generation_prompt(rendered, messages, tools, variables)
 
     def encode_chat(
         self,

@@ -1,4 +1,4 @@
-"""Makes a head's confidence the chance that its guess is right, place by place."""
+"""Fits Platt scaling of a head's confidence to replayed drafts, one position at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,48 +8,50 @@ import torch
 import torch.nn.functional as F
 
 from paceline.heads.calibration import Calibration, calibration_error, identity_calibration, logit
-from paceline.train.evaluate import Guess
+from paceline.train.evaluate import DraftOutcome
 
-_FEW: Final = 50  # guesses that say too little about a place
-_HOLD: Final = 1.0  # weight of staying as it is, in guesses
+MIN_DRAFTS: Final = 50  # that reach a position, for it to be fitted
+_PRIOR: Final = 1.0  # weight of the identity, in drafts
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class CalibrationFit:
     calibration: Calibration
-    before: float  # mean distance of confidence and outcome
+    before: float  # expected calibration error
     after: float
 
 
-def calibrate(guesses: Sequence[Guess], places: int, before: Calibration | None = None) -> Fit:
-    """guesses: of a drafter whose confidences are as the head gives them. before: kept where they are few.
+def calibrate(
+    drafts: Sequence[DraftOutcome], positions: int, before: Calibration | None = None
+) -> CalibrationFit:
+    """drafts: with scores as the head gives them. before: stays at positions that too few drafts reach.
 
-    A place counts where all guesses before it were right, as it does in a pass. A shift beside the scale: the
-    head learns how far two laws overlap, and how often the target agrees is another matter.
+    A position counts where all tokens before it were right, as in a pass. There is a shift beside the
+    scale: the head learns the overlap of two distributions, which is not how often the target agrees.
     """
-    before = before or identity_calibration(places)
+    before = before or identity_calibration(positions)
     scale, shift = list(before.scale), list(before.shift)
-    said: list[float] = []
-    mended: list[float] = []
-    came: list[bool] = []
-    for place in range(places):
-        reached = [g for g in guesses if g.counted > place and g.right >= place and len(g.scores) > place]
-        logits = [logit(g.scores[place]) for g in reached]
-        right = [g.right > place for g in reached]
-        if len(reached) >= _FEW:
-            scale[place], shift[place] = _fit(logits, right)
+    raw: list[float] = []
+    fitted: list[float] = []
+    accepted: list[bool] = []
+    for position in range(positions):
+        reached = [
+            d for d in drafts if d.counted > position and d.right >= position and len(d.scores) > position
+        ]
+        logits = [logit(d.scores[position]) for d in reached]
+        right = [d.right > position for d in reached]
+        if len(reached) >= MIN_DRAFTS:
+            scale[position], shift[position] = _fit(logits, right)
         now = Calibration(tuple(scale), tuple(shift))
-        said += [g.scores[place] for g in reached]
-        mended += [now.chance(place, x) for x in logits]
-        came += right
-    return Fit(
-        Calibration(tuple(scale), tuple(shift)),
-        calibration_error(said, came),
-        calibration_error(mended, came),
-    )
+        raw += [d.scores[position] for d in reached]
+        fitted += [now.chance(position, x) for x in logits]
+        accepted += right
+    errors = calibration_error(raw, accepted), calibration_error(fitted, accepted)
+    return CalibrationFit(Calibration(tuple(scale), tuple(shift)), *errors)
 
 
 def _fit(logits: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:
+    """Scale and shift of a logistic regression, pulled towards the identity."""
     x = torch.tensor(logits, dtype=torch.float64).clamp(-20, 20)
     y = torch.tensor(right, dtype=torch.float64)
     line = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
@@ -57,8 +59,8 @@ def _fit(logits: Sequence[float], right: Sequence[bool]) -> tuple[float, float]:
 
     def loss() -> torch.Tensor:
         solver.zero_grad()
-        stay = _HOLD * ((line[0] - 1) ** 2 + line[1] ** 2)
-        value = F.binary_cross_entropy_with_logits(line[0] * x + line[1], y, reduction="sum") + stay
+        prior = _PRIOR * ((line[0] - 1) ** 2 + line[1] ** 2)
+        value = F.binary_cross_entropy_with_logits(line[0] * x + line[1], y, reduction="sum") + prior
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

@@ -1,7 +1,13 @@
-"""The whole way of a drafter: answers of the target, training, measuring, a folder that is served."""
+"""Trains a draft head: answers of the target, training, evaluation, and a folder that can be served.
+
+The new drafter is written beside the one that its name stands for. It takes the name over only if it measures
+no worse on the same held-out answers, or if the caller asks for that.
+"""
 
 import hashlib
 import json
+import logging
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -11,13 +17,15 @@ from typing import Any, Final
 import torch
 
 from paceline import hub
-from paceline.atomic import write_json
-from paceline.drafters.heads.choose import drafter_of
-from paceline.errors import DataError, DrafterMismatch, SettingError, UsageError
+from paceline.atomic import rename, write_json
+from paceline.drafters.heads import drafter_of
+from paceline.errors import DataError, DrafterMismatch, PacelineError, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_draft_vocab
-from paceline.heads.head_checkpoint import WEIGHTS, Card, LoadedHead, read_card
+from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, LoadedHead, read_card
+from paceline.heads.local_heads import available_heads, drafter_path
+from paceline.heads.versions import current
 from paceline.loading import model_fingerprint
 from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
@@ -27,15 +35,19 @@ from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
 from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.target_answers import make_answers
-from paceline.train.data.text_kind import Bucket, buckets
-from paceline.train.evaluate import Acceptance, Recorded, acceptance, recorded, replay
-from paceline.train.publish import MEASURED, TOGETHER, publish
-from paceline.train.recipe import Recipe, TrainConfig, loss_of, pieces_of, recipe
+from paceline.train.data.text_kind import TextKind, text_kinds
+from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
+from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
+from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import Progress, train
+from paceline.train.trainer import TrainProgress, train
 
 ANSWERS: Final = "answers.npz"
-ASKED: Final = "asked"
+CANDIDATE: Final = "candidate"  # in the folder: a new drafter that is not in use
+FEW_POSITIONS: Final = 400  # below that, a share is known to about 5 % at best
+LITTLE_DATA: Final = 1_000_000  # tokens of answers: with fewer, continuing a trained drafter beats a new one
+_PLAN: Final = "asked"  # in answers.json
+_RENAMED: Final = {"made_up": "synthetic", "made_up_chats": "synthetic_chats"}  # in older files
 _TRAINED_ON: Final = (
     "began_from",
     "sources",
@@ -45,39 +57,131 @@ _TRAINED_ON: Final = (
     "answer_tokens",
     "training",
 )
-_LOOK: Final = 12  # held-out answers that are looked at while training
+_EVAL_TEXTS: Final = 12  # held-out answers of an evaluation during training
+
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
     target: str
     sources: tuple[Source, ...]
-    folder: Path  # where all of it goes
-    start: Path | None = None  # a trained drafter to go on from; it keeps its shape, not its vocabulary
+    folder: Path  # of the drafter, its answers and its checkpoints
+    start: Path | None = None  # a trained drafter to continue; it keeps its shape, not its vocabulary
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    measured: int = 96  # held-out answers the card's figures are from, at most
+    measured: int = 96  # held-out answers that the card's figures are from, at most
+    replace: bool = False  # use the new drafter even if it measures worse than the one in use
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """How far a job is."""
-
-    what: str
+class PipelineProgress:
+    stage: str
     done: float
-    of: float
+    total: float
     note: str = ""
 
 
-Report = Callable[[Told], None]
+Report = Callable[[PipelineProgress], None]
 
 
 def run(job: TrainJob, report: Report = lambda _: None) -> Card:
-    """Does what is left to do: answers that are there are not written again, a training goes on."""
+    """Does what is left to do: answers that exist are not made again, and a training resumes."""
     path = hub.resolve(job.target)
-    _check(job, path)
+    in_use = drafter_in_use(job.folder)
+    _check(job, path, in_use)
     tokenizer = Tokenizer.load(path)
-    answers, told = answers_in(job.folder, job.target, job.sources, job.answers, report)
+    answers, data = answers_in(job.folder, job.target, job.sources, job.answers, report)
+    model, weights = _load_target(job, path, answers)
+    before = drafter_folder.load(job.start, pieces_of(model)) if job.start is not None else None
+    recipe = _recipe(job, model, answers, weights, before)
+    texts = held_out_texts(answers, 1 << 20, job.measured)
+    data = {**data, **_facts(job, answers, recipe), "measured_answers": len(texts)}
+    if advice := start_advice(job, data["answer_tokens"], model.fingerprint):
+        log.warning("%s", advice)
+    if before is not None:
+        data["began_from"] = _began_from(job, before.card)
+        if texts:
+            data["before"] = asdict(_acceptance(before.net, model, texts))
+    _train(job, recipe, model, answers, report)
+    report(PipelineProgress("measuring", 0, 1))
+    if in_use is not None:
+        data["in_use"] = {"name": job.folder.name, **_figures_in_use(in_use, model, texts)}
+    kinds = [text_kinds(tokenizer, text.tokens) for text in texts]
+
+    def kind_at(text: int, position: int) -> str:
+        return TextKind(int(kinds[text][position])).name.lower()
+
+    candidate = job.folder / CANDIDATE
+    shutil.rmtree(candidate, ignore_errors=True)
+    card = publish(candidate, recipe, model, Path(job.target).name, texts, data, kind_at=kind_at)
+    if job.replace or not reason_to_hold(card):
+        _take(candidate, job.folder)
+    report(PipelineProgress("measuring", 1, 1))
+    return card
+
+
+def drafter_in_use(folder: Path) -> Path | None:
+    """What the name of this folder stands for now: its own drafter, or that of this name in the package."""
+    root = drafter_path(folder)
+    try:
+        read_card(root)
+        return current(root).folder
+    except PacelineError:  # there is none, or none that could be used
+        return None
+
+
+def reason_to_hold(card: Card) -> str:
+    """Why a new drafter should not take over from the one in use; "" if it should, or if there is none."""
+    in_use = card.data.get("in_use")
+    if in_use is None:
+        return ""
+    if not card.tokens_per_pass or "tokens_per_pass" not in in_use:
+        return "it could not be compared with the one in use: nothing was measured"
+    old, new = in_use["tokens_per_pass"], card.tokens_per_pass
+    length = min(len(old), len(new), EVAL_DRAFT)
+    if new[length - 1] >= old[length - 1]:
+        return ""
+    rates = f"{new[length - 1]:.2f} tokens per pass against {old[length - 1]:.2f}"
+    return f"it measures worse than the one in use: {rates} on the same held-out answers"
+
+
+def start_advice(job: TrainJob, answer_tokens: int, fingerprint: str) -> str:
+    """The hint to continue a trained drafter, where there is one and data is scarce; else ""."""
+    if job.start is not None or answer_tokens >= LITTLE_DATA:
+        return ""
+    cards = {folder.name: _card_or_none(folder) for folder in available_heads() if folder != job.folder}
+    for name, card in cards.items():
+        if card is not None and (card.kind, card.fingerprint) == (job.train.kind, fingerprint):
+            return (
+                f"{answer_tokens:,} tokens of answers are little to train a new drafter on: "
+                f"--start {name} continues a trained one instead (with another --out)"
+            )
+    return ""
+
+
+def _card_or_none(folder: Path) -> Card | None:
+    try:
+        return read_card(folder)
+    except PacelineError:
+        return None
+
+
+def _figures_in_use(folder: Path, model: TrainDecoder, texts: Sequence[RecordedText]) -> dict[str, Any]:
+    try:
+        head = drafter_folder.load(folder, pieces_of(model))
+    except PacelineError:
+        return {}
+    return asdict(_acceptance(head.net, model, texts)) if texts else {}
+
+
+def _take(candidate: Path, folder: Path) -> None:
+    for name in (WEIGHTS, CARD):
+        rename(candidate / name, folder / name)
+    shutil.rmtree(candidate)
+
+
+def _load_target(job: TrainJob, path: Path, answers: Answers) -> tuple[TrainDecoder, Weights]:
     device, dtype = placement(job.answers.engine)
     weights = load(path, dtype)
     model = TrainDecoder(weights, device, dtype)
@@ -85,33 +189,22 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
         raise UsageError(
             f"{job.folder.name} holds answers of another target than {job.target}: give another folder"
         )
-    before = drafter_folder.load(job.start, pieces_of(model)) if job.start is not None else None
-    made = _recipe(job, model, answers, weights, before)
-    data = {**told, **_facts(job, answers, made)}
-    texts = recorded(answers, 1 << 20, job.measured)
-    data["measured_answers"] = len(texts)
-    if before is not None:
-        data["began_from"] = _began_from(job, before.card)
-        if texts:
-            data["before"] = asdict(_acceptance(before.net, model, texts))
-    _train(job, made, model, answers, report)
-    report(Told("measuring", 0, 1))
-    kinds = [buckets(tokenizer, text.tokens) for text in texts]
-
-    def bucket(text: int, place: int) -> str:
-        return Bucket(int(kinds[text][place])).name.lower()
-
-    card = publish(job.folder, made, model, Path(job.target).name, texts, data, bucket=bucket)
-    report(Told("measuring", 1, 1))
-    return card
+    return model, weights
 
 
-def _check(job: TrainJob, path: Path) -> None:
-    """Before answers are written, which takes a while."""
+def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
+    """Refuses what cannot work before answers are made, which takes a while."""
     vocabulary = open_checkpoint(path).shape.vocab_size
     if job.train.draft_vocab > vocabulary:
         expected = f"at most the {vocabulary} tokens of {job.target}"
         raise SettingError("draft_vocab", job.train.draft_vocab, expected)
+    if in_use is not None and not job.replace:
+        card = read_card(in_use)
+        if (card.kind, card.fingerprint) != (job.train.kind, model_fingerprint(path)):
+            raise UsageError(
+                f"{job.folder.name} is the name of a {card.kind} drafter for {card.target}: give another "
+                "--out, or --replace"
+            )
     if job.start is None:
         return
     card = read_card(job.start)
@@ -121,24 +214,24 @@ def _check(job: TrainJob, path: Path) -> None:
         raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
 
-def _facts(job: TrainJob, answers: Answers, made: Recipe) -> dict[str, Any]:
+def _facts(job: TrainJob, answers: Answers, recipe: Recipe) -> dict[str, Any]:
     return {
         "answers": len(answers),
-        "answer_tokens": len(answers.said("training")),
+        "answer_tokens": len(answers.answer_tokens("training")),
         "held_out_answers": len(answers.which("held out")),
         "training": asdict(job.train),
-        **_coverage(answers, made),
+        **_coverage(answers, recipe),
     }
 
 
-def _coverage(answers: Answers, made: Recipe) -> dict[str, float]:
+def _coverage(answers: Answers, recipe: Recipe) -> dict[str, float]:
     if not len(answers.which("held out")):
         return {}
-    return {"draft_vocabulary_covers": answers.covered(made.net.draft_ids.numpy(force=True))}
+    return {"draft_vocabulary_covers": answers.covered(recipe.net.draft_ids.numpy(force=True))}
 
 
 def _began_from(job: TrainJob, card: Card) -> dict[str, Any]:
-    """What the drafter it goes on from was trained on, and that one before it."""
+    """The training data of the drafter that is continued, and of those before it."""
     assert job.start is not None
     return {"name": job.start.name, **{name: card.data[name] for name in _TRAINED_ON if name in card.data}}
 
@@ -146,60 +239,64 @@ def _began_from(job: TrainJob, card: Card) -> dict[str, Any]:
 def answers_in(
     folder: Path, target: str, sources: Sequence[Source], config: AnswersConfig, report: Report
 ) -> tuple[Answers, dict[str, Any]]:
-    """Those the folder has, or those made now; and what the card is to say of them."""
+    """The answers in the folder, or new ones; and what the card is to say of them."""
     file, notes = folder / ANSWERS, folder / "answers.json"
-    asked = _asked(sources, config)
+    plan = _plan(sources, config)
     if file.exists() and notes.exists():
-        return Answers.load(file), _told(notes, asked)
+        return Answers.load(file), _read_notes(notes, plan)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder} cannot be a folder: {error}; give another --out") from None
-    made = make_answers(target, sources, config, lambda what, done, of: report(Told(what, done, of)))
-    told = {
+
+    def progress(stage: str, done: int, total: int) -> None:
+        report(PipelineProgress(stage, done, total))
+
+    result = make_answers(target, sources, config, progress)
+    facts = {
         "sources": [Path(str(source)).name for source in sources],
-        "prompts": len(made.prompts.prompts),
-        "prompts_cut": made.prompts.cut,
-        "prompts_made_up": made.prompts.made_up,
-        "refused": dict(made.prompts.refused),
-        "unanswered": made.unanswered,
+        "prompts": len(result.prompts.prompts),
+        "prompts_cut": result.prompts.cut,
+        "prompts_made_up": result.prompts.synthetic,
+        "refused": dict(result.prompts.rejected),
+        "unanswered": result.unanswered,
     }
-    made.answers.save(file)
-    write_json(notes, {**told, ASKED: asked})
-    return made.answers, told
+    result.answers.save(file)
+    write_json(notes, {**facts, _PLAN: plan})
+    return result.answers, facts
 
 
-def _asked(sources: Sequence[Source], config: AnswersConfig) -> dict[str, Any]:
-    """What the answers follow from, the machine apart."""
+def _plan(sources: Sequence[Source], config: AnswersConfig) -> dict[str, Any]:
+    """All that the answers follow from, the machine apart."""
     settings = {name: value for name, value in asdict(config).items() if name != "engine"}
-    found: dict[str, Any] = json.loads(json.dumps({"sources": list(map(str, sources)), **settings}))
-    return found
+    plan: dict[str, Any] = json.loads(json.dumps({"sources": list(map(str, sources)), **settings}))
+    return plan
 
 
-def _told(notes: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def _read_notes(notes: Path, plan: dict[str, Any]) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = json.loads(notes.read_bytes())
-        before = told.pop(ASKED)
-    except (ValueError, TypeError, KeyError):
+        facts: dict[str, Any] = json.loads(notes.read_bytes())
+        before = {_RENAMED.get(name, name): value for name, value in facts.pop(_PLAN).items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise DataError(
             f"{notes} is damaged: delete it and {ANSWERS} to have the answers made again"
         ) from None
-    if before != asked:
-        other = ", ".join(name for name in asked if before.get(name) != asked[name])
+    if before != plan:
+        other = ", ".join(name for name in plan if before.get(name) != plan[name])
         raise UsageError(
-            f"{notes.parent.name} holds answers that were asked for otherwise ({other}): give the same "
+            f"{notes.parent.name} holds answers that were made with other settings ({other}): give the same "
             f"again, or another --out, or delete its {ANSWERS} and training.pt"
         )
-    return told
+    return facts
 
 
 def _recipe(
     job: TrainJob, model: TrainDecoder, answers: Answers, weights: Weights, before: LoadedHead | None
 ) -> Recipe:
-    """before: the drafter to go on from, if any. It learns to say what the answers say."""
+    """before: the drafter to continue, if any; its draft vocabulary becomes that of the answers."""
     if before is None or job.start is None:
         ids = torch.from_numpy(answers.draft_ids(job.train.draft_vocab).ids)
-        return recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
+        return new_recipe(job.train, model, ids, weights.tensors if job.train.from_target else None)
     known = before.net.draft_ids.numpy(force=True)
     ids = torch.from_numpy(answers.draft_ids(len(known), known).ids)
     net = with_draft_vocab(job.train.kind, before.net, pieces_of(model), ids)
@@ -208,21 +305,25 @@ def _recipe(
     return Recipe(job.train.kind, net, loss, before.card.calibration, digest)
 
 
-def _train(job: TrainJob, made: Recipe, model: TrainDecoder, answers: Answers, report: Report) -> None:
-    looked = recorded(answers, job.train.max_len, _LOOK)
+def _train(job: TrainJob, recipe: Recipe, model: TrainDecoder, answers: Answers, report: Report) -> None:
+    texts = held_out_texts(answers, job.train.max_len, _EVAL_TEXTS)
 
-    def look() -> float:
-        return _acceptance(made.net, model, looked).tokens_per_pass[-1]
-
-    def tell(p: Progress) -> None:
-        held_out = "" if p.held_out is None else f", held out {p.held_out:.2f} tokens per pass"
-        note = f"step {p.step}, loss {p.loss:.3f}{held_out}"
-        report(Told("training", p.seconds, p.seconds + p.seconds_left, note))
+    def evaluate() -> float:
+        return _acceptance(recipe.net, model, texts).tokens_per_pass[-1]
 
     batches = partial(answers.batches, tokens_per_batch=job.train.tokens_per_batch, max_len=job.train.max_len)
-    train(made, model, batches, job.train, job.folder, tell, look if looked else None)
+    on_step = partial(report_step, report)
+    train(recipe, model, batches, job.train, job.folder, on_step, evaluate if texts else None)
 
 
-def _acceptance(net: DraftHead, model: TrainDecoder, texts: Sequence[Recorded]) -> Acceptance:
+def report_step(report: Report, step: TrainProgress) -> None:
+    held_out = "" if step.held_out is None else f", held out {step.held_out:.2f} tokens per pass"
+    note = f"step {step.step}, loss {step.loss:.3f}{held_out}"
+    report(PipelineProgress("training", step.seconds, step.seconds + step.seconds_left, note))
+
+
+def _acceptance(net: DraftHead, model: TrainDecoder, texts: Sequence[RecordedText]) -> Acceptance:
     """Through the drafter that serves."""
-    return acceptance(replay(drafter_of(net), model, texts, MEASURED, batch=TOGETHER), texts, MEASURED)
+    return acceptance(
+        replay(drafter_of(net), model, texts, EVAL_DRAFT, batch=REPLAY_BATCH), texts, EVAL_DRAFT
+    )

@@ -1,20 +1,27 @@
-"""From a trained network to a drafter's folder: stored first, then measured as it is stored."""
+"""Writes a trained network as a drafter's folder, and measures it as it is stored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads.head_checkpoint import Card, Storage, load, save, save_card
 from paceline.train.calibrate import calibrate
-from paceline.train.evaluate import BucketAt, Guess, Recorded, acceptance, by_bucket, replay
+from paceline.train.evaluate import (
+    DraftOutcome,
+    RecordedText,
+    TextKindAt,
+    acceptance,
+    by_text_kind,
+    replay,
+)
 from paceline.train.recipe import Recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 
-MEASURED: Final = 5  # guesses in a draft, in the figures by kind of text
-ACCEPTED: Final = f"accepted of {MEASURED}"  # share of the guesses that are reached
-TOGETHER: Final = 48  # texts that are played back beside one another
+EVAL_DRAFT: Final = 5  # tokens in a draft, in figures by kind of text and in comparisons
+ACCEPTED: Final = f"accepted of {EVAL_DRAFT}"  # share of the drafted tokens that are reached
+REPLAY_BATCH: Final = 48  # texts
 
 
 def publish(
@@ -22,37 +29,38 @@ def publish(
     recipe: Recipe,
     model: TrainDecoder,
     target: str,
-    texts: Sequence[Recorded],
+    texts: Sequence[RecordedText],
     data: Mapping[str, Any],
     weights: Storage = "int8",
-    bucket: BucketAt | None = None,
-    on_drafts: Callable[[Sequence[Guess]], None] = lambda _: None,
+    kind_at: TextKindAt | None = None,
+    on_drafts: Callable[[Sequence[DraftOutcome]], None] = lambda _: None,
 ) -> Card:
     """texts: held out from training. data: what it was trained on, for the card. target: its name.
 
-    bucket: by which the card tells kinds of text apart. on_drafts: hears of every guess that was measured.
+    kind_at: the kinds of text that the card tells apart. on_drafts: gets every draft that was measured.
     """
     card = Card(recipe.kind, recipe.net.shape, target, model.fingerprint, weights, data=dict(data))
     save(folder, card, recipe.net)
-    net, most = load(folder, pieces_of(model)).net, card.shape.block
-    guesses = replay(drafter_of(net), model, texts, most, batch=TOGETHER)
-    on_drafts(guesses)
-    if guesses:
-        found = acceptance(guesses, texts, most)
-        accepted = acceptance(guesses, texts, min(MEASURED, most)).accepted
+    net, block = load(folder, pieces_of(model)).net, card.shape.block
+    drafts = replay(drafter_of(net), model, texts, block, batch=REPLAY_BATCH)
+    on_drafts(drafts)
+    if drafts:
+        measured = acceptance(drafts, texts, block)
+        accepted = acceptance(drafts, texts, min(EVAL_DRAFT, block)).accepted
         card = replace(
             card,
-            acceptance=found.by_place,
-            tokens_per_pass=found.tokens_per_pass,
+            acceptance=measured.by_position,
+            tokens_per_pass=measured.tokens_per_pass,
             data={**card.data, ACCEPTED: accepted},
+            counts=measured.counts,
         )
-    if bucket is not None:
-        kinds = by_bucket(guesses, texts, min(MEASURED, most), bucket)
-        told = {kind: asdict(figures) for kind, figures in kinds.items()}
-        card = replace(card, data={**card.data, "by_kind_of_text": told})
-    if recipe.kind == "block":  # the one that says how sure it is
-        fit = calibrate(guesses, most, recipe.calibration)
-        gap = {"calibration gap": [round(fit.before, 4), round(fit.after, 4)]} if guesses else {}
-        card = replace(card, calibration=fit.calibration, data={**card.data, **gap})
+    if kind_at is not None:
+        kinds = by_text_kind(drafts, texts, min(EVAL_DRAFT, block), kind_at)
+        by_kind = {kind: asdict(figures) for kind, figures in kinds.items()}
+        card = replace(card, data={**card.data, "by_kind_of_text": by_kind})
+    if recipe.kind == "block":  # the only one with a confidence head
+        fit = calibrate(drafts, block, recipe.calibration)
+        error = {"calibration gap": [round(fit.before, 4), round(fit.after, 4)]} if drafts else {}
+        card = replace(card, calibration=fit.calibration, data={**card.data, **error})
     save_card(folder, card)
     return card

@@ -33,7 +33,7 @@ class TrainConfig(Schedule):
     optimizer: Optimizer = "adamw"
     lr: float = 6e-4
     muon_lr: float = 1e-3  # of matrices, with muon
-    look_steps: int = 300  # between two looks at held-out text
+    eval_steps: int = 300  # between two looks at held-out text
     taps: int = 5  # layers of the target that are read; medusa reads the last one only
     draft_vocab: int = 8192
     layers: int = 2
@@ -50,7 +50,7 @@ class TrainConfig(Schedule):
             known = get_args(Kind if name == "kind" else Optimizer)
             if getattr(self, name) not in known:
                 raise self.unusable(name, f"one of {', '.join(known)}")
-        self.require_whole(look_steps=1, taps=1, draft_vocab=1, layers=1, block=2)
+        self.require_whole(eval_steps=1, taps=1, draft_vocab=1, layers=1, block=2)
         self.require_whole(markov_rank=1, window=1, anchors=1)
         self.require_positive("lr", "muon_lr")
 
@@ -80,7 +80,7 @@ def pieces_of(model: TrainDecoder) -> DenseTargetEmbeddings:
     )
 
 
-def recipe(
+def new_recipe(
     config: TrainConfig, model: TrainDecoder, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
 ) -> Recipe:
     """A new network for this target, with weights by the seed.

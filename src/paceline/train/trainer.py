@@ -50,7 +50,7 @@ class Learner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainProgress:
     step: int  # done
     loss: float
     figures: dict[str, float]  # of the last step, as the loss names them
@@ -59,11 +59,11 @@ class Progress:
     seconds_left: float  # about
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[TrainProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Evaluation:
     """Measures what learns on held-out text, and leaves it as it is."""
 
     measured: Callable[[], float]
@@ -76,17 +76,17 @@ def take_steps(
     schedule: Schedule,
     folder: Path | None = None,
     report: Report = lambda _: None,
-    look: Look | None = None,
+    evaluate: Evaluation | None = None,
     clock: Callable[[], float] = monotonic,
-) -> Progress:
+) -> TrainProgress:
     """folder: where checkpoints go, and are found."""
     run = _Run(learner, schedule, folder, clock)
     for batch in islice(_endless(batches, schedule.seed), run.step, None):
         if run.share >= 1:
             break
         run.take(batch)
-        if look is not None and run.step % look.every == 0:
-            run.held_out = look.measured()
+        if evaluate is not None and run.step % evaluate.every == 0:
+            run.held_out = evaluate.measured()
         report(run.progress())
         run.save_if_due()
     run.save()
@@ -144,11 +144,13 @@ class _Run:
         for weight in weights:
             weight.grad = None
 
-    def progress(self) -> Progress:
+    def progress(self) -> TrainProgress:
         share = max(self.share, 1e-9)
         figures = {name: float(value) for name, value in self._figures.items()}
         left = self.seconds * (1 - share) / share
-        return Progress(self.step, float(self._loss.detach()), figures, self.held_out, self.seconds, left)
+        return TrainProgress(
+            self.step, float(self._loss.detach()), figures, self.held_out, self.seconds, left
+        )
 
     def save_if_due(self) -> None:
         if self._clock() - self._saved >= self._schedule.checkpoint_seconds:
@@ -220,15 +222,15 @@ def train(
     config: TrainConfig,
     folder: Path | None = None,
     report: Report = lambda _: None,
-    look: Callable[[], float] | None = None,
+    evaluate: Callable[[], float] | None = None,
     clock: Callable[[], float] = monotonic,
-) -> Progress:
+) -> TrainProgress:
     """Trains the recipe's network in place. folder: where checkpoints go, and are found.
 
     look: measures the network on held-out text, and leaves it as it is.
     """
-    looks = None if look is None else Look(look, config.look_steps)
-    return take_steps(_Head(recipe, model, config), batches, config, folder, report, looks, clock)
+    evaluation = None if evaluate is None else Evaluation(evaluate, config.eval_steps)
+    return take_steps(_Head(recipe, model, config), batches, config, folder, report, evaluation, clock)
 
 
 class _Head:

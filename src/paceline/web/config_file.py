@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from datetime import date
 from pathlib import Path
 from threading import Lock
@@ -133,48 +133,62 @@ def _yaml_problem(problem: Exception) -> str:
 
 
 def checked(model: type[M], data: Any, error: type[ConfigFileError], show_values: bool = True) -> M:
-    """Builds `model` from a file's data, or raises `error` with every problem and its place."""
-    if problems := list(_unplain(data, ())):
+    """Builds `model` from a file's data, or raises `error` with every problem and its path."""
+    value, problems = validate(model, data, show_values)
+    if value is None:
         raise error(*problems)
+    return value
+
+
+def validate(model: type[M], data: Any, show_values: bool = True) -> tuple[M | None, list[str]]:
+    """The model, or None and every problem of the data. One path has one problem."""
+    problems: dict[str, str] = {}
+    plain = _plain(data, (), problems)
     try:
-        return model.model_validate_json(json.dumps(data))
+        value = model.model_validate_json(json.dumps(plain))
     except ValidationError as refused:
-        details = refused.errors(include_url=False)
-        raise error(*(_problem(model, detail, show_values) for detail in details)) from None
+        found = [_problem(model, detail, show_values) for detail in refused.errors(include_url=False)]
+        return None, [*problems.values(), *(text for path, text in found if path not in problems)]
+    return (None if problems else value), list(problems.values())
 
 
-def _unplain(data: Any, at: tuple[int | str, ...]) -> Iterator[str]:
-    """What YAML can say and JSON cannot, and nulls, which are values somebody forgot."""
-    here = _place(at)
+def _plain(data: Any, at: tuple[int | str, ...], problems: dict[str, str]) -> Any:
+    """The data as JSON can say it. Adds a problem for all else, and for nulls, which somebody forgot."""
+    here = _path(at)
     if isinstance(data, dict):
-        for key, value in data.items():
+        for key in data:
             if not isinstance(key, str):
-                yield f"{here}: the key {short(key)} is not usable: expected a text; put it in quotes"
-            else:
-                yield from _unplain(value, (*at, key))
-    elif isinstance(data, list):
-        for i, value in enumerate(data):
-            yield from _unplain(value, (*at, i))
-    elif data is None:
-        yield f"{here}: empty: give it a value or leave it out"
+                problems[here] = (
+                    f"{here}: the key {short(key)} is not usable: expected a text; put it in quotes"
+                )
+        return {k: _plain(v, (*at, k), problems) for k, v in data.items() if isinstance(k, str)}
+    if isinstance(data, list):
+        return [_plain(value, (*at, i), problems) for i, value in enumerate(data)]
+    if data is None:
+        problems[here] = f"{here}: empty: give it a value or leave it out"
     elif isinstance(data, date):
-        yield f"{here}: reads as a date: put it in quotes"
+        problems[here] = f"{here}: reads as a date: put it in quotes"
+        return None
     elif not isinstance(data, str | int | float | bool):
-        yield f"{here}: expected a text, a number, true, false, a list or a mapping"
+        problems[here] = f"{here}: expected a text, a number, true, false, a list or a mapping"
+        return None
+    return data
 
 
-def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) -> str:
+def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) -> tuple[str, str]:
+    """The path of a value, and what is wrong with it."""
     kind, loc = detail["type"], detail["loc"]
+    path = _path(loc)
     if kind == "extra_forbidden":
-        return f"{_place(loc[:-1])}: {unknown_key(model, loc)}"
+        return path, f"{_path(loc[:-1])}: {unknown_key(model, loc)}"
     if kind == "missing":
-        return f"{_place(loc[:-1])}: {loc[-1]} is missing"
+        return path, f"{_path(loc[:-1])}: {loc[-1]} is missing"
     what = _EXPECTED.get(kind) or _from_context(detail)
     value = f"{short(detail['input'])} is not usable: " if show_values else ""
-    return f"{_place(loc)}: {value}expected {what}"
+    return path, f"{path}: {value}expected {what}"
 
 
-def _place(loc: tuple[int | str, ...]) -> str:
+def _path(loc: tuple[int | str, ...]) -> str:
     return json_path(loc) or "the file"
 
 

@@ -26,7 +26,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
-from paceline.train.losses.block import guesses
+from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
 from support.torch_cases import CONFIG, VOCAB
@@ -149,7 +149,7 @@ def teacher_forced(net: BlockHead, seq: Seq, drafted: Sequence[int]) -> Floats:
     text = torch.tensor([[*seq.tokens, *drafted]])
     hidden, final = tiny_model().features(text, net.shape.taps)
     with torch.no_grad():
-        logits, _ = guesses(
+        logits, _ = draft_logits(
             net, TrainBatch(text, own(text), hidden, final), torch.tensor([[len(seq.tokens) - 1]])
         )
     whole = np.full((net.shape.block, VOCAB), -np.inf, np.float32)
@@ -323,7 +323,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     (quick,) = drafter.draft([Ask(seq, 14)])
     few = len(looks)
     drafter._blocks[seq.id].said.clear()
-    monkeypatch.setattr(grow_module, "ABREAST", 1)
+    monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 14)])
     assert (one_by_one.tokens, one_by_one.parents) == (quick.tokens, quick.parents)
     assert one_by_one.scores == pytest.approx(quick.scores, rel=1e-4)

@@ -14,7 +14,7 @@ from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
-from paceline.drafters.heads.tree_growth import Spot
+from paceline.drafters.heads.tree_growth import Position
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.support.grammar_filter import FORCED
 from paceline.engine import engine as engine_module
@@ -50,16 +50,16 @@ def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) 
 
 @pytest.fixture(scope="module")
 def medusa() -> MedusaHead:
-    net, lesson = medusa_net(), a_lesson((4,), 16)
-    learn(list(net.parameters()), lambda: medusa_loss(net, lesson)[0], 60)
+    net, batch = medusa_net(), a_lesson((4,), 16)
+    learn(list(net.parameters()), lambda: medusa_loss(net, batch)[0], 60)
     return net
 
 
 @pytest.fixture(scope="module")
 def eagle() -> EagleHead:
-    net, lesson = eagle_net(), a_lesson(TAPS, 16)
+    net, batch = eagle_net(), a_lesson(TAPS, 16)
     drawn = torch.Generator().manual_seed(0)
-    learn(list(net.parameters()), lambda: eagle_loss(net, lesson, MODEL.head, drawn)[0], 30)
+    learn(list(net.parameters()), lambda: eagle_loss(net, batch, MODEL.head, drawn)[0], 30)
     return net
 
 
@@ -188,15 +188,15 @@ def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, le
 
 def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     """Along the true text, each guess's logits are those of the training step; window and chunks included."""
-    lesson = a_lesson(TAPS, 1)
+    batch = a_lesson(TAPS, 1)
     net = eagle_net(window=9)
     net.load_state_dict(eagle.state_dict())
     with torch.no_grad():
-        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, lesson, every_place(lesson), 4)]
+        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, batch, every_place(batch), 4)]
     drafter, seq = EagleDrafter(net), a_seq()
     a_text(drafter, seq)
-    after = tuple(lesson.tokens[0, 20:23].tolist())
-    spots = [Spot(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
+    after = tuple(batch.tokens[0, 20:23].tolist())
+    spots = [Position(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
     with torch.inference_mode():
         found = drafter._look(spots)
     for n, (row, _) in zip((3, 0, 1, 2), found, strict=True):
@@ -205,12 +205,12 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
 
 
 def test_medusa_is_used_as_it_was_taught(medusa: MedusaHead) -> None:
-    lesson = a_lesson((4,), 1)
+    batch = a_lesson((4,), 1)
     drafter, seq = MedusaDrafter(medusa), a_seq(temperature=0.0)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 9)])
     with torch.no_grad():
-        wanted = medusa(lesson.hidden[4])[0, 18].argmax(-1)
+        wanted = medusa(batch.hidden[4])[0, 18].argmax(-1)
     assert draft.tokens == tuple(medusa.draft_ids[wanted].tolist())
     assert draft.parents is None
 
@@ -232,7 +232,7 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
     assert len(draft) == 16
     quick = len(passes)
     drafter._ahead["a"].guessed.clear()
-    monkeypatch.setattr(grow_module, "ABREAST", 1)
+    monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 16)])
     assert (one_by_one.tokens, one_by_one.parents) == (draft.tokens, draft.parents)
     assert one_by_one.scores == pytest.approx(draft.scores, rel=1e-4)
@@ -266,7 +266,7 @@ def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleHead) -> None:
     for seq in seqs:
         a_text(drafter, seq)
     (one, other), tails = seqs, [(3,), (5,), (8,)]
-    spots = [Spot(Ask(other, 4), (7,), None), *(Spot(Ask(one, 4), tail, None) for tail in tails)]
+    spots = [Position(Ask(other, 4), (7,), None), *(Position(Ask(one, 4), tail, None) for tail in tails)]
     with torch.inference_mode():
         together = [row for row, _ in drafter._look([spots[1], spots[0], *spots[2:]])]
         for spot, row in zip([spots[1], spots[0], *spots[2:]], together, strict=True):
@@ -318,7 +318,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: 
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
     for node, token in enumerate(draft.tokens):
-        row, history = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
+        row, history = drafter._row(Position(Ask(seq, 1), draft.tokens[:node], None)), History(seq.tokens, 3)
         assert row is not None
         key = noise_key(1, 0, CHOICE, len(seq.tokens) - 3 + node)
         assert token == choose(distribution(row, seq.params, history), key)
@@ -331,7 +331,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
     (draft,) = drafter.draft([Ask(seq, 3)])
     assert draft.q is not None
     for node in range(3):
-        row = drafter._row(Spot(Ask(seq, 1), draft.tokens[:node], None))
+        row = drafter._row(Position(Ask(seq, 1), draft.tokens[:node], None))
         assert row is not None
         want = distribution(row, seq.params, History(seq.tokens, 3, draft.tokens[:node])).probabilities()
         assert draft.q[node].numpy() == pytest.approx(want)

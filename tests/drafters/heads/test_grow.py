@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import SamplingParams
-from paceline.drafters.heads.tree_growth import Spot, grow
-from paceline.drafters.support.draft_sampling import draw
+from paceline.drafters.heads.tree_growth import Position, grow
+from paceline.drafters.support.draft_sampling import sample_tokens
 from paceline.sampling import Floats
 from paceline.types import Ask, Seq
 
@@ -22,11 +22,11 @@ def test_one_guess_is_the_first_of_many(seed: int, temperature: float, top_k: in
     params = SamplingParams(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p)
     seq = Seq("s", [1, 2, 3, 4], 3, params)
 
-    def look(spots: list[Spot]) -> list[tuple[Floats, float]]:
+    def look(spots: list[Position]) -> list[tuple[Floats, float]]:
         return [(rows[len(spot.written)], 0.5) for spot in spots]
 
     (draft,) = grow([Ask(seq, 4)], look, "head", VOCAB)  # type: ignore[arg-type]
     expected: tuple[int, ...] = ()
     for row in rows:
-        expected += tuple(draw(row, seq, expected, width=2).tokens[:1])
+        expected += tuple(sample_tokens(row, seq, expected, width=2).tokens[:1])
     assert draft.tokens == expected

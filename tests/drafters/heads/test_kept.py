@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.drafters.heads.head_cache import Kept
+from paceline.drafters.heads.head_cache import HeadCache
 from paceline.types import Seq
 
 AHEAD = 1
@@ -22,7 +22,7 @@ def rows_from(seq: Seq, start: int, stop: int) -> Tensor:
     return torch.tensor([made_of(seq, p) for p in range(start, stop)]).reshape(-1, 2)
 
 
-def check(kept: Kept, seq: Seq) -> list[int]:
+def check(kept: HeadCache, seq: Seq) -> list[int]:
     """Every row that is held is the one that this very text and tenant would make."""
     positions, rows = kept.rows(seq.id)
     found: list[int] = positions.tolist()
@@ -49,7 +49,7 @@ def turns(draw: st.DrawFn) -> list[Seq]:
 def test_only_rows_of_the_same_text_and_tenant_are_found(
     seqs: list[Seq], most: int, data: st.DataObject
 ) -> None:
-    kept = Kept((2,), most, ahead=AHEAD)
+    kept = HeadCache((2,), most, ahead=AHEAD)
     running: list[Seq] = []
     for seq in seqs:
         kept.begin(seq)
@@ -68,7 +68,7 @@ def test_only_rows_of_the_same_text_and_tenant_are_found(
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_next_turn_finds_the_last_one(ended: bool) -> None:
-    kept = Kept((2,), ahead=AHEAD)
+    kept = HeadCache((2,), ahead=AHEAD)
     first = Seq("first", list(range(20)), 15)
     kept.begin(first)
     kept.append("first", 0, rows_from(first, 0, 19))
@@ -83,7 +83,7 @@ def test_the_next_turn_finds_the_last_one(ended: bool) -> None:
 
 
 def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from() -> None:
-    kept = Kept((2,))
+    kept = HeadCache((2,))
     tokens = list(range(20))
     for learn, tenant in ((True, "other"), (False, "")):
         seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, learn=learn)
@@ -99,7 +99,7 @@ def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from(
 
 
 def test_a_gap_stays_a_gap() -> None:
-    kept = Kept((2,))
+    kept = HeadCache((2,))
     tokens = list(range(20))
     first = Seq("first", tokens, 20, cached=8)  # in the target's cache from before our time
     kept.begin(first)
@@ -114,7 +114,7 @@ def test_a_gap_stays_a_gap() -> None:
 
 
 def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning() -> None:
-    kept = Kept((2,), most=20)
+    kept = HeadCache((2,), most=20)
 
     def run(name: str, tokens: list[int], shared: int = 0) -> int:
         seq = Seq(name, tokens, len(tokens), cached=shared)
@@ -138,7 +138,7 @@ def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning
 
 
 def test_what_is_kept_is_not_the_callers_memory() -> None:
-    kept, rows = Kept((2,)), torch.ones(4, 2)
+    kept, rows = HeadCache((2,)), torch.ones(4, 2)
     seq = Seq("s", [1, 2, 3, 4], 4)
     kept.begin(seq)
     kept.append("s", 0, rows)
@@ -147,7 +147,7 @@ def test_what_is_kept_is_not_the_callers_memory() -> None:
 
 
 def test_tenants_heard_of_longest_ago_make_room_text_by_text() -> None:
-    kept = Kept((2,), most=20)
+    kept = HeadCache((2,), most=20)
 
     def run(tenant: str, first: int) -> None:
         seq = Seq(f"{tenant} {first}", list(range(first, first + 6)), 6, tenant=tenant)

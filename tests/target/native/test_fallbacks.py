@@ -4,17 +4,20 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from paceline.config import EngineConfig, SamplingParams
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
+from paceline.gguf_header import read_header
 from paceline.sampling import native
 from paceline.target import hardware
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_draft, load_target
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
+from paceline.types import Feed, Seq
 from support import tiny_gguf
 from support.native_cases import SIZES, sized, tiny_model
 from support.packed_cases import built
@@ -182,3 +185,23 @@ def test_a_whole_engine_without_a_compiler(smollm2_path: Path, caplog: pytest.Lo
     assert isinstance(engine.target, TorchTarget)
     (line,) = caplog.messages
     assert "PACELINE_COMPILER=none" in line
+
+
+def test_a_changed_header_never_surprises_the_native_engine(tmp_path: Path) -> None:
+    """Each file loads and runs, or is refused in one line."""
+    whole = tiny_model(tmp_path / "whole.gguf").read_bytes()
+    size, random = len(read_header(tmp_path / "whole.gguf").raw), Random(0)
+    refused: list[str] = []
+    for _ in range(60):
+        changed = bytearray(whole)
+        for _ in range(3):
+            changed[random.randrange(size)] = random.choice((0, 1, 255, random.randrange(256)))
+        (tmp_path / "m.gguf").write_bytes(changed)
+        try:
+            target = load_target(tmp_path / "m.gguf", CONFIG)
+            target.open(Seq("s", [1, 2, 3], 3))
+            assert target.forward([Feed("s", [1, 2, 3])]).logits.shape[0] == 1
+        except PacelineError as error:
+            refused.append(str(error))
+    assert 10 < len(refused) < 50
+    assert not any("\n" in message for message in refused)

@@ -14,7 +14,7 @@ from paceline.heads.runner import TorchBlock
 from paceline.llm import LLM
 from paceline.target.native.block_head import NativeBlock
 from paceline.target.weights.reader import load, load_embeddings
-from paceline.train.evaluate import Recorded, acceptance, replay
+from paceline.train.evaluate import RecordedText, acceptance, replay
 from paceline.train.train_decoder import TrainDecoder
 
 pytestmark = pytest.mark.model
@@ -53,13 +53,13 @@ def test_guesses_are_right_as_often_as_in_torch(
     for asked in ASKED:
         prompt = llm.tokenizer.encode_chat([{"role": "user", "content": asked}])
         answer = llm.generate(prompt, max_tokens=256, temperature=0, seed=0).token_ids
-        texts.append(Recorded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
+        texts.append(RecordedText([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)))
     model = TrainDecoder(load(smollm2_path, torch.float32), "cpu", torch.float32)
     native, reference = (
         acceptance(replay(BlockDrafter(one), model, texts, 8), texts, 8) for one in (runner, TorchBlock(net))
     )
-    assert reference.by_place[0] > 0.25
-    assert native.by_place[0] == pytest.approx(reference.by_place[0], abs=0.02)
+    assert reference.by_position[0] > 0.25
+    assert native.by_position[0] == pytest.approx(reference.by_position[0], abs=0.02)
     assert native.tokens_per_pass[-1] == pytest.approx(reference.tokens_per_pass[-1], rel=0.02)
 
 

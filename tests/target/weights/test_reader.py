@@ -1,5 +1,7 @@
+import io
 import os
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -9,10 +11,12 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config import EngineConfig
 from paceline.errors import CorruptModel, ModelError, PacelineError, UnknownModel
+from paceline.target.load import load_target
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.model_config import Rope
-from paceline.target.weights.reader import half_rotation, load
+from paceline.target.weights.reader import half_rotation, load, load_embeddings
 from support import examples, tiny_gguf
 
 
@@ -173,6 +177,28 @@ def test_unreadable_file_is_a_model_error(
     monkeypatch.setattr(np, "fromfile", fail)
     with pytest.raises(ModelError, match=r"m\.gguf cannot be read: Permission denied"):
         load(path)
+
+
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("name", ["m.gguf", "config.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_named_in_one_line(
+    gguf_bytes: bytes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, target: bool
+) -> None:
+    """No permission bits: the superuser may read everything."""
+    path = tmp_path / name if name == "m.gguf" else folder
+    if name == "m.gguf":
+        path.write_bytes(gguf_bytes)
+    real = io.open
+
+    def refuse(file: Any, *others: Any, **named: Any) -> Any:
+        if isinstance(file, str | Path) and Path(file).name == name:
+            raise PermissionError(13, "Permission denied", str(file))
+        return real(file, *others, **named)
+
+    monkeypatch.setattr(io, "open", refuse)
+    with pytest.raises(ModelError) as caught:
+        load_target(path, EngineConfig(device="cpu", cache_mb=16)) if target else load_embeddings(path)
+    assert str(caught.value) == f"{name} cannot be read: Permission denied"
 
 
 @pytest.mark.model

@@ -1,16 +1,15 @@
 """Drafters that run a model: a smaller one, with the target's tokenizer or another, or the target itself.
 
-base.py         the model's own view of each sequence, and its cache
-drafter.py      ModelDrafter: guesses token by token in the target's vocabulary
-words.py        what the two models call the same: SameWords, SharedWords
-transcript.py   the target's text in the small model's tokens, kept up to date
-spelling.py     bytes to tokens, exactly
-text.py         TextDrafter: the small model writes text, which is cut into the target's tokens
-other.py        which of the two is for a model with another tokenizer
-own_layers.py   SelfDrafter: some layers of the target guess for it
-search.py       which layers it can do without, found on text
-chosen.py       the layers found for each model
-sample.py       the text they are looked for on, if there is no other
+base.py              ModelRunnerDrafter: the model's own copy of each sequence, and its KV cache
+token_drafter.py     ModelDrafter: drafts token by token in the target's vocabulary
+vocab_mapping.py     VocabMap: the target's tokens in the draft model's vocabulary, and back
+retokenizer.py       IncrementalRetokenizer: the target's text in the draft model's tokens, as it grows
+exact_encoder.py     ExactEncoder: bytes to tokens, losslessly
+text_drafter.py      TextDrafter: the draft model writes text, which is encoded into the target's tokens
+select.py            drafter_for: the one of these for two given tokenizers
+layer_skip.py        SelfDrafter: some layers of the target draft for it
+layer_search.py      the layers it can skip, searched once for a model and stored
+calibration_text.py  the text of that search
 """
 
 from paceline.drafters.draft_model.layer_skip import SelfDrafter

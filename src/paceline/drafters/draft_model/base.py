@@ -1,110 +1,110 @@
-"""What drafters that run a model share: the model's own view of each sequence, and its cache."""
+"""The base of drafters that run a model: the model's own copy of each sequence, and its KV cache."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from paceline.drafters.draft_model.retokenizer import common
-from paceline.drafters.draft_model.vocab_mapping import Telling
+from paceline.drafters.draft_model.vocab_mapping import Retokenizer
 from paceline.errors import CacheFull
 from paceline.sampling import Floats
-from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, Seq, Target
+from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Feed, Seq, Target, common_prefix
 
 
-class Growing(Protocol):
-    """A draft being written."""
+class DraftState(Protocol):
+    """A draft in progress."""
 
     ask: Ask
-    mirror: Seq  # the model's own view of the sequence, in its own tokens; ends with the draft so far
+    draft_seq: Seq  # the sequence in the model's own tokens; ends with the draft so far
 
     @property
     def full(self) -> bool: ...
 
 
-G = TypeVar("G", bound=Growing)
+S = TypeVar("S", bound=DraftState)
 
 
-class RunsModel(Drafter, Generic[G]):
-    """Grows the drafts of all sequences together, one pass of the model for one step of each."""
+class ModelRunnerDrafter(Drafter, Generic[S]):
+    """Extends the drafts of all sequences together: one pass of the model for one step of each."""
 
     name = "model"
 
-    def __init__(self, model: Target, telling: Telling, prefill_chunk: int) -> None:
+    def __init__(self, model: Target, retokenizer: Retokenizer, prefill_chunk: int) -> None:
         self._model = model
-        self._telling = telling
+        self._retokenizer = retokenizer
         self._chunk = prefill_chunk
-        self._mirrors: dict[str, Seq] = {}
+        self._draft_seqs: dict[str, Seq] = {}
 
     @abstractmethod
-    def _begun(self, ask: Ask, mirror: Seq) -> G: ...
+    def _start(self, ask: Ask, draft_seq: Seq) -> S: ...
 
     @abstractmethod
-    def _grow(self, g: G, row: Floats) -> None:
-        """One step further: row is what the model says after its mirror."""
+    def _extend(self, state: S, row: Floats) -> None:
+        """One step further. row: the model's logits after `state.draft_seq`."""
 
     @abstractmethod
-    def _finished(self, g: G) -> Draft: ...
+    def _draft(self, state: S) -> Draft: ...
 
     def begin(self, seq: Seq) -> None:
-        tokens = self._telling.tell(seq.id, seq.tokens)
-        if tokens and len(tokens) < self._model.max_context:  # what does not fit is not drafted for
-            mirror = Seq(seq.id, tokens, len(tokens), tenant=seq.tenant)
-            mirror.computed = self._model.open(mirror)
-            self._mirrors[seq.id] = mirror
+        tokens = self._retokenizer.retokenize(seq.id, seq.tokens)
+        if tokens and len(tokens) < self._model.max_context:  # a longer one gets no drafts
+            draft_seq = Seq(seq.id, tokens, len(tokens), tenant=seq.tenant)
+            draft_seq.computed = self._model.open(draft_seq)
+            self._draft_seqs[seq.id] = draft_seq
 
     def end(self, seq: Seq) -> None:
-        self._telling.forget(seq.id)
-        if self._mirrors.pop(seq.id, None) is not None:
+        self._retokenizer.forget(seq.id)
+        if self._draft_seqs.pop(seq.id, None) is not None:
             self._model.close(seq.id)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        growing = [g for ask in asks if (g := self._start(ask)) is not None]
-        active = [g for g in growing if not g.full]
+        states = [state for ask in asks if (state := self._begin_draft(ask)) is not None]
+        active = [state for state in states if not state.full]
         while active:
             try:
-                rows = self._forward([g.mirror for g in active])
-            except CacheFull:  # our cache, not the target's: the request goes on without a guess
+                rows = self._forward([state.draft_seq for state in active])
+            except CacheFull:  # the draft model's cache: the request continues without a draft
                 return [NO_DRAFT] * len(asks)
-            for g, row in zip(active, rows, strict=True):
-                self._grow(g, row)
-            active = [g for g in active if not g.full]
-        done = {g.ask.seq.id: self._finished(g) for g in growing}
+            for state, row in zip(active, rows, strict=True):
+                self._extend(state, row)
+            active = [state for state in active if not state.full]
+        done = {state.ask.seq.id: self._draft(state) for state in states}
         return [done.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
-    def _start(self, ask: Ask) -> G | None:
-        mirror = self._mirrored(ask)
-        if mirror is None:
+    def _begin_draft(self, ask: Ask) -> S | None:
+        draft_seq = self._synced_seq(ask)
+        if draft_seq is None:
             return None
-        too_long = len(mirror.tokens) + ask.budget >= self._model.max_context
-        if too_long or max(mirror.pending) >= self._model.vocab_size:
+        too_long = len(draft_seq.tokens) + ask.budget >= self._model.max_context
+        if too_long or max(draft_seq.pending) >= self._model.vocab_size:
             return None
-        return self._begun(ask, mirror)
+        return self._start(ask, draft_seq)
 
-    def _mirrored(self, ask: Ask) -> Seq | None:
-        """The sequence as our model sees it, with the rows that are still right."""
-        mirror = self._mirrors.get(ask.seq.id)
-        if mirror is None:
+    def _synced_seq(self, ask: Ask) -> Seq | None:
+        """The draft-side sequence, up to date; cache rows that no longer fit are dropped."""
+        draft_seq = self._draft_seqs.get(ask.seq.id)
+        if draft_seq is None:
             return None
-        text = self._telling.tell(mirror.id, [*ask.seq.tokens, *ask.after])
-        same = common(mirror.tokens[: mirror.computed], text[:-1])
-        if same < mirror.computed:
-            self._model.keep(mirror.id, same)
-            mirror.computed = same
-        mirror.tokens[:] = text
-        return mirror
+        text = self._retokenizer.retokenize(draft_seq.id, [*ask.seq.tokens, *ask.after])
+        same = common_prefix(draft_seq.tokens[: draft_seq.computed], text[:-1])
+        if same < draft_seq.computed:
+            self._model.keep(draft_seq.id, same)
+            draft_seq.computed = same
+        draft_seq.tokens[:] = text
+        return draft_seq
 
-    def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
-        """Feeds all that is pending; the row after each sequence's last token."""
+    def _forward(self, draft_seqs: Sequence[Seq]) -> list[Floats]:
+        """Computes all pending tokens; returns the logits after each sequence's last one."""
         rows: dict[str, Floats] = {}
-        while pending := [m for m in mirrors if m.pending]:
+        while pending := [seq for seq in draft_seqs if seq.pending]:
             feeds = [
-                Feed(m.id, m.pending[: self._chunk], scored=len(m.pending) <= self._chunk) for m in pending
+                Feed(seq.id, seq.pending[: self._chunk], scored=len(seq.pending) <= self._chunk)
+                for seq in pending
             ]
             scores = self._model.forward(feeds)
             logits: Floats = scores.logits.numpy(force=True)
-            for m, feed, start in zip(pending, feeds, scores.starts, strict=True):
-                m.computed += len(feed.tokens)
-                self._model.keep(m.id, m.computed)
+            for seq, feed, start in zip(pending, feeds, scores.starts, strict=True):
+                seq.computed += len(feed.tokens)
+                self._model.keep(seq.id, seq.computed)
                 if feed.scored:
-                    rows[m.id] = logits[start]
-        return [rows[m.id] for m in mirrors]
+                    rows[seq.id] = logits[start]
+        return [rows[seq.id] for seq in draft_seqs]

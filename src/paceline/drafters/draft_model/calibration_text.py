@@ -1,4 +1,4 @@
-"""Text of the kinds that agents write, for finding out how a model reads where none was recorded."""
+"""Calibration text of the kinds that agents write, for layer search where no traffic was recorded."""
 
 from typing import Final
 

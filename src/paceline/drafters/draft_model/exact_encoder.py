@@ -1,4 +1,4 @@
-"""Bytes to one tokenizer's tokens, such that the tokens' bytes are those bytes."""
+"""Lossless encoding: bytes to tokens whose bytes are exactly those bytes."""
 
 import re
 from collections.abc import Iterator
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:  # text needs more than torch and numpy
     from paceline.text import Tokenizer
 
-_RUNS: Final = re.compile(r"[\udc80-\udcff]|[^\udc80-\udcff]+")  # one byte that is no text; text
-_ANCHOR: Final = "\n"  # stands before a text whose tokenizer would put a space there
+_SPLIT: Final = re.compile(r"[\udc80-\udcff]|[^\udc80-\udcff]+")  # one byte that is not UTF-8; text
+_ANCHOR: Final = "\n"  # put before a text where the tokenizer would add a space
 
 
-class Spelling:
-    """A tokenizer that loses nothing: what its normaliser would change is spelled byte by byte."""
+class ExactEncoder:
+    """Encodes byte by byte what the tokenizer's normaliser would change."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         text = (t for t in range(tokenizer.vocab_size) if t not in tokenizer.control)
         self._bytes = {piece[0]: token for token in text if len(piece := tokenizer.piece(token)) == 1}
 
-    def spell(self, text: bytes) -> tuple[list[int], list[int]]:
-        """The text's tokens, and the byte where each ends; a byte that no token says is left out."""
+    def encode_with_ends(self, text: bytes) -> tuple[list[int], list[int]]:
+        """The text's tokens, and the byte where each ends; a byte without a token is left out."""
         ids: list[int] = []
         ends: list[int] = []
         at = 0
-        for run in _RUNS.findall(text.decode(errors="surrogateescape")):
-            for piece, tokens in self._exact(run):
+        for part in _SPLIT.findall(text.decode(errors="surrogateescape")):
+            for piece, tokens in self._exact(part):
                 end = at
                 for token in tokens:
                     end += len(self._tokenizer.piece(token))
@@ -35,11 +35,11 @@ class Spelling:
                 at += len(piece)
         return ids, ends
 
-    def tokens(self, text: bytes) -> list[int]:
-        return self.spell(text)[0]
+    def encode(self, text: bytes) -> list[int]:
+        return self.encode_with_ends(text)[0]
 
     def _exact(self, text: str) -> Iterator[tuple[bytes, list[int]]]:
-        """Pieces of the text, mostly one, and their tokens."""
+        """Parts of the text, mostly one, and their tokens."""
         data = text.encode(errors="surrogateescape")
         if not "\udc80" <= text <= "\udcff":
             ids = self._encode(text)
@@ -65,15 +65,15 @@ class Spelling:
 
 
 def _middle(text: str) -> int:
-    """Where to cut a text in two: before a word if there are several."""
+    """Where to split a text in two: before a word if there are several."""
     half = len(text) // 2
     return max(text.rfind(" ", 1, half + 1), 0) or max(text.find(" ", half), 0) or half
 
 
-def without_cut_letter(text: bytes) -> bytes:
-    """Without the first bytes of a letter whose others are still to come."""
+def without_partial_char(text: bytes) -> bytes:
+    """Without the first bytes of a UTF-8 character that is not complete yet."""
     for back, byte in enumerate(reversed(text[-3:]), 1):
-        if byte & 0xC0 != 0x80:  # the first byte of a letter
+        if byte & 0xC0 != 0x80:  # the first byte of a character
             length = 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
             return text[:-back] if length > back else text
     return text

@@ -1,88 +1,95 @@
-"""Which layers the target can do without when it guesses for itself, found on recorded text.
+"""Greedy search for the layers that layer-skip drafts can do without, and the file of results.
 
-A set of layers is judged by how often its likeliest next token is the whole model's, at places spread over
-the text. Layers are left out one by one, each time the one that is missed least of a few candidates.
+A set of layers is scored by how often its most likely next token is the full model's, at positions spread
+over calibration text. Layers are dropped one by one, each time the least missed of a few candidates. The
+result is stored under the model's fingerprint.
 """
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from paceline.drafters.draft_model.layer_skip import sketch_cost
+from paceline.drafters.draft_model.layer_skip import skip_cost
 from paceline.errors import UsageError
+from paceline.paths import home
 from paceline.sampling import Floats
 from paceline.types import Feed, LayerSkipTarget, Seq
 
-TENANT: Final = "\0layers"  # no request's
-PLACES: Final = 32  # all are sketched in one pass
-CONTEXT: Final = 320  # most tokens before a place
-EARLIEST: Final = 16  # fewest
-CANDIDATES: Final = 3
-LONGEST: Final = 8  # guesses in a draft
-ROW_COST: Final = 0.04  # of one more row in the verifying pass
-LEAST_LEFT_OUT: Final = 0.25  # of the layers: with more of them, a guess costs what the token itself costs
-MOST_LEFT_OUT: Final = 0.5
+TENANT: Final = "\0layers"  # of no request
+POSITIONS: Final = 32  # all are computed in one pass
+MAX_CONTEXT: Final = 320  # tokens before a position
+MIN_CONTEXT: Final = 16
+CANDIDATES: Final = 3  # layers tried at each step
+MAX_DRAFT: Final = 8  # nodes of a draft in the estimate of speed
+ROW_COST: Final = 0.04  # of a pass: one more row in it
+MIN_DROPPED: Final = 0.25  # of the layers: with fewer dropped, a draft costs as much as the token itself
+MAX_DROPPED: Final = 0.5
 
-Progress = Callable[[int, int], None]  # sketches made so far, in all
+log = logging.getLogger("paceline")
+
+Progress = Callable[[int, int], None]  # sets scored so far, in all
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LayerSet:
     layers: tuple[int, ...]  # to run
-    agreement: float  # share of places where they say what the whole model says
+    agreement: float  # share of positions where their most likely token is the full model's
     speed: float  # expected, against plain decoding
 
 
 def expected_speed(agreement: float, cost: float) -> float:
-    """Of the best draft length, if guesses agree independently; cost: of one, as a share of a pass."""
+    """At the best draft length, if tokens agree independently. cost: of one token, as a share of a pass."""
     tokens, survive, best = 1.0, 1.0, 0.0
-    for guesses in range(1, LONGEST + 1):
+    for length in range(1, MAX_DRAFT + 1):
         survive *= agreement
         tokens += survive
-        best = max(best, tokens / (1 + guesses * (cost + ROW_COST)))
+        best = max(best, tokens / (1 + length * (cost + ROW_COST)))
     return best
 
 
 def search(
     target: LayerSkipTarget, texts: Sequence[Sequence[int]], progress: Progress = lambda done, total: None
-) -> Found:
-    """The set with the highest expected speed, from the same texts always the same."""
-    places = _Places(target, texts)
+) -> LayerSet:
+    """The set with the highest expected speed; deterministic for the same texts."""
+    positions = _Positions(target, texts)
     try:
-        return _search(target, places, progress)
+        return _search(target, positions, progress)
     finally:
-        places.close()
+        positions.close()
 
 
-def _search(target: LayerSkipTarget, places: "_Places", progress: Progress) -> Found:
+def _search(target: LayerSkipTarget, positions: "_Positions", progress: Progress) -> LayerSet:
     every = tuple(range(target.layers))
-    most, least = (int(share * len(every)) for share in (MOST_LEFT_OUT, LEAST_LEFT_OUT))
-    total, done = len(every) + CANDIDATES * most, 0
+    max_dropped, min_dropped = (int(share * len(every)) for share in (MAX_DROPPED, MIN_DROPPED))
+    total, done = len(every) + CANDIDATES * max_dropped, 0
 
-    def judged(left_out: Sequence[int]) -> tuple[float, float]:
+    def scored(dropped: Sequence[int]) -> tuple[float, float]:
         nonlocal done
         progress(done := done + 1, total)
-        return places.judge([layer for layer in every if layer not in left_out])
+        return positions.score([layer for layer in every if layer not in dropped])
 
-    alone = {layer: judged([layer])[0] for layer in every}
+    alone = {layer: scored([layer])[0] for layer in every}
     ranked = sorted(every, key=lambda layer: -alone[layer])
-    left_out: list[int] = []
-    found: list[Found] = []
-    for _ in range(most):
-        tried = {layer: judged([*left_out, layer]) for layer in ranked[:CANDIDATES]}
+    dropped: list[int] = []
+    sets: list[LayerSet] = []
+    for _ in range(max_dropped):
+        tried = {layer: scored([*dropped, layer]) for layer in ranked[:CANDIDATES]}
         best = max(tried, key=lambda layer: tried[layer][0])
-        left_out.append(best)
+        dropped.append(best)
         ranked.remove(best)
-        layers = tuple(layer for layer in every if layer not in left_out)
+        layers = tuple(layer for layer in every if layer not in dropped)
         agreement = tried[best][1]
-        found.append(Found(layers, agreement, expected_speed(agreement, sketch_cost(target, len(layers)))))
-    return max(found[max(0, least - 1) :], key=lambda f: f.speed)
+        sets.append(LayerSet(layers, agreement, expected_speed(agreement, skip_cost(target, len(layers)))))
+    return max(sets[max(0, min_dropped - 1) :], key=lambda s: s.speed)
 
 
-class _Places:
-    """Sequences that stand at the places, all but their last token computed by the whole model."""
+class _Positions:
+    """Sequences that end at the positions, all but their last token computed by the full model."""
 
     def __init__(self, target: LayerSkipTarget, texts: Sequence[Sequence[int]]) -> None:
         self._target = target
@@ -97,7 +104,7 @@ class _Places:
         except BaseException:
             self.close()
             raise
-        self._wanted = logits.argmax(1)
+        self._expected = logits.argmax(1)
 
     def _open(self, text: Sequence[int]) -> None:
         seq, start = Seq(f"{TENANT} {len(self._feeds)}", list(text), len(text), tenant=TENANT), len(text) - 1
@@ -108,13 +115,13 @@ class _Places:
             self._target.forward([Feed(seq.id, text[computed:start], scored=False)])
             self._target.keep(seq.id, start)
 
-    def judge(self, layers: Sequence[int]) -> tuple[float, float]:
-        """How likely the whole model's tokens are to these layers, in nats; how many are the likeliest."""
+    def score(self, layers: Sequence[int]) -> tuple[float, float]:
+        """Of the full model's tokens: their mean log-probability here, and the share that are most likely."""
         logits: Floats = self._target.skip_forward(self._feeds, self._starts, layers).logits.numpy(force=True)
         relative = logits - logits.max(1, keepdims=True)
-        wanted = relative[np.arange(len(logits)), self._wanted]
-        likely = wanted - np.log(np.exp(relative).sum(1))
-        return float(likely.mean()), float((logits.argmax(1) == self._wanted).mean())
+        expected = relative[np.arange(len(logits)), self._expected]
+        logprobs = expected - np.log(np.exp(relative).sum(1))
+        return float(logprobs.mean()), float((logits.argmax(1) == self._expected).mean())
 
     def close(self) -> None:
         for feed in self._feeds:
@@ -122,12 +129,65 @@ class _Places:
 
 
 def _spread(texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Beginnings of the texts that end at places evenly spread over all of them."""
-    places = [(text, end) for text in texts for end in range(EARLIEST, min(len(text), CONTEXT) + 1)]
-    if len(places) < PLACES:
+    """Beginnings of the texts that end at positions evenly spread over all of them."""
+    ends = [(text, end) for text in texts for end in range(MIN_CONTEXT, min(len(text), MAX_CONTEXT) + 1)]
+    if len(ends) < POSITIONS:
         raise UsageError(
-            f"the recorded text has {len(places)} places to guess at: expected {PLACES} or more, "
-            f"in texts of more than {EARLIEST} tokens"
+            f"the recorded text has {len(ends)} positions to draft at: expected {POSITIONS} or more, "
+            f"in texts of more than {MIN_CONTEXT} tokens"
         )
-    chosen = np.linspace(0, len(places) - 1, PLACES).astype(int)
-    return [places[i][0][: places[i][1]] for i in chosen]
+    chosen = np.linspace(0, len(ends) - 1, POSITIONS).astype(int)
+    return [ends[i][0][: ends[i][1]] for i in chosen]
+
+
+def known_layers(target: LayerSkipTarget, fingerprint: str) -> LayerSet | None:
+    """The stored result for this model."""
+    from paceline.atomic import read_json
+
+    entry = read_json(_results()).get(fingerprint, {})
+    with suppress(ValueError, TypeError, KeyError):
+        layers = tuple(int(layer) for layer in entry["layers"])
+        if layers and set(layers) <= set(range(target.layers)) and list(layers) == sorted(set(layers)):
+            return LayerSet(layers, float(entry["agreement"]), float(entry["speed"]))
+    return None
+
+
+def find_layers(
+    target: LayerSkipTarget,
+    fingerprint: str,
+    texts: Sequence[Sequence[int]],
+    progress: Progress = lambda done, total: None,
+) -> LayerSet:
+    """Searches, and stores the result."""
+    from paceline.atomic import read_json, write_json
+
+    best = search(target, texts, progress)
+    entry = {"layers": list(best.layers), "agreement": best.agreement, "speed": best.speed}
+    with suppress(OSError):  # then the search is repeated next time
+        _results().parent.mkdir(parents=True, exist_ok=True)
+        write_json(_results(), read_json(_results()) | {fingerprint: entry})
+    return best
+
+
+def layers_for(
+    target: LayerSkipTarget, fingerprint: str, texts: Callable[[], Sequence[Sequence[int]]]
+) -> tuple[int, ...]:
+    """The stored layers, or those of a new search."""
+    best = known_layers(target, fingerprint)
+    if best is None:
+        log.warning("self: searching for layers to skip, once for this model; this takes some seconds")
+        best = find_layers(target, fingerprint, texts(), _log_progress)
+    log.info(
+        "self: drafts run %d of %d layers and agree %.0f %% of the time; at best %.2f times plain speed",
+        *(len(best.layers), target.layers, 100 * best.agreement, best.speed),
+    )
+    return best.layers
+
+
+def _log_progress(done: int, total: int) -> None:
+    if done * 4 // total > (done - 1) * 4 // total:
+        log.info("self: %d of %d sets of layers tried", done, total)
+
+
+def _results() -> Path:
+    return home() / "layers.json"

@@ -1,7 +1,7 @@
-"""The target guesses for itself with some of its layers, in its own cache.
+"""Self-speculative decoding by layer skipping: some layers of the target draft for it, in its own KV cache.
 
-It needs no memory: committed rows are the target's, and rows of guesses lie behind them until the verifying
-pass writes over them.
+Draft & Verify (arXiv 2309.08168); LayerSkip (arXiv 2404.16710). It needs no memory of its own: committed rows
+are the target's, and rows of the draft lie behind them until the verifying pass overwrites them.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from paceline.drafters.draft_model.token_drafter import ModelDrafter
 from paceline.sampling import Floats
 from paceline.types import Ask, Feed, LayerSkipTarget, Seq
 
-MOST_UNREAD: Final = 16  # committed tokens; a prompt is read once, by the pass that is about to come
+MAX_PENDING: Final = 16  # committed tokens that a draft computes; a prompt waits for the full pass
 
 
-def sketch_cost(target: LayerSkipTarget, layers: int) -> float:
-    """Of a pass through so many layers, as a share of a whole one."""
+def skip_cost(target: LayerSkipTarget, layers: int) -> float:
+    """The cost of a pass through so many layers, as a share of a full one."""
     return 1 - (target.layers - layers) * target.layer_share
 
 
 class SelfDrafter(ModelDrafter):
     def __init__(self, target: LayerSkipTarget, layers: Sequence[int]) -> None:
-        """layers: those to run, ascending."""
-        cost = sketch_cost(target, len(layers))
+        """layers: the ones to run, ascending."""
+        cost = skip_cost(target, len(layers))
         super().__init__(target, target.vocab_size, cost=cost, name="self")
         self._target = target
         self.layers = tuple(layers)
@@ -33,17 +33,17 @@ class SelfDrafter(ModelDrafter):
     def end(self, seq: Seq) -> None:
         return
 
-    def _mirrored(self, ask: Ask) -> Seq | None:
-        """All that the target has not read is sketched anew."""
+    def _synced_seq(self, ask: Ask) -> Seq | None:
+        """Tokens that the target has not computed go through the chosen layers again."""
         seq = ask.seq
-        if len(seq.pending) > MOST_UNREAD:
+        if len(seq.pending) > MAX_PENDING:
             return None
         return Seq(seq.id, [*seq.tokens, *ask.after], seq.prompt_len, computed=seq.computed)
 
-    def _forward(self, mirrors: Sequence[Seq]) -> list[Floats]:
-        feeds = [Feed(m.id, m.pending) for m in mirrors]
-        scores = self._target.skip_forward(feeds, [m.computed for m in mirrors], self.layers)
-        for m in mirrors:
-            m.computed = len(m.tokens)
+    def _forward(self, draft_seqs: Sequence[Seq]) -> list[Floats]:
+        feeds = [Feed(seq.id, seq.pending) for seq in draft_seqs]
+        scores = self._target.skip_forward(feeds, [seq.computed for seq in draft_seqs], self.layers)
+        for seq in draft_seqs:
+            seq.computed = len(seq.tokens)
         logits: Floats = scores.logits.numpy(force=True)
         return [logits[start] for start in scores.starts]

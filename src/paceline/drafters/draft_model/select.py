@@ -1,4 +1,4 @@
-"""Which drafter a draft model gets: by what its tokenizer shares with the target's."""
+"""The drafter for a draft model, by the overlap of its vocabulary with the target's."""
 
 import logging
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from paceline.drafters.draft_model.text_drafter import TextDrafter
 from paceline.drafters.draft_model.token_drafter import ModelDrafter
-from paceline.drafters.draft_model.vocab_mapping import Dictionary, SharedWords
+from paceline.drafters.draft_model.vocab_mapping import SharedVocab, TokenizerPair
 from paceline.errors import DrafterMismatch
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq, Target
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
 
-# intersection: it guesses the tokens both have. text: it writes text, which is cut into the target's tokens.
+# intersection: it proposes tokens both have. text: it writes text, which is encoded into the target's tokens.
 DraftVocab = Literal["auto", "intersection", "text"]
 DRAFT_VOCABS: Final[tuple[DraftVocab, ...]] = get_args(DraftVocab)
-ENOUGH: Final = 0.95  # share of the target's tokens in a text that must be shared to guess by tokens
+MIN_OVERLAP: Final = 0.95  # share of the target's tokens in a text that both must have to draft by tokens
 
-SAMPLE: Final = """\
+OVERLAP_TEXT: Final = """\
 def area(width: float, height: float = 1.0) -> float:
     \"\"\"The area of a rectangle, in square metres.\"\"\"
     if width < 0 or height < 0:
@@ -45,46 +45,46 @@ def drafter_for(
     """The drafter `model`. target_size: rows of the target's output, padding included."""
     if draft.fingerprint == target.fingerprint:
         return ModelDrafter(model, target_size)
-    dictionary = Dictionary(draft, target)
-    share = overlap(dictionary)
-    if vocab == "intersection" and not dictionary.shared:
+    pair = TokenizerPair(draft, target)
+    share = overlap(pair)
+    if vocab == "intersection" and not pair.shared:
         raise DrafterMismatch("the two tokenizers share no token: use draft_vocab='text'")
     log.info("the draft model has another tokenizer: %.0f%% of the target's tokens are shared", 100 * share)
-    by_text = TextDrafter(model, dictionary)
-    if vocab == "text" or (vocab == "auto" and share < ENOUGH):
-        return by_text
-    by_tokens = ModelDrafter(model, target_size, words=SharedWords(dictionary, target_size))
-    return by_tokens if vocab == "intersection" else EitherWay(by_text, by_tokens)
+    text_drafter = TextDrafter(model, pair)
+    if vocab == "text" or (vocab == "auto" and share < MIN_OVERLAP):
+        return text_drafter
+    token_drafter = ModelDrafter(model, target_size, vocab=SharedVocab(pair, target_size))
+    return token_drafter if vocab == "intersection" else TextOrTokenDrafter(text_drafter, token_drafter)
 
 
-class EitherWay(Drafter):
-    """Greedy requests are guessed for by text; where the noise that is shared counts, by tokens."""
+class TextOrTokenDrafter(Drafter):
+    """Greedy requests get text drafts; sampled ones token drafts, which share the target's noise."""
 
     name = "model"
 
-    def __init__(self, by_text: Drafter, by_tokens: Drafter) -> None:
-        self.by_text = by_text
-        self.by_tokens = by_tokens
+    def __init__(self, text_drafter: Drafter, token_drafter: Drafter) -> None:
+        self.text_drafter = text_drafter
+        self.token_drafter = token_drafter
 
-    def way(self, seq: Seq) -> Drafter:
-        return self.by_text if seq.params.temperature == 0 else self.by_tokens
+    def drafter(self, seq: Seq) -> Drafter:
+        return self.text_drafter if seq.params.temperature == 0 else self.token_drafter
 
     def begin(self, seq: Seq) -> None:
-        self.way(seq).begin(seq)
+        self.drafter(seq).begin(seq)
 
     def end(self, seq: Seq) -> None:
-        self.way(seq).end(seq)
+        self.drafter(seq).end(seq)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(asks)
-        for way in (self.by_text, self.by_tokens):
-            mine = [i for i, ask in enumerate(asks) if self.way(ask.seq) is way]
-            for i, draft in zip(mine, way.draft([asks[i] for i in mine]), strict=True):
+        for drafter in (self.text_drafter, self.token_drafter):
+            mine = [i for i, ask in enumerate(asks) if self.drafter(ask.seq) is drafter]
+            for i, draft in zip(mine, drafter.draft([asks[i] for i in mine]), strict=True):
                 drafts[i] = draft
         return drafts
 
 
-def overlap(dictionary: Dictionary) -> float:
+def overlap(pair: TokenizerPair) -> float:
     """The share of the target's tokens in a sample of code, JSON and prose that the draft model has too."""
-    tokens = dictionary.target_spelling.tokens(SAMPLE.encode())
-    return sum(token in dictionary.shared for token in tokens) / max(1, len(tokens))
+    tokens = pair.target_encoder.encode(OVERLAP_TEXT.encode())
+    return sum(token in pair.shared for token in tokens) / max(1, len(tokens))

@@ -1,7 +1,8 @@
-"""A smaller model with another tokenizer writes text, which is cut into the target's tokens.
+"""A draft model with another tokenizer writes text, which is encoded into the target's tokens.
 
-It writes what it finds likeliest, whatever the request's temperature; nothing but whole tokens of the target
-is guessed, and without q: the last token, which more text might change, is not guessed.
+String-level vocabulary mapping (arXiv 2502.05202). The draft model writes greedily, whatever the request's
+temperature. Only whole tokens of the target are proposed, without q; the last token, which more text might
+change, is not.
 """
 
 from collections.abc import Sequence
@@ -10,25 +11,25 @@ from math import prod
 
 import numpy as np
 
-from paceline.drafters.draft_model.base import RunsModel
-from paceline.drafters.draft_model.exact_encoder import without_cut_letter
-from paceline.drafters.draft_model.retokenizer import REACH
-from paceline.drafters.draft_model.vocab_mapping import Dictionary, Retelling
+from paceline.drafters.draft_model.base import ModelRunnerDrafter
+from paceline.drafters.draft_model.exact_encoder import without_partial_char
+from paceline.drafters.draft_model.retokenizer import REWRITE_BYTES
+from paceline.drafters.draft_model.vocab_mapping import TextRetokenizer, TokenizerPair
 from paceline.drafters.support.grammar_filter import unforced, valid_prefix
 from paceline.sampling import Floats
 from paceline.types import Ask, Draft, Seq, Target
 
 
 @dataclass(slots=True)
-class _Writing:
+class _TextState:
     ask: Ask
-    mirror: Seq  # our model's own view of the sequence; ends with the text so far
-    before: list[int]  # the end of the target's tokens that stand before
+    draft_seq: Seq  # in the draft model's tokens; ends with the text so far
+    before: list[int]  # the target's tokens right before the text, from the start of a word
     text: bytes = b""
-    steps: list[tuple[int, float]] = field(default_factory=list)  # byte where each begins, how sure of it
-    tokens: list[int] = field(default_factory=list)  # the target's, those that are finished
-    closing: int | None = None  # the target's mark that ends the text
-    ended: bool = False  # nothing follows, or what follows will be refused
+    steps: list[tuple[int, float]] = field(default_factory=list)  # draft tokens: first byte, probability
+    tokens: list[int] = field(default_factory=list)  # complete tokens of the target
+    end_token: int | None = None  # the target's special token that ends the text
+    ended: bool = False  # nothing follows, or nothing grammar-valid does
 
     @property
     def full(self) -> bool:
@@ -36,67 +37,69 @@ class _Writing:
         return self.ended or enough or len(self.steps) > self.ask.budget
 
 
-class TextDrafter(RunsModel[_Writing]):
-    def __init__(self, model: Target, dictionary: Dictionary, prefill_chunk: int = 256) -> None:
-        super().__init__(model, Retelling(dictionary), prefill_chunk)
-        self._dictionary = dictionary
+class TextDrafter(ModelRunnerDrafter[_TextState]):
+    def __init__(self, model: Target, pair: TokenizerPair, prefill_chunk: int = 256) -> None:
+        super().__init__(model, TextRetokenizer(pair), prefill_chunk)
+        self._pair = pair
 
-    def _begun(self, ask: Ask, mirror: Seq) -> _Writing:
+    def _start(self, ask: Ask, draft_seq: Seq) -> _TextState:
         ended = ask.cursor is not None and ask.cursor.finished
-        return _Writing(ask, mirror, self._tail([*ask.seq.tokens[-REACH:], *ask.after]), ended=ended)
+        return _TextState(
+            ask, draft_seq, self._tail([*ask.seq.tokens[-REWRITE_BYTES:], *ask.after]), ended=ended
+        )
 
     def _tail(self, tokens: Sequence[int]) -> list[int]:
-        """The last of these tokens, from where a word or a text begins."""
-        marks, piece = self._dictionary.target.control, self._dictionary.piece
+        """The last of these tokens, from the start of a word or of the text."""
+        specials, piece = self._pair.target.control, self._pair.piece
         start = len(tokens)
-        while start > 0 and tokens[start - 1] not in marks:
+        while start > 0 and tokens[start - 1] not in specials:
             start -= 1
             inner = start > 0 and not piece(tokens[start - 1])[-1:].isspace()
             if inner and piece(tokens[start])[:1] == b" ":
                 break
         return list(tokens[start:])
 
-    def _grow(self, g: _Writing, row: Floats) -> None:
-        """One more token of ours, then a look at what that makes in the target's."""
+    def _extend(self, g: _TextState, row: Floats) -> None:
+        """One more token of the draft model, then the text so far in the target's tokens."""
         token = int(row.argmax())
-        piece = self._dictionary.draft.piece(token)
+        piece = self._pair.draft.piece(token)
         g.steps.append((len(g.text), float(1 / np.exp(row - row[token]).sum(dtype=np.float64))))
-        if token in self._dictionary.draft.control or not piece:
-            g.closing = self._dictionary.target_mark.get(token)
+        if token in self._pair.draft.control or not piece:
+            g.end_token = self._pair.target_special.get(token)
             g.ended = True
         g.text += b"" if g.ended else piece
-        g.mirror.tokens.append(token)
+        g.draft_seq.tokens.append(token)
         g.tokens = self._whole_tokens(g)
         if g.ask.cursor is not None:
             taken, at = valid_prefix(g.ask.cursor, g.tokens, until_forced=g.ask.forced_budget > 0)
             g.ended = g.ended or taken < len(g.tokens) or at.finished
 
-    def _whole_tokens(self, g: _Writing) -> list[int]:
+    def _whole_tokens(self, g: _TextState) -> list[int]:
         """The target's tokens that more text would hardly change."""
         if not g.ended:
-            return self.cut(g.before, without_cut_letter(g.text))[:-1]
-        closing = [] if g.closing is None else [g.closing]
-        return self.cut(g.before, g.text) + closing
+            return self.encode_after(g.before, without_partial_char(g.text))[:-1]
+        end = [] if g.end_token is None else [g.end_token]
+        return self.encode_after(g.before, g.text) + end
 
-    def cut(self, before: Sequence[int], text: bytes) -> list[int]:
+    def encode_after(self, before: Sequence[int], text: bytes) -> list[int]:
         """The text in the target's tokens, the first of which begins where `before` ends."""
-        spelling, piece = self._dictionary.target_spelling, self._dictionary.piece
+        encoder, piece = self._pair.target_encoder, self._pair.piece
         context = b"".join(map(piece, before))
-        whole, ends = spelling.spell(context + text)
+        whole, ends = encoder.encode_with_ends(context + text)
         starts = [0, *ends]
         if len(context) in starts:
             return whole[starts.index(len(context)) :]
-        return spelling.tokens(text)
+        return encoder.encode(text)
 
-    def _finished(self, g: _Writing) -> Draft:
+    def _draft(self, g: _TextState) -> Draft:
         tokens = tuple(g.tokens[: g.ask.budget])
         return Draft(tokens, None, (self.name,) * len(tokens), self._scores(g, tokens))
 
-    def _scores(self, g: _Writing, tokens: tuple[int, ...]) -> tuple[float, ...]:
-        """How sure we were of the steps that begin within each token."""
+    def _scores(self, g: _TextState, tokens: tuple[int, ...]) -> tuple[float, ...]:
+        """For each token, the product of the probabilities of the draft tokens that begin within it."""
         scores, start = [], 0
         for token in tokens:
-            end = start + len(self._dictionary.piece(token))
-            scores.append(unforced(prod(sure for at, sure in g.steps if start <= at < end)))
+            end = start + len(self._pair.piece(token))
+            scores.append(unforced(prod(prob for at, prob in g.steps if start <= at < end)))
             start = end
         return tuple(scores)

@@ -1,4 +1,9 @@
-"""What two models call the same: how one reads the other's text, and which tokens both have."""
+"""Mapping between the vocabularies of a draft model and its target.
+
+The draft model may have the target's tokenizer (SameVocab) or another one. Then it reads the target's text in
+its own tokens (TextRetokenizer), and proposes only tokens that both vocabularies have (SharedVocab:
+token-level intersection, as in vLLM's vocab_mapping).
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -6,146 +11,146 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from paceline.drafters.draft_model.exact_encoder import Spelling
-from paceline.drafters.draft_model.retokenizer import Transcript
+from paceline.drafters.draft_model.exact_encoder import ExactEncoder
+from paceline.drafters.draft_model.retokenizer import IncrementalRetokenizer
 from paceline.sampling import Floats, Ids
 
 if TYPE_CHECKING:
     from paceline.text import Tokenizer
 
-# Marks that mean the same in models of different families.
-_ALIKE: Final = (
+# Special tokens with the same meaning in models of different families.
+_EQUIVALENT_SPECIALS: Final = (
     ("<|im_start|>", "<start_of_turn>", "<|start_header_id|>"),
     ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "</s>"),
     ("<|endoftext|>", "<eos>", "<|end_of_text|>", "</s>"),
 )
 
 
-class Telling(Protocol):
-    """How a draft model reads the target's tokens."""
+class Retokenizer(Protocol):
+    """Turns the target's tokens into the draft model's, sequence by sequence."""
 
-    def tell(self, seq_id: str, tokens: Sequence[int]) -> list[int]: ...  # in the draft model's tokens
+    def retokenize(self, seq_id: str, tokens: Sequence[int]) -> list[int]: ...
     def forget(self, seq_id: str) -> None: ...
 
 
-class Words(Telling, Protocol):
-    """And how it says them."""
+class VocabMap(Retokenizer, Protocol):
+    """And maps what the draft model proposes back to the target's vocabulary."""
 
-    def row(self, logits: Floats) -> Floats: ...  # in the target's vocabulary; -inf: no word for it
-    def word(self, token: int) -> int | None: ...  # the draft model's id of the target's token, if it has one
+    def target_logits(self, logits: Floats) -> Floats: ...  # [target vocab]; -inf: no such draft token
+    def draft_token(self, token: int) -> int | None: ...  # its id in the draft model, if any
 
 
-class SameWords:
+class SameVocab:
     """One tokenizer; the vocabularies may be padded to different sizes."""
 
-    def __init__(self, own_size: int, target_size: int) -> None:
-        self._own_size = own_size
+    def __init__(self, draft_size: int, target_size: int) -> None:
+        self._draft_size = draft_size
         self._target_size = target_size
 
-    def tell(self, seq_id: str, tokens: Sequence[int]) -> list[int]:
+    def retokenize(self, seq_id: str, tokens: Sequence[int]) -> list[int]:
         return list(tokens)
 
     def forget(self, seq_id: str) -> None:
         return
 
-    def row(self, logits: Floats) -> Floats:
+    def target_logits(self, logits: Floats) -> Floats:
         missing = max(0, self._target_size - len(logits))
         return np.pad(logits[: self._target_size], (0, missing), constant_values=-np.inf)
 
-    def word(self, token: int) -> int | None:
-        return token if token < self._own_size else None
+    def draft_token(self, token: int) -> int | None:
+        return token if token < self._draft_size else None
 
 
-class Dictionary:
-    """Everything about two tokenizers that every sequence shares."""
+class TokenizerPair:
+    """The draft model's and the target's tokenizer, and all that every sequence shares about them."""
 
     def __init__(self, draft: "Tokenizer", target: "Tokenizer") -> None:
         self.draft = draft
         self.target = target
-        self.marks = _marks(draft, target)
-        self.first = [draft.bos_id] if draft.adds_bos and draft.bos_id is not None else []
+        self.specials = _specials(draft, target)  # target special token -> what the draft model reads for it
+        self.bos = [draft.bos_id] if draft.adds_bos and draft.bos_id is not None else []
         self.piece = target.piece
 
     @cached_property
-    def spelling(self) -> Spelling:
-        return Spelling(self.draft)
+    def draft_encoder(self) -> ExactEncoder:
+        return ExactEncoder(self.draft)
 
     @cached_property
-    def target_spelling(self) -> Spelling:
-        return Spelling(self.target)
+    def target_encoder(self) -> ExactEncoder:
+        return ExactEncoder(self.target)
 
     @cached_property
-    def target_mark(self) -> Mapping[int, int]:
-        """The target's mark for each of the draft model's."""
+    def target_special(self) -> Mapping[int, int]:
+        """The target's special token for each of the draft model's."""
         back: dict[int, int] = {}
-        for token, mark in self.marks.items():
-            for own in mark:
+        for token, draft_ids in self.specials.items():
+            for own in draft_ids:
                 if own not in back or self.draft.piece(own) == self.target.piece(token):
                     back[own] = token
         return back
 
     @cached_property
     def shared(self) -> Mapping[int, int]:
-        """The target's tokens that the draft model has too, and the draft model's ids of them."""
-        ours = _by_bytes(self.target, self.target_spelling)
-        theirs = _by_bytes(self.draft, self.spelling)
-        same = {token: theirs[piece] for piece, token in ours.items() if piece in theirs}
-        return same | {token: own for own, token in self.target_mark.items()}
+        """The vocabulary intersection: target token -> the draft model's id of it."""
+        targets = _by_bytes(self.target, self.target_encoder)
+        drafts = _by_bytes(self.draft, self.draft_encoder)
+        same = {token: drafts[piece] for piece, token in targets.items() if piece in drafts}
+        return same | {token: own for own, token in self.target_special.items()}
 
 
-class Retelling:
-    """Two tokenizers: the text is read as the draft model would write it."""
+class TextRetokenizer:
+    """Two tokenizers: the draft model reads the text in the tokens it would itself use."""
 
-    def __init__(self, dictionary: Dictionary) -> None:
-        self._dictionary = dictionary
-        self._told: dict[str, Transcript] = {}
+    def __init__(self, pair: TokenizerPair) -> None:
+        self._pair = pair
+        self._seqs: dict[str, IncrementalRetokenizer] = {}
 
-    def tell(self, seq_id: str, tokens: Sequence[int]) -> list[int]:
-        return self._told.setdefault(seq_id, Transcript(self._dictionary)).tell(tokens)
+    def retokenize(self, seq_id: str, tokens: Sequence[int]) -> list[int]:
+        return self._seqs.setdefault(seq_id, IncrementalRetokenizer(self._pair)).update(tokens)
 
     def forget(self, seq_id: str) -> None:
-        self._told.pop(seq_id, None)
+        self._seqs.pop(seq_id, None)
 
 
-class SharedWords(Retelling):
-    """The draft model says what both have a token for, and nothing else."""
+class SharedVocab(TextRetokenizer):
+    """The draft model proposes tokens of the vocabulary intersection, and nothing else."""
 
-    def __init__(self, dictionary: Dictionary, target_size: int) -> None:
-        super().__init__(dictionary)
+    def __init__(self, pair: TokenizerPair, target_size: int) -> None:
+        super().__init__(pair)
         self._target_size = target_size
-        self._theirs: Ids = np.array([*dictionary.shared.keys()], np.int64)
-        self._own: Ids = np.array([*dictionary.shared.values()], np.int64)
+        self._target_ids: Ids = np.array([*pair.shared.keys()], np.int64)
+        self._draft_ids: Ids = np.array([*pair.shared.values()], np.int64)
 
-    def row(self, logits: Floats) -> Floats:
+    def target_logits(self, logits: Floats) -> Floats:
         row = np.full(self._target_size, -np.inf, np.float32)
-        row[self._theirs] = logits[self._own]
+        row[self._target_ids] = logits[self._draft_ids]
         return row
 
-    def word(self, token: int) -> int | None:
-        return self._dictionary.shared.get(token)
+    def draft_token(self, token: int) -> int | None:
+        return self._pair.shared.get(token)
 
 
-def _by_bytes(tokenizer: "Tokenizer", spelling: Spelling) -> dict[bytes, int]:
-    """Text tokens by what they say; of several that say the same, the one that text is encoded with."""
-    found: dict[bytes, int] = {}
+def _by_bytes(tokenizer: "Tokenizer", encoder: ExactEncoder) -> dict[bytes, int]:
+    """Text tokens by their bytes; of several with the same bytes, the one that the encoder uses."""
+    tokens: dict[bytes, int] = {}
     for token in range(tokenizer.vocab_size):
         piece = tokenizer.piece(token)
         if not piece or token in tokenizer.control:
             continue
-        if piece not in found or spelling.tokens(piece) == [token]:
-            found[piece] = token
-    return found
+        if piece not in tokens or encoder.encode(piece) == [token]:
+            tokens[piece] = token
+    return tokens
 
 
-def _marks(draft: "Tokenizer", target: "Tokenizer") -> dict[int, list[int]]:
-    """What the draft model reads for the target's marks; those it has nothing like are text to it."""
+def _specials(draft: "Tokenizer", target: "Tokenizer") -> dict[int, list[int]]:
+    """The draft model's tokens for the target's special ones; those without an equivalent are text to it."""
     own = {draft.piece(token).decode(errors="replace"): token for token in draft.control}
-    marks: dict[int, list[int]] = {}
+    specials: dict[int, list[int]] = {}
     for token in sorted(target.control):
         name = target.piece(token).decode(errors="replace")
-        alike = (name, *(other for group in _ALIKE if name in group for other in group))
+        equivalent = (name, *(other for group in _EQUIVALENT_SPECIALS if name in group for other in group))
         if target.adds_bos and token == target.bos_id:
-            marks[token] = []  # the draft model's own begin, if any, comes first anyway
-        elif found := [own[n] for n in alike if n in own]:
-            marks[token] = found[:1]
-    return marks
+            specials[token] = []  # the draft model's own BOS, if any, comes first anyway
+        elif ids := [own[n] for n in equivalent if n in own]:
+            specials[token] = ids[:1]
+    return specials

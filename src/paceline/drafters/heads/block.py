@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
-from paceline.drafters.heads.head_cache import MOST, Kept
-from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.heads.head_cache import DEFAULT_POSITIONS, HeadCache
+from paceline.drafters.heads.tree_growth import Position, grow
 from paceline.drafters.support.draft_sampling import needs_q
 from paceline.drafters.support.grammar_filter import unforced, valid_prefix
 from paceline.errors import ConstraintError
@@ -58,15 +58,15 @@ def _together(seen: HiddenRows) -> tuple[int, int, Mapping[int, Tensor]]:
 
 
 _NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
-MOST_UNREAD: Final = 16  # rows of a sequence
-FEWEST: Final = 4  # rows of a block: more than are wanted cost time, and far fewer it was not trained with
+MAX_UNREAD_ROWS: Final = 16  # rows of a sequence
+MIN_BLOCK_ROWS: Final = 4  # of a block: it was not trained with far fewer
 
 
 class BlockDrafter(Drafter):
     name = "block"
 
     def __init__(
-        self, runner: BlockRunner, calibration: Calibration | None = None, remembered: int = MOST
+        self, runner: BlockRunner, calibration: Calibration | None = None, remembered: int = DEFAULT_POSITIONS
     ) -> None:
         """remembered: positions of ended sequences: see Kept."""
         shape = runner.shape
@@ -77,7 +77,7 @@ class BlockDrafter(Drafter):
         self._ids = runner.draft_ids.numpy(force=True)
         self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
         rows = (shape.layers, 2, shape.kv_heads, shape.head_dim)
-        self._kept = Kept(rows, remembered, like=runner.like)
+        self._kept = HeadCache(rows, remembered, like=runner.like)
         self._blocks: dict[str, _Block] = {}
         self._unread: dict[str, _Unread] = {}
 
@@ -104,7 +104,7 @@ class BlockDrafter(Drafter):
                 waiting = self._unread[of] = _Unread(s.start, s.start)
             waiting.stop += count
             waiting.parts.append((s.start, first, count, states))
-            if waiting.stop - waiting.start > MOST_UNREAD:
+            if waiting.stop - waiting.start > MAX_UNREAD_ROWS:
                 many.append(of)
         if many:
             self._read_now(many)
@@ -212,7 +212,7 @@ class BlockDrafter(Drafter):
 
     def _slots(self, ask: Ask) -> int:
         """How many rows its block has: those that it may come to."""
-        return min(self._size, max(FEWEST, len(ask.after) + ask.budget))
+        return min(self._size, max(MIN_BLOCK_ROWS, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
         held = self._blocks.get(ask.seq.id)
@@ -265,12 +265,12 @@ class BlockDrafter(Drafter):
             self._blocks[ask.seq.id].said.clear()  # of a large vocabulary it takes much memory
         return drafts
 
-    def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, float]]:
+    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, float]]:
         """Logits over the target's vocabulary; past the block nothing is known."""
         self._foresee(spots)
         return [self._said(spot) for spot in spots]
 
-    def _foresee(self, spots: Sequence[Spot]) -> None:
+    def _foresee(self, spots: Sequence[Position]) -> None:
         inside = [spot for spot in spots if len(spot.written) < self._size]
         new = [spot for spot in inside if spot.written not in self._blocks[spot.ask.seq.id].said]
         if not new:
@@ -280,7 +280,7 @@ class BlockDrafter(Drafter):
             chance = self.calibration.chance(len(spot.written), logit)
             self._blocks[spot.ask.seq.id].said[spot.written] = row, chance
 
-    def _said(self, spot: Spot) -> tuple[Floats | None, float]:
+    def _said(self, spot: Position) -> tuple[Floats | None, float]:
         said = self._blocks[spot.ask.seq.id].said.get(spot.written)
         return _NOTHING if said is None else (self._whole(said[0]), said[1])
 
@@ -310,5 +310,5 @@ def _draw(ask: Ask, size: int) -> SampleCall | None:
     owner = chooser(params)
     assert owner.among is not None
     place = len(seq.tokens) - seq.prompt_len + len(ask.after)
-    keys = [noise_key(params.seed, params.choice, CHOICE, place + i) for i in range(size)]
+    keys = [noise_key(params.noise_seed, params.choice, CHOICE, place + i) for i in range(size)]
     return SampleCall(owner.among.function, owner.among.settings, keys, owner)

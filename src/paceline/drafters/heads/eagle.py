@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.head_cache import MOST, Kept
-from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.heads.head_cache import DEFAULT_POSITIONS, HeadCache
+from paceline.drafters.heads.tree_growth import Position, grow
 from paceline.drafters.support.draft_sampling import needs_q
 from paceline.drafters.support.grammar_filter import unforced
 from paceline.heads.eagle import EagleHead, Rows
@@ -60,13 +60,13 @@ class EagleDrafter(Drafter):
 
     name = "eagle"
 
-    def __init__(self, net: EagleHead, remembered: int = MOST) -> None:
+    def __init__(self, net: EagleHead, remembered: int = DEFAULT_POSITIONS) -> None:
         shape = net.shape
         self.net = net.eval()
         self.taps = shape.taps
         self._ids = net.draft_ids.numpy(force=True)
         row = (2, shape.kv_heads, shape.head_dim)
-        self._kept = Kept(row, remembered, ahead=1, like=net.fc.weight.detach())
+        self._kept = HeadCache(row, remembered, ahead=1, like=net.fc.weight.detach())
         self._ahead: dict[str, _Ahead] = {}
         self._texts: _Texts | None = None  # of the pass before, while texts stay as they are
 
@@ -126,11 +126,11 @@ class EagleDrafter(Drafter):
         known = self._ahead.get(seq.id)
         return known is not None and known.length == len(seq.tokens)
 
-    def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, None]]:
+    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, None]]:
         self._foresee(spots)
         return [(self._row(spot), None) for spot in spots]
 
-    def _foresee(self, spots: Sequence[Spot]) -> None:
+    def _foresee(self, spots: Sequence[Position]) -> None:
         self._know([(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block])
 
     def _know(self, near: Sequence[tuple[Seq, Path]]) -> None:
@@ -144,7 +144,7 @@ class EagleDrafter(Drafter):
     def _known(self, seq_id: str, path: Path) -> bool:
         return path in self._ahead[seq_id].guessed
 
-    def _row(self, spot: Spot) -> Floats | None:
+    def _row(self, spot: Position) -> Floats | None:
         """Logits over the target's vocabulary."""
         found = self._ahead[spot.ask.seq.id].guessed.get(spot.written)
         if found is not None and found.row is None:

@@ -80,10 +80,10 @@ class _Past:
     track: _Track
 
 
-MOST: Final = 16384  # positions, for those who do not know what the target's cache holds
+DEFAULT_POSITIONS: Final = 16384  # positions, for those who do not know what the target's cache holds
 
 
-class Kept:
+class HeadCache:
     """Rows by position, for sequences that run and for those that ended.
 
     ahead: how many tokens after its own position a row was made of. most: positions held of ended sequences:
@@ -92,7 +92,7 @@ class Kept:
     """
 
     def __init__(
-        self, shape: Sequence[int], most: int = MOST, ahead: int = 0, like: Tensor | None = None
+        self, shape: Sequence[int], most: int = DEFAULT_POSITIONS, ahead: int = 0, like: Tensor | None = None
     ) -> None:
         self._most, self._ahead = most, ahead
         self._nothing = (torch.empty(0) if like is None else like).new_empty(0, *shape)

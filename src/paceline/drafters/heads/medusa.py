@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.heads.tree_growth import Spot, grow
+from paceline.drafters.heads.tree_growth import Position, grow
 from paceline.heads.medusa import MedusaHead
 from paceline.sampling import Floats
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
@@ -63,10 +63,10 @@ class MedusaDrafter(Drafter):
             whole[:, self._ids] = said
             last.rows = list(whole)
 
-    def _look(self, spots: Sequence[Spot]) -> list[tuple[Floats | None, None]]:
+    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, None]]:
         return [(self._row(spot), None) for spot in spots]
 
-    def _row(self, spot: Spot) -> Floats | None:
+    def _row(self, spot: Position) -> Floats | None:
         rows = self._last[spot.ask.seq.id].rows
         place = len(spot.written)
         return rows[place] if rows is not None and place < len(rows) else None

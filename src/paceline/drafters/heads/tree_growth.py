@@ -1,182 +1,163 @@
-"""How drafts grow out of the laws that a head gives for the places to come: chains, or trees."""
+"""Chains and trees out of the distributions a head gives for the next positions.
+
+Trees are expanded best-first by the probability of the path, as in EAGLE-2 (arXiv 2406.16858).
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 from typing import Final
 
 import numpy as np
-import torch
 
-from paceline.drafters.support.draft_sampling import Drawn, draw, needs_q
-from paceline.drafters.support.grammar_filter import unforced
+from paceline.drafters.support.draft_builder import DraftBuilder
+from paceline.drafters.support.draft_sampling import SampledTokens, needs_q, sample_tokens
 from paceline.errors import ConstraintError
-from paceline.sampling import CHOICE, Doubles, Floats, History, chooser, noise_key
+from paceline.sampling import CHOICE, Floats, History, chooser, noise_key
 from paceline.types import ROOT, Ask, Bits, Cursor, Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """A place to guess at: after the committed text and these tokens."""
+class Position:
+    """A position to draft: after the committed text and these tokens."""
 
     ask: Ask
     written: tuple[int, ...]
-    at: Cursor | None  # stands there
+    at: Cursor | None  # the grammar state there
 
-    def after(self, token: int) -> "Spot | None":
-        """The next place. None: nothing follows, or others are certain of what does."""
+    def after(self, token: int) -> "Position | None":
+        """The next position. None: nothing follows, or the next token is forced."""
         at = None
         if self.at is not None:
             at = self.at.fork()
             if not at.advance(token) or at.finished or (self.ask.forced_budget > 0 and at.forced()):
                 return None
-        return Spot(self.ask, (*self.written, token), at)
+        return Position(self.ask, (*self.written, token), at)
 
 
-# What a head says of each spot: logits over the vocabulary, and the chance that its best guess is right, None
-# if the logits say it. A spot it can say nothing of has no logits.
-Look = Callable[[Sequence[Spot]], Sequence[tuple[Floats | None, float | None]]]
-# Told of a tree's next place, and of those that are likely to come after it: to find out about all at once.
-Foresee = Callable[[Sequence[Spot]], None]
-ABREAST: Final = 8  # places of a tree that are foreseen: in one pass they cost little more than one
-
-
-@dataclass(slots=True)
-class Growing:
-    """A draft being written."""
-
-    ask: Ask
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    q: list[Doubles] = field(default_factory=list)
-
-    @property
-    def room(self) -> int:
-        return self.ask.budget - len(self.tokens)
-
-    def add(self, parent: int, token: int, score: float) -> int:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.scores.append(unforced(score))
-        return len(self.tokens) - 1
-
-    def draft(self, name: str) -> Draft:
-        chain = self.parents == list(range(ROOT, len(self.tokens) - 1))
-        q = torch.from_numpy(np.stack(self.q)) if self.q else None
-        sources = (name,) * len(self.tokens)
-        return Draft(
-            tuple(self.tokens), None if chain else tuple(self.parents), sources, tuple(self.scores), q
-        )
+# For each position: logits over the vocabulary (None: the head knows none), and the probability that the best
+# token is accepted (None: as the logits say).
+LogitsAt = Callable[[Sequence[Position]], Sequence[tuple[Floats | None, float | None]]]
+# Called with a tree's next position and those likely to come after it, to compute all of them in one pass.
+Prefetch = Callable[[Sequence[Position]], None]
+PREFETCH_WIDTH: Final = 8  # positions of a tree computed together: in one pass they cost little more than one
 
 
 def grow(
-    asks: Sequence[Ask], look: Look, name: str, vocab: int, foresee: Foresee | None = None
+    asks: Sequence[Ask], look: LogitsAt, name: str, vocab: int, prefetch: Prefetch | None = None
 ) -> list[Draft]:
-    """A draft for each ask; its cursor stays where it is."""
-    growing = [Growing(ask) for ask in asks]
-    spots = [(g, spot) for g in growing if (spot := _first(g.ask)) is not None]
-    _grow_chains([(g, spot) for g, spot in spots if not _wide(g.ask)], look, vocab)
-    for g, spot in spots:
-        if _wide(g.ask):
-            _grow_tree(g, spot, look, vocab, foresee)
-    return [g.draft(name) for g in growing]
+    """A draft for each ask; its cursor does not move."""
+    nodes = [DraftBuilder() for _ in asks]
+    roots = [(b, root) for b, ask in zip(nodes, asks, strict=True) if (root := _root(ask)) is not None]
+    _grow_chains([(b, root) for b, root in roots if not _grows_by_token(root.ask)], look, vocab)
+    for b, root in roots:
+        if _grows_by_token(root.ask):
+            _grow_tree(b, root, look, vocab, prefetch)
+    return [b.draft(name) for b in nodes]
 
 
-def _first(ask: Ask) -> Spot | None:
+def _root(ask: Ask) -> Position | None:
     if ask.budget < 1 or (ask.cursor is not None and ask.cursor.finished):
         return None
-    return Spot(ask, ask.after, ask.cursor)
+    return Position(ask, ask.after, ask.cursor)
 
 
-def _wide(ask: Ask) -> bool:
-    """Whether the shape of the tree may follow from what is guessed: not where guesses are drawn."""
+def _grows_by_token(ask: Ask) -> bool:
+    """Whether the shape of the tree may depend on its tokens: not where they are sampled with a q."""
     return ask.seq.spec.tree_width > 1 and not needs_q(ask.seq)
 
 
-def _grow_chains(pairs: Sequence[tuple[Growing, Spot]], look: Look, vocab: int) -> None:
-    """One place of all of them at a time. Where guesses are drawn, those beside the chain are drawn with it,
-    and what grows hangs on no token but those before."""
-    tips = [ROOT] * len(pairs)
-    active = list(zip(range(len(pairs)), pairs, strict=True))
+def _grow_chains(roots: Sequence[tuple[DraftBuilder, Position]], look: LogitsAt, vocab: int) -> None:
+    """One position of all chains at a time. With a q, siblings are sampled beside the chain, and whether it
+    grows depends on no token but those before."""
+    tips = [ROOT] * len(roots)
+    active = list(zip(range(len(roots)), roots, strict=True))
     while active:
-        seen = look([spot for _, (_, spot) in active])
-        going = []
-        for (number, (g, spot)), (row, sure) in zip(active, seen, strict=True):
-            width = min(spot.ask.seq.spec.tree_width, g.room)
-            found = _drawn(row, spot, width, vocab, weighed=sure is None or width > 1)
-            if not found.tokens:
+        answers = look([position for _, (_, position) in active])
+        following = []
+        for (number, (nodes, position)), (row, confidence) in zip(active, answers, strict=True):
+            room = position.ask.budget - len(nodes)
+            width = min(position.ask.seq.spec.tree_width, room)
+            with_chances = confidence is None or width > 1
+            sampled = _sampled(row, position, width, vocab, with_chances)
+            if not sampled.tokens:
                 continue
             parent = tips[number]
-            tips[number] = len(g.tokens)
-            for token, score in zip(found.tokens, _scores(found, sure), strict=True):
-                g.add(parent, token, score)
-            g.q.extend(found.laws)
-            follows = spot.after(found.tokens[0]) if g.room > 0 else None
-            if follows is not None:
-                going.append((number, (g, follows)))
-        active = going
+            tips[number] = len(nodes)
+            for token, score in zip(sampled.tokens, _scores(sampled, confidence), strict=True):
+                nodes.add(parent, token, score)
+            nodes.q.extend(sampled.q)
+            full = len(nodes) >= position.ask.budget
+            after = None if full else position.after(sampled.tokens[0])
+            if after is not None:
+                following.append((number, (nodes, after)))
+        active = following
 
 
-def _grow_tree(g: Growing, root: Spot, look: Look, vocab: int, foresee: Foresee | None) -> None:
-    """The likeliest nodes, as far as the budget goes; a node's chance to be reached falls along its path."""
-    ahead: list[tuple[float, int, int, int, float, Spot]] = []
-    count = 0
+def _grow_tree(
+    nodes: DraftBuilder, root: Position, look: LogitsAt, vocab: int, prefetch: Prefetch | None
+) -> None:
+    """The most likely nodes, as far as the budget goes; a node's chance falls along its path."""
+    budget = root.ask.budget
+    queue: list[tuple[float, int, int, int, float, Position]] = []  # -chance, age, parent ...
+    age = 0
 
-    def open_up(spot: Spot, parent: int, reached: float) -> None:
-        nonlocal count
-        if foresee is not None:
-            next_best = nsmallest(min(ABREAST, g.room) - 1, ahead)
-            others = [s for _, _, _, token, _, before in next_best if (s := before.after(token)) is not None]
-            foresee([spot, *others])
-        row, sure = look([spot])[0]
-        found = _drawn(row, spot, spot.ask.seq.spec.tree_width, vocab, weighed=True)
-        for token, score in zip(found.tokens, _scores(found, sure), strict=True):
-            count += 1
-            heappush(ahead, (-reached * score, count, parent, token, score, spot))
+    def expand(position: Position, parent: int, chance: float) -> None:
+        nonlocal age
+        if prefetch is not None:
+            best = nsmallest(min(PREFETCH_WIDTH, budget - len(nodes)) - 1, queue)
+            others = [p for _, _, _, token, _, before in best if (p := before.after(token)) is not None]
+            prefetch([position, *others])
+        row, confidence = look([position])[0]
+        sampled = _sampled(row, position, position.ask.seq.spec.tree_width, vocab, with_chances=True)
+        for token, score in zip(sampled.tokens, _scores(sampled, confidence), strict=True):
+            age += 1
+            heappush(queue, (-chance * score, age, parent, token, score, position))
 
-    open_up(root, ROOT, 1.0)
-    while ahead and g.room > 0:
-        chance, _, parent, token, score, spot = heappop(ahead)
-        node = g.add(parent, token, score)
-        follows = spot.after(token) if g.room > 0 else None
-        if follows is not None:
-            open_up(follows, node, -chance)
+    expand(root, ROOT, 1.0)
+    while queue and len(nodes) < budget:
+        minus_chance, _, parent, token, score, before = heappop(queue)
+        node = nodes.add(parent, token, score)
+        after = before.after(token) if len(nodes) < budget else None
+        if after is not None:
+            expand(after, node, -minus_chance)
 
 
-def _drawn(row: Floats | None, spot: Spot, width: int, vocab: int, weighed: bool) -> Drawn:
-    """Guesses the head can have meant; none where the grammar allows nothing that it knows."""
-    nothing = Drawn([], [], [])
+def _sampled(
+    row: Floats | None, position: Position, width: int, vocab: int, with_chances: bool
+) -> SampledTokens:
+    """Tokens the head can propose; none where the grammar allows nothing of its vocabulary."""
+    nothing = SampledTokens([], [], [])
     if row is None:
         return nothing
     try:
-        mask = _mask(spot.at, vocab)
-    except ConstraintError:  # which ends the output only if it comes by here
+        mask = _mask(position.at, vocab)
+    except ConstraintError:  # raised again if the output gets here
         return nothing
-    seq = spot.ask.seq
-    if width == 1 and not weighed and seq.params.temperature > 0 and not needs_q(seq):
-        found = Drawn([_chosen(row, spot, mask)], [], [])
+    seq = position.ask.seq
+    if width == 1 and not with_chances and seq.params.temperature > 0 and not needs_q(seq):
+        sampled = SampledTokens([_choice(row, position, mask)], [], [])
     else:
-        found = draw(row, seq, spot.written, width, mask, weighed)
-    meant = sum(1 for token in found.tokens if row[token] > -np.inf)  # the others come last
-    return Drawn(found.tokens[:meant], found.chances[:meant], found.laws[:meant])
+        sampled = sample_tokens(row, seq, position.written, width, mask, with_chances)
+    known = sum(1 for token in sampled.tokens if row[token] > -np.inf)  # the others come last
+    return SampledTokens(sampled.tokens[:known], sampled.chances[:known], sampled.q[:known])
 
 
-def _chosen(row: Floats, spot: Spot, mask: Bits | None) -> int:
-    """The one token that `draw` would give, without an order of all the others."""
-    seq = spot.ask.seq
-    place = len(seq.tokens) - seq.prompt_len + len(spot.written)
-    key = noise_key(seq.params.seed, seq.params.choice, CHOICE, place, 0)
-    return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, spot.written), mask)
+def _choice(row: Floats, position: Position, mask: Bits | None) -> int:
+    """The one token that `sample_tokens` would give, without ranking all the others."""
+    seq = position.ask.seq
+    index = len(seq.tokens) - seq.prompt_len + len(position.written)
+    key = noise_key(seq.params.noise_seed, seq.params.choice, CHOICE, index, 0)
+    return chooser(seq.params)(row, key, History(seq.tokens, seq.prompt_len, position.written), mask)
 
 
-def _scores(found: Drawn, sure: float | None) -> list[float]:
-    """The head's own confidence for the first; the others share what is left by their chances."""
-    if sure is None:
-        return found.chances
-    rest = max(1e-9, 1 - found.chances[0]) if found.chances else 1.0
-    others = [(1 - sure) * min(1.0, chance / rest) for chance in found.chances[1:]]
-    return [sure, *others][: len(found.tokens)]
+def _scores(sampled: SampledTokens, confidence: float | None) -> list[float]:
+    """The head's own confidence for the first; the others share the rest by their chances."""
+    if confidence is None:
+        return sampled.chances
+    rest = max(1e-9, 1 - sampled.chances[0]) if sampled.chances else 1.0
+    others = [(1 - confidence) * min(1.0, chance / rest) for chance in sampled.chances[1:]]
+    return [confidence, *others][: len(sampled.tokens)]
 
 
 def _mask(at: Cursor | None, vocab: int) -> Bits | None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.config import require_min
-from paceline.drafters.recycle.table import Successors, Table
-from paceline.drafters.recycle.top import largest
+from paceline.drafters.recycle.table import Successors, Table, largest
 from paceline.drafters.support.best_first import best_first
 from paceline.drafters.support.grammar_filter import unforced
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict

@@ -14,6 +14,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.types import common_prefix
+
 SEPARATOR: Final = 0xFFFFFFFF  # stands before and behind every document; never a token
 BLOCK: Final = 128  # places in a new block; one that has grown to twice that is split
 SLACK: Final = 4096  # tokens of evicted documents that may lie in the log before it is cut
@@ -131,7 +133,7 @@ class ContextIndex:
         for place in places if length else ():
             context = log[place : place - length : -1]
             if context != wanted:
-                length = common(context, wanted)
+                length = common_prefix(context, wanted)
                 if not length:
                     break
                 wanted = wanted[:length]
@@ -195,12 +197,3 @@ class ContextIndex:
             self._spans = deque((first - cut, stop - cut) for first, stop in self._spans)
             for block in filter(None, self._blocks):
                 np.frombuffer(block, np.uint32)[...] -= np.uint32(cut)
-
-
-def common(a: Ints, b: Ints) -> int:
-    length = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        length += 1
-    return length

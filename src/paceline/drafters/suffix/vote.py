@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Final, TypeAlias
 
-from paceline.drafters.suffix.index import SEPARATOR, Match, common
-from paceline.types import ROOT, Cursor
+from paceline.drafters.suffix.index import SEPARATOR, Match
+from paceline.types import ROOT, Cursor, common_prefix
 
 # Fitted on recorded agent traffic, where of the tokens given a chance of x about a share of x came true.
 FADE: Final = 0.6  # a voter's weight as a share of the one before it
@@ -79,7 +79,7 @@ def _chorus(voters: list[Voter], step: int, most: int) -> "array[int]":
     for _, place, log in voters[1:]:
         others = log[place + step : place + step + most]
         if others != words:
-            words = words[: common(words, others)]
+            words = words[: common_prefix(words, others)]
     return words
 
 
@@ -91,8 +91,8 @@ def _camps(voters: list[Voter], step: int) -> list[Camp]:
         token = log[place + step]
         if token != SEPARATOR:
             camps.setdefault(token, []).append(voter)
-    weighed = [(sum([voter[0] for voter in camp]), token, camp, None) for token, camp in camps.items()]
-    return sorted(weighed, key=itemgetter(0), reverse=True)
+    with_chances = [(sum([voter[0] for voter in camp]), token, camp, None) for token, camp in camps.items()]
+    return sorted(with_chances, key=itemgetter(0), reverse=True)
 
 
 def _sung(words: "array[int]", at: Cursor) -> "array[int]":

@@ -1,4 +1,4 @@
-"""From the chances of single guesses to the tree of guesses that is worth most for its rows."""
+"""Best-first search for the tree with the most expected accepted tokens for its nodes."""
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -10,20 +10,20 @@ Children: TypeAlias = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]
 
 
 class Tree(NamedTuple):
-    """What a `Draft` is made of; scores are the chances of nodes given their parents."""
+    """The parts of a `Draft`; scores are P(node | its parent)."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
 
 
-def best_first(children: Children, budget: int, width: int, least: float = 0.0) -> Tree:
-    """The `budget` nodes that are likeliest to be reached and right, likeliest first.
+def best_first(children: Children, budget: int, width: int, min_chance: float = 0.0) -> Tree:
+    """The `budget` nodes most likely to be accepted, most likely first.
 
-    children: from the tokens guessed so far to the tokens that may follow, each once, with their chances of 0
-    to 1. It is asked about nodes that are in the tree only, in their order, and not once the tree is full.
-    width: most guesses after one node; 1 makes a chain. least: a node less likely to be reached is not made.
-    Of nodes equally likely the one whose parent came first is first, then the one its parent named first.
+    children: from a path of tokens to the tokens that may follow, each once, with probabilities. It is called
+    for nodes in the tree only, in their order, and not once the tree is full. width: the largest number of
+    children; 1 makes a chain. min_chance: a node less likely to be accepted is not added. Of equally likely
+    nodes the one whose parent came first is first, then the one its parent listed first.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -35,7 +35,7 @@ def best_first(children: Children, budget: int, width: int, least: float = 0.0) 
     while len(tokens) < budget:
         ranked = sorted(children(path), key=_chance, reverse=True)
         for rank, (token, chance) in enumerate(ranked[:width]):
-            if chance > 0 and reach * chance >= least:
+            if chance > 0 and reach * chance >= min_chance:
                 heappush(waiting, (-reach * chance, node, rank, chance, (*path, token)))
         if not waiting:
             break

@@ -1,4 +1,4 @@
-"""What drafters with a law of their own share: guesses with the target's noise, or drawn ones and their q."""
+"""Sampling from a drafter's own logits: with the target's noise, or with coins of its own and a q."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,49 +21,48 @@ from paceline.types import Bits, Seq
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """Guesses for one place, best first."""
+class SampledTokens:
+    """Alternatives for one position, best first."""
 
     tokens: list[int]
-    chances: list[float]  # of each, under the processed law; of greedy ones as if drawn at temperature 1
-    laws: list[Doubles]  # what each was drawn from; none for bare guesses
+    chances: list[float]  # under the processed distribution; of greedy tokens, at temperature 1
+    q: list[Doubles]  # [vocab]: what each was sampled from; empty if no q is needed
 
 
-def draw(
+def sample_tokens(
     row: Floats,
     seq: Seq,
     written: Sequence[int],
     width: int = 1,
     mask: Bits | None = None,
-    weighed: bool = True,
-) -> Drawn:
-    """Guesses for the place after `seq.tokens` and `written`, from a drafter's logits over the vocabulary.
+    with_chances: bool = True,
+) -> SampledTokens:
+    """Tokens for the position after `seq.tokens` and `written`, from logits over the target's vocabulary.
 
-    weighed: with chances, which greedy guesses have only if they are asked for.
+    with_chances=False: greedy tokens come without chances, which saves a softmax.
     """
     history = History(seq.tokens, seq.prompt_len, written)
     if seq.params.temperature == 0 and not needs_q(seq):
-        found = greedy(row, seq.params, history, width, mask)
-        if not weighed:
-            return Drawn(found, [], [])
-        return Drawn(found, _warm_chances(row, seq, history, found, mask), [])
-    of = distribution(row, seq.params, history, mask)
-    found = ranked(of, _key(seq, len(written)), width)
-    laws = _without_replacement(of.probabilities(), found) if needs_q(seq) else []
-    found = found[: len(laws)] if needs_q(seq) else found
+        tokens = greedy(row, seq.params, history, width, mask)
+        chances = _chances_at_1(row, seq, history, tokens, mask) if with_chances else []
+        return SampledTokens(tokens, chances, [])
+    probs = distribution(row, seq.params, history, mask)
+    tokens = ranked(probs, _key(seq, len(written)), width)
+    q = _without_replacement(probs.probabilities(), tokens) if needs_q(seq) else []
+    tokens = tokens[: len(q)] if needs_q(seq) else tokens
     if seq.params.temperature == 0:
-        return Drawn(found, _warm_chances(row, seq, history, found, mask), laws)
-    return Drawn(found, of.chances(found), laws)
+        return SampledTokens(tokens, _chances_at_1(row, seq, history, tokens, mask), q)
+    return SampledTokens(tokens, probs.chances(tokens), q)
 
 
-def _warm_chances(
+def _chances_at_1(
     row: Floats, seq: Seq, history: History, tokens: Sequence[int], mask: Bits | None
 ) -> list[float]:
-    return distribution(row, _warm(seq.params), history, mask).chances(tokens)
+    return distribution(row, _at_temperature_1(seq.params), history, mask).chances(tokens)
 
 
 @lru_cache(maxsize=64)
-def _warm(params: SamplingParams) -> SamplingParams:
+def _at_temperature_1(params: SamplingParams) -> SamplingParams:
     return replace(params, temperature=1.0)
 
 
@@ -72,18 +71,18 @@ def needs_q(seq: Seq) -> bool:
 
 
 def _key(seq: Seq, depth: int) -> Key:
-    """The noise the target will use at this place; where q counts, coins of this round instead."""
+    """The noise the target will use at this position; where q is needed, coins of this round instead."""
     index = len(seq.tokens) - seq.prompt_len
-    stream, where, slot = (DRAFT, index, depth) if needs_q(seq) else (CHOICE, index + depth, 0)
-    return noise_key(seq.params.seed, seq.params.choice, stream, where, slot)
+    stream, position, slot = (DRAFT, index, depth) if needs_q(seq) else (CHOICE, index + depth, 0)
+    return noise_key(seq.params.noise_seed, seq.params.choice, stream, position, slot)
 
 
-def _without_replacement(p: Doubles, drawn: Sequence[int]) -> list[Doubles]:
-    """What each of the siblings was drawn from, its elders being taken; ends where nothing is left."""
-    rest, laws = p.copy(), []
-    for token in drawn:
+def _without_replacement(p: Doubles, tokens: Sequence[int]) -> list[Doubles]:
+    """The distribution of each sibling, its elders being taken; ends where no probability is left."""
+    rest, q = p.copy(), []
+    for token in tokens:
         if rest[token] <= 0:
             break
-        laws.append(rest / rest.sum())
+        q.append(rest / rest.sum())
         rest[token] = 0
-    return laws
+    return q

@@ -173,8 +173,8 @@ def _spec(
 def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[str, str]) -> SpecConfig:
     changes: dict[str, Any] = {
         "drafters": None if given.drafters is None else _loaded(given.drafters, "drafters", drafters),
-        "max_draft": given.num_speculative_tokens,
-        "threshold": given.acceptance_threshold,
+        "max_draft": given.max_draft,
+        "threshold": given.threshold,
         "tree_width": given.tree_width,
         "accept": given.accept,
         "adaptive": given.adaptive,

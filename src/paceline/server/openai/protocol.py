@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from paceline.config import Accept
@@ -44,6 +44,10 @@ def _labels(given: dict[str, str]) -> dict[str, str]:
 Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's labels: kept with the trace
 
 
+# False: drafters remember nothing of the request. `learn` is the name before 0.2.
+Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
+
+
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -64,8 +68,12 @@ class SpeculativeConfig(Wire):
 
     drafters: list[str] | None = None
     draft_model: str | None = None  # a drafter that the server has loaded
-    num_speculative_tokens: int | None = Field(None, ge=0, le=64)
-    acceptance_threshold: float | None = Field(None, ge=0, le=1)  # less sure than this is not guessed
+    max_draft: int | None = Field(
+        None, ge=0, le=64, validation_alias=AliasChoices("max_draft", "num_speculative_tokens")
+    )
+    threshold: float | None = Field(  # a drafter stops where it is less sure than this
+        None, ge=0, le=1, validation_alias=AliasChoices("threshold", "acceptance_threshold")
+    )
     tree_width: int | None = Field(None, ge=1, le=16)
     accept: Accept | None = None
     adaptive: bool | None = None
@@ -107,7 +115,7 @@ class Sampling(Wire):
     speculative_config: SpeculativeConfig | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-100, le=100)
-    learn: bool | None = None  # False: nothing of this request is remembered
+    remember: Remember = None
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
     metadata: Metadata | None = None
     store: Annotated[Never, never("nothing is stored here, send false or leave it out")] = None

@@ -52,7 +52,7 @@ _SAME: Final = (
     "seed",
     "speculative_config",
     "priority",
-    "learn",
+    "remember",
 )
 
 

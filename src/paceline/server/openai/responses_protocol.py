@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from paceline.server.openai.protocol import Metadata, Never, SpeculativeConfig, Wire, exactly, never
+from paceline.server.openai.protocol import Metadata, Never, Remember, SpeculativeConfig, Wire, exactly, never
 from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.validation import parse_request
@@ -148,7 +148,7 @@ class ResponsesRequest(Wire):
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None
     priority: int | None = Field(None, ge=-100, le=100)
-    learn: bool | None = None  # False: nothing of this request is remembered
+    remember: Remember = None
 
 
 def read_items(given: Sequence[dict[str, Any]]) -> list[Item]:

@@ -190,8 +190,8 @@ def _request_attributes(params: SamplingParams, choices: int, stream: bool) -> A
     }
     if params.top_k:
         attributes[REQUEST_TOP_K] = float(params.top_k)
-    if params.seed < 2**63:  # more does not fit into an attribute
-        attributes[REQUEST_SEED] = params.seed
+    if params.noise_seed < 2**63:  # more does not fit into an attribute
+        attributes[REQUEST_SEED] = params.noise_seed
     if choices != 1:
         attributes[REQUEST_CHOICES] = choices
     return attributes

@@ -17,10 +17,9 @@ from paceline.target.eager.attention import KEY_TILE, Span
 from paceline.target.eager.decoder import Batch, Decoder, Outcome
 from paceline.target.eager.linear import CUDA_TILE, MOST_ROWS
 from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
-from paceline.target.kv.radix_tree import common
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.target.weights.reader import load
-from paceline.types import Draft, Feed, Scores
+from paceline.types import Draft, Feed, Scores, common_prefix
 
 
 def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
@@ -131,7 +130,7 @@ class TorchTarget(PagedTarget[_Fed]):
         rows = [*range(first_row, nodes), *(nodes + node for node in before)]
         yield from self._cut(feed.seq_id, rows, start)
         for path in others:
-            shared = common(before, path)
+            shared = common_prefix(before, path)
             rows = [nodes + node for node in path[shared:]]
             yield from self._cut(feed.seq_id, rows, start + len(feed.tokens) + shared)
             before = path

@@ -2,9 +2,10 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from paceline.types import common_prefix
 
 Tokens = tuple[int, ...]
 
@@ -29,7 +30,7 @@ class Node:
         """The child that agrees longest with `tokens`, and how long; on a tie the one that ends there."""
         # The longest common prefix is always with a neighbour in sorted order.
         at = bisect_left(self.order, tokens)
-        near = [(common(key, tokens), key) for key in self.order[max(0, at - 1) : at + 1]]
+        near = [(common_prefix(key, tokens), key) for key in self.order[max(0, at - 1) : at + 1]]
         length, key = max(near, default=(0, ()))
         if length == 0:
             return None, 0
@@ -41,11 +42,6 @@ class Found(NamedTuple):
     full: list[Node]  # wholly equal blocks, from the first token on
     tail: Node | None  # the block after them that agrees longest with what remains
     tail_rows: int
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens are equal."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class RadixTree:

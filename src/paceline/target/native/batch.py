@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
-from paceline.target.kv.radix_tree import common
 from paceline.target.native.library import SUB_BLOCK
-from paceline.types import Feed
+from paceline.types import Feed, common_prefix
 
 
 class Spares:
@@ -59,7 +58,7 @@ class NativeBatch:
         before, *others = sorted(draft.paths()) or [()]
         self._span([*range(first, root), *(root + node for node in before)], start, table)
         for path in others:
-            shared = common(before, path)
+            shared = common_prefix(before, path)
             own = self._path_table(path, feed, start, root, table, spares)
             self._span([root + node for node in path[shared:]], drafted + shared, own, write=False)
             before = path

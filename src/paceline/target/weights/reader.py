@@ -35,7 +35,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32, progress: Progress | No
     try:
         return _load(open_checkpoint(path), dtype, progress)
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
 
 
 def load_embeddings(path: Path, dtype: torch.dtype = torch.float32) -> DenseTargetEmbeddings:
@@ -51,7 +51,7 @@ def load_embeddings(path: Path, dtype: torch.dtype = torch.float32) -> DenseTarg
                 if name in placed
             }
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     embed, scale = tensors["embed"], rounded(checkpoint.shape, dtype).embed_scale
     return DenseTargetEmbeddings(embed, tensors.get("head", embed), tensors["norm"], mark, scale)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.errors import CorruptModel, TextError
+from paceline.errors import CorruptModel, ModelError, TextError
 from paceline.text.vocab.vocabulary import Spelling, Vocabulary, end_tokens
 
 _NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -40,8 +40,9 @@ def vocabulary_from_folder(folder: Path) -> Vocabulary:
 def _backend(file: Path) -> Backend:
     if not file.is_file():
         raise TextError(f"{file.parent} has no tokenizer.json: expected a folder saved with its tokenizer")
+    data = file.read_bytes()
     try:
-        backend = Backend.from_file(str(file))
+        backend = Backend.from_buffer(data)
     except Exception as problem:  # the library raises bare exceptions
         raise CorruptModel(f"{file} is damaged ({problem}): fetch it again") from None
     backend.no_truncation()
@@ -54,6 +55,8 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError.unreadable(file, error) from error
     except ValueError as problem:
         raise CorruptModel(f"{file} is damaged ({problem}): fetch it again") from None
     if not isinstance(found, dict):

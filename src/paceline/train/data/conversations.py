@@ -15,7 +15,7 @@ from paceline.text.tool_calls.parse import text_of
 
 Message = Mapping[str, Any]
 Source = str | Path  # a .jsonl or .jsonl.gz file; else a trace store: a path or a URL
-Refused = Counter[str]  # by reason
+RejectionCounts = Counter[str]  # by reason
 
 ANSWERED = ("user", "tool")  # roles that are followed by an answer
 
@@ -43,39 +43,39 @@ class Conversation:
             yield self.messages, self.called
 
 
-def read(sources: Sequence[Source], refused: Refused) -> Iterator[Conversation]:
+def read(sources: Sequence[Source], rejected: RejectionCounts) -> Iterator[Conversation]:
     """Every conversation that can be used; the others are counted."""
     for source in sources:
         if str(source).endswith((".jsonl", ".jsonl.gz")):
-            yield from _from_file(Path(source), refused)
+            yield from _from_file(Path(source), rejected)
         else:
-            yield from _from_store(str(source), refused)
+            yield from _from_store(str(source), rejected)
 
 
-def _from_file(path: Path, refused: Refused) -> Iterator[Conversation]:
+def _from_file(path: Path, rejected: RejectionCounts) -> Iterator[Conversation]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             for line in lines:
-                if line.strip() and (made := _of_line(line, refused)) is not None:
+                if line.strip() and (made := _of_line(line, rejected)) is not None:
                     yield made
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; expected one JSON object a line") from error
 
 
-def _of_line(line: bytes, refused: Refused) -> Conversation | None:
+def _of_line(line: bytes, rejected: RejectionCounts) -> Conversation | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        refused["not JSON"] += 1
+        rejected["not JSON"] += 1
         return None
     if not isinstance(record, dict):
-        refused["not a JSON object"] += 1
+        rejected["not a JSON object"] += 1
         return None
     exported = "output_ids" in record  # by `paceline trace export`: each request is an object of its own
-    return _conversation(record, refused, asked=exported)
+    return _conversation(record, rejected, asked=exported)
 
 
-def _from_store(url: str, refused: Refused) -> Iterator[Conversation]:
+def _from_store(url: str, rejected: RejectionCounts) -> Iterator[Conversation]:
     from paceline.trace.store import Store
 
     some = texts = 0
@@ -83,7 +83,7 @@ def _from_store(url: str, refused: Refused) -> Iterator[Conversation]:
         for record in store.export():
             some += 1
             texts += record["messages"] is not None or record["prompt"] is not None
-            if (made := _conversation(record, refused, asked=True)) is not None:
+            if (made := _conversation(record, rejected, asked=True)) is not None:
                 yield made
     if some and not texts:
         raise StoreError(
@@ -92,7 +92,7 @@ def _from_store(url: str, refused: Refused) -> Iterator[Conversation]:
         )
 
 
-def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> Conversation | None:
+def _conversation(record: Mapping[str, Any], rejected: RejectionCounts, asked: bool) -> Conversation | None:
     messages, tools, group = record.get("messages"), record.get("tools") or [], record.get("group") or ""
     problem = ""
     if messages is None:
@@ -102,7 +102,7 @@ def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> C
     elif not _are_objects(tools):
         problem = "tools are not a list of objects"
     if problem:
-        refused[problem] += 1
+        rejected[problem] += 1
         return None
     made = Conversation(tuple(messages or ()), tuple(tools), str(group), asked, _had_to_call(record))
     try:
@@ -110,9 +110,9 @@ def _conversation(record: Mapping[str, Any], refused: Refused, asked: bool) -> C
         if answers and (made.opening or group):
             return made
     except TextError:
-        refused["content that is not text"] += 1
+        rejected["content that is not text"] += 1
         return None
-    refused["no user message" if answers else "nothing to answer"] += 1
+    rejected["no user message" if answers else "nothing to answer"] += 1
     return None
 
 

@@ -94,7 +94,7 @@ class Answers:
         wanted = {"training": ~self.held_out, "held out": self.held_out, "all": np.ones(len(self), bool)}
         return np.flatnonzero(wanted[part])
 
-    def said(self, part: Part) -> NDArray[np.uint32]:
+    def answer_tokens(self, part: Part) -> NDArray[np.uint32]:
         """The tokens of the answers themselves, one after the other."""
         return np.concatenate([np.zeros(0, np.uint32), *(self.answer(int(i)) for i in self.which(part))])
 
@@ -182,7 +182,7 @@ class Answers:
         """
         if not len(self.always) <= size <= self.vocab_size:
             raise SettingError("draft_vocab", size, f"{len(self.always)} to {self.vocab_size}")
-        counts = 2 * np.bincount(self.said("training"), minlength=self.vocab_size)
+        counts = 2 * np.bincount(self.answer_tokens("training"), minlength=self.vocab_size)
         if rather is not None:
             counts[rather] += 1
         counts[self.always] = counts.max() + 1
@@ -191,7 +191,7 @@ class Answers:
 
     def covered(self, ids: NDArray[np.int64]) -> float:
         """The share of the held-out answers' tokens that are among these."""
-        said = self.said("held out")
+        said = self.answer_tokens("held out")
         return float(np.isin(said, ids).mean()) if len(said) else 0.0
 
 

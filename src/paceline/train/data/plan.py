@@ -19,8 +19,8 @@ class AnswersConfig:
 
     max_prompt: int = 3072  # tokens; longer prompts lose their oldest messages
     max_prompts: int = 0  # recorded ones; 0: all there are
-    made_up: int = 0  # further requests in the place of each one recorded; the target makes them up
-    made_up_chats: int = 0  # the same where there are no tools
+    synthetic: int = 0  # further requests in the place of each one recorded; the target makes them up
+    synthetic_chats: int = 0  # the same where there are no tools
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
     required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
@@ -33,7 +33,7 @@ class AnswersConfig:
     def __post_init__(self) -> None:
         require_between(self, 0, 1, "greedy", "required", "held_out")
         require_between(self, 0, 2**32 - 1, "seed")
-        require_min(self, max_prompt=1, max_prompts=0, made_up=0, made_up_chats=0, per_prompt=1)
+        require_min(self, max_prompt=1, max_prompts=0, synthetic=0, synthetic_chats=0, per_prompt=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PlannedAnswer:
     required: bool  # it must call a tool
 
 
-def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
+def select_prompts(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
     """Those of the recorded prompts that are wanted."""
     found = [prompt for prompt in prompts if prompt.called or not config.only_calls]
     if not found:
@@ -55,7 +55,7 @@ def chosen(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
     return found
 
 
-def asks_of(prompts: Sequence[Prompt], config: AnswersConfig) -> list[PlannedAnswer]:
+def plan_answers(prompts: Sequence[Prompt], config: AnswersConfig) -> list[PlannedAnswer]:
     """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
     return [ask for prompt in prompts for ask in _asks(prompt, config)]
 

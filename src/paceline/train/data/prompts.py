@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import TextError, UsageError
 from paceline.text import Tokenizer
-from paceline.train.data.conversations import Message, Refused, Source, read
+from paceline.train.data.conversations import Message, RejectionCounts, Source, read
 from paceline.train.data.held_out import SHARE, held_out
 
 Tokens = tuple[int, ...]
@@ -28,17 +28,17 @@ class Prompt:
 @dataclass(frozen=True, slots=True)
 class Prompts:
     prompts: tuple[Prompt, ...]
-    refused: Mapping[str, int]  # what was not usable, by reason
+    rejected: Mapping[str, int]  # what was not usable, by reason
     cut: int  # prompts that lost their oldest messages
-    made_up: int = 0  # prompts whose request is the target's own
+    synthetic: int = 0  # prompts whose request is the target's own
 
 
 def collect(
     tokenizer: Tokenizer, sources: Sequence[Source], max_tokens: int, share: float = SHARE
 ) -> Prompts:
     """A prompt for every answer in the sources. No two are equal, and none is both held out and not."""
-    refused: Refused = Counter()
-    conversations = list(read(sources, refused))
+    rejected: RejectionCounts = Counter()
+    conversations = list(read(sources, rejected))
     wanted = [
         (conversation.tools, out, *asked)
         for conversation, out in zip(conversations, held_out(conversations, share), strict=True)
@@ -50,19 +50,19 @@ def collect(
     cut = 0
     for (tools, out, history, called), fitted in zip(wanted, all_fitted, strict=True):
         if isinstance(fitted, str):
-            refused[fitted] += 1
+            rejected[fitted] += 1
             continue
         messages, tokens = fitted
         before = found.get(tokens)
         if before is not None:
-            refused["the same prompt again"] += 1
+            rejected["the same prompt again"] += 1
         if before is None or (out and not before.held_out):
             found[tokens] = Prompt(tokens, out, messages, tools, called)
             cut += len(messages) < len(history)
     if not found:
-        why = ", ".join(f"{reason}: {count}" for reason, count in refused.items()) or "they are empty"
+        why = ", ".join(f"{reason}: {count}" for reason, count in rejected.items()) or "they are empty"
         raise UsageError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
-    return Prompts(tuple(found.values()), dict(refused), cut)
+    return Prompts(tuple(found.values()), dict(rejected), cut)
 
 
 def _fitted(

@@ -22,7 +22,7 @@ MARK: Final = "\u241f"  # where the target is to go on
 LONGEST: Final = 256  # tokens it may add to a request
 
 
-def make_up(
+def synthesize(
     model: TrainDecoder,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],

@@ -14,10 +14,10 @@ from paceline.target.weights.reader import load, open_checkpoint
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.plan import AnswersConfig, PlannedAnswer, asks_of, chosen
+from paceline.train.data.plan import AnswersConfig, PlannedAnswer, plan_answers, select_prompts
 from paceline.train.data.prompts import Prompt, Prompts, collect
 from paceline.train.data.rollout import roll_out
-from paceline.train.data.synthetic import make_up
+from paceline.train.data.synthetic import synthesize
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Cursor
 
@@ -27,7 +27,7 @@ Progress = Callable[[str, int, int], None]  # what is being made, how many there
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class AnswerSet:
     answers: Answers
     prompts: Prompts  # what is answered, and what could not be used
     unanswered: int  # because their tools' schemas cannot be enforced
@@ -38,7 +38,7 @@ def make_answers(
     sources: Sequence[Source],
     config: AnswersConfig | None = None,
     progress: Progress | None = None,
-) -> Made:
+) -> AnswerSet:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
     On a GPU they are written by DenseModel, hundreds at once; on a CPU by the engine.
@@ -48,15 +48,15 @@ def make_answers(
     tokenizer = Tokenizer.load(path)
     longest = _longest(path, config)
     found = collect(tokenizer, sources, longest, config.held_out)
-    found = replace(found, prompts=tuple(chosen(found.prompts, config)))
-    if config.made_up or config.made_up_chats:
+    found = replace(found, prompts=tuple(select_prompts(found.prompts, config)))
+    if config.synthetic or config.synthetic_chats:
         found = _more(path, tokenizer, found, config, longest, progress)
-    asks = asks_of(found.prompts, config)
+    asks = plan_answers(found.prompts, config)
     if placement(config.engine)[0].type == "cpu":
         answers, unanswered = _served(model, asks, config, progress)
     else:
         answers, unanswered = rolled_out(path, tokenizer, asks, config, progress)
-    return Made(answers, found, unanswered)
+    return AnswerSet(answers, found, unanswered)
 
 
 def _silent(what: str, done: int, of: int) -> None:
@@ -75,17 +75,17 @@ def _longest(path: Path, config: AnswersConfig) -> int:
 def _more(
     path: Path, tokenizer: Tokenizer, found: Prompts, config: AnswersConfig, longest: int, progress: Progress
 ) -> Prompts:
-    made = make_up(
+    made = synthesize(
         _model(path, config),
         tokenizer,
         found.prompts,
-        lambda prompt: config.made_up if prompt.tools else config.made_up_chats,
+        lambda prompt: config.synthetic if prompt.tools else config.synthetic_chats,
         config.rollout,
         longest,
         config.seed,
         partial(progress, "made-up requests"),
     )
-    return replace(found, prompts=(*found.prompts, *made), made_up=len(made))
+    return replace(found, prompts=(*found.prompts, *made), synthetic=len(made))
 
 
 def _model(path: Path, config: AnswersConfig) -> TrainDecoder:
@@ -110,8 +110,9 @@ def rolled_out(
 
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     """At the start of an answer that must call one of the prompt's tools."""
-    opening = tokenizer.opening(list(prompt.messages), list(prompt.tools))
-    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, opening)
+    messages, tools = list(prompt.messages), list(prompt.tools)
+    prompt_end = tokenizer.generation_prompt(tokenizer.render(messages, tools), messages, tools)
+    constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, prompt_end)
     assert constraint is not None
     return compiler.cursor(constraint)
 

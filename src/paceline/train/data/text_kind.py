@@ -12,7 +12,7 @@ from paceline.text import FORMATS, Tokenizer
 from paceline.text.tool_calls.json_scanner import JsonScanner
 
 
-class Bucket(IntEnum):
+class TextKind(IntEnum):
     PROSE = 0
     CODE = 1
     JSON_STRUCTURE = 2  # brackets, commas, keys, quotes, and the marks around a tool call
@@ -36,14 +36,14 @@ _NEXT: Final = re.compile("|".join((*map(re.escape, _TAGS), _JSON.pattern, "```"
 _LEAST: Final = 4  # characters: less is a bracket in prose
 
 
-def buckets(tokenizer: Tokenizer, tokens: Sequence[int]) -> NDArray[np.uint8]:
+def text_kinds(tokenizer: Tokenizer, tokens: Sequence[int]) -> NDArray[np.uint8]:
     """[tokens]: the bucket that most bytes of a token are in; the first of equals."""
     pieces = [tokenizer.piece(token) for token in tokens]
     text = b"".join(pieces).decode("latin-1")  # a character is a byte
     kinds = np.frombuffer(bytes(_kinds(text)), np.uint8)
     made, at = np.zeros(len(pieces), np.uint8), 0
     for i, piece in enumerate(pieces):
-        counts = np.bincount(kinds[at : at + len(piece)], minlength=len(Bucket))
+        counts = np.bincount(kinds[at : at + len(piece)], minlength=len(TextKind))
         made[i] = _first_of_most(counts, kinds[at : at + len(piece)])
         at += len(piece)
     return made
@@ -51,49 +51,49 @@ def buckets(tokenizer: Tokenizer, tokens: Sequence[int]) -> NDArray[np.uint8]:
 
 def _first_of_most(counts: NDArray[np.intp], kinds: NDArray[np.uint8]) -> int:
     most = counts.max()
-    return next((int(kind) for kind in kinds if counts[kind] == most), int(Bucket.PROSE))
+    return next((int(kind) for kind in kinds if counts[kind] == most), int(TextKind.PROSE))
 
 
-def _kinds(text: str) -> list[Bucket]:
+def _kinds(text: str) -> list[TextKind]:
     """One for each character."""
-    kinds: list[Bucket] = []
+    kinds: list[TextKind] = []
     while len(kinds) < len(text):
         found = _NEXT.search(text, len(kinds))
         end = len(text) if found is None else found.start()
         blank = not text[len(kinds) : end].strip()
-        joins = blank and kinds[-1:] == [Bucket.JSON_STRUCTURE]  # a line break between a mark and its call
-        kinds += [Bucket.JSON_STRUCTURE if joins else Bucket.PROSE] * (end - len(kinds))
+        joins = blank and kinds[-1:] == [TextKind.JSON_STRUCTURE]  # a line break between a mark and its call
+        kinds += [TextKind.JSON_STRUCTURE if joins else TextKind.PROSE] * (end - len(kinds))
         if found is not None:
             kinds += _region(text, found)
     return kinds
 
 
-def _region(text: str, found: re.Match[str]) -> Iterator[Bucket]:
+def _region(text: str, found: re.Match[str]) -> Iterator[TextKind]:
     """The characters from a mark on that are no prose; at least one."""
     mark, start = found[0], found.start()
     if mark == "```":
         yield from _fenced(text, start)
     elif mark in _TAGS:
-        yield from [Bucket.JSON_STRUCTURE] * len(mark)
+        yield from [TextKind.JSON_STRUCTURE] * len(mark)
     else:
         kinds = list(_json(text, start))
-        yield from kinds if len(kinds) >= _LEAST else [Bucket.PROSE]
+        yield from kinds if len(kinds) >= _LEAST else [TextKind.PROSE]
 
 
-def _fenced(text: str, start: int) -> Iterator[Bucket]:
+def _fenced(text: str, start: int) -> Iterator[TextKind]:
     fence = _FENCE.match(text, start)
     if fence is None:
-        yield from [Bucket.PROSE] * 3
+        yield from [TextKind.PROSE] * 3
         return
     code = list(_json(text, fence.start("code"))) if _JSON.match(fence["code"].lstrip()) else []
     code = code[: len(fence["code"])]
     before = fence.start("code") - start
-    yield from [Bucket.CODE] * before
+    yield from [TextKind.CODE] * before
     yield from code
-    yield from [Bucket.CODE] * (len(fence[0]) - before - len(code))
+    yield from [TextKind.CODE] * (len(fence[0]) - before - len(code))
 
 
-def _json(text: str, start: int) -> Iterator[Bucket]:
+def _json(text: str, start: int) -> Iterator[TextKind]:
     """One value, or as much of it as is one."""
     scanner = JsonScanner()
     for at in range(start, len(text)):
@@ -101,6 +101,6 @@ def _json(text: str, start: int) -> Iterator[Bucket]:
         if not scanner.feed(text[at]):
             return
         opens = text[at] == '"' and not inside
-        yield Bucket.JSON_VALUE if scanner.in_value and not opens else Bucket.JSON_STRUCTURE
+        yield TextKind.JSON_VALUE if scanner.in_value and not opens else TextKind.JSON_STRUCTURE
         if not scanner.depth and text[at] in "]}":
             return

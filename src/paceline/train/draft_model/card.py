@@ -1,4 +1,4 @@
-"""What is known of a draft model that was trained here: of what, for whom, and how well it guesses."""
+"""The card of a draft model that was trained here (draft_model.json)."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,11 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DraftCard:
-    """What draft_model.json says."""
-
-    draft: str  # the model it was made of
-    target: str  # the model it guesses for
+    draft: str  # the model it was trained from
+    target: str  # the model it drafts for
     fingerprint: str  # the target's
-    lora: int  # rank of what was trained; 0: all weights
-    before: Acceptance  # on held-out answers, of the model it was made of
+    lora: int  # rank of the trained adapters; 0: all weights
+    before: Acceptance  # of the model it was trained from, on held-out answers
     after: Acceptance
     data: Mapping[str, Any] = field(default_factory=dict)  # what it was trained and measured on
 
@@ -38,15 +36,10 @@ def read_draft_card(folder: Path) -> DraftCard:
             raise CorruptModel(
                 f"{DRAFT_CARD} is not of format {FORMAT}, the one this version reads: train it again"
             )
-        before, after = (_acceptance(table.pop(name)) for name in ("before", "after"))
+        before, after = (Acceptance.of_table(table.pop(name)) for name in ("before", "after"))
         card = DraftCard(before=before, after=after, **table)
         if not all(isinstance(text, str) for text in (card.draft, card.target, card.fingerprint)):
             raise ValueError("a value is of the wrong type")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptModel(f"{DRAFT_CARD} is damaged: {str(error)[:120]}; train it again") from None
     return card
-
-
-def _acceptance(table: Mapping[str, Any]) -> Acceptance:
-    by_place, rates = (tuple(float(x) for x in table[name]) for name in ("by_place", "tokens_per_pass"))
-    return Acceptance(int(table["anchors"]), by_place, rates, float(table.get("accepted", 0.0)))

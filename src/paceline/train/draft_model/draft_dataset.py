@@ -1,10 +1,10 @@
 """The target's answers as a draft model reads them while it serves: in its own tokens, by the same code."""
 
-from paceline.drafters.draft_model.retokenizer import common
-from paceline.drafters.draft_model.vocab_mapping import Dictionary, Retelling, SameWords, Telling
+from paceline.drafters.draft_model.vocab_mapping import Retokenizer, SameVocab, TextRetokenizer, TokenizerPair
 from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
+from paceline.types import common_prefix
 
 
 def same_words(draft: Tokenizer, target: Tokenizer) -> bool:
@@ -12,14 +12,14 @@ def same_words(draft: Tokenizer, target: Tokenizer) -> bool:
     return draft.fingerprint == target.fingerprint
 
 
-def telling(draft: Tokenizer, target: Tokenizer, draft_size: int, target_size: int) -> Telling:
+def telling(draft: Tokenizer, target: Tokenizer, draft_size: int, target_size: int) -> Retokenizer:
     """How the drafter `model` tells this draft model what the target said."""
     if same_words(draft, target):
-        return SameWords(draft_size, target_size)
-    return Retelling(Dictionary(draft, target))
+        return SameVocab(draft_size, target_size)
+    return TextRetokenizer(TokenizerPair(draft, target))
 
 
-def retold(answers: Answers, words: Telling, draft_size: int, tokenizer: str) -> Answers:
+def retold(answers: Answers, words: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
     """In the draft model's tokens; an answer with a token that it does not have is left out.
 
     tokenizer: the draft model's fingerprint.
@@ -41,15 +41,15 @@ def retold(answers: Answers, words: Telling, draft_size: int, tokenizer: str) ->
     )
 
 
-def _one(answers: Answers, i: int, words: Telling) -> tuple[list[int], list[int]]:
+def _one(answers: Answers, i: int, words: Retokenizer) -> tuple[list[int], list[int]]:
     """What is read before the answer, and the answer: told token by token, as it grows while it is served."""
     text, seq = answers.prompt(i).tolist(), f"answer {i}"
-    prompt = told = words.tell(seq, text)
+    prompt = told = words.retokenize(seq, text)
     for token in answers.answer(i).tolist():
         text.append(token)
-        told = words.tell(seq, text)
+        told = words.retokenize(seq, text)
     words.forget(seq)
-    same = common(prompt, told)
+    same = common_prefix(prompt, told)
     start = same if same == len(prompt) else same + 1  # no guess begins inside a token that spans both
     return told[:start], told[start:]
 

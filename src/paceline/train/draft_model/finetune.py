@@ -15,7 +15,7 @@ from paceline.train.data.dataset import Batch
 from paceline.train.draft_model.model import DraftNet
 from paceline.train.optim import Optimizers, adamw
 from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import Batches, Progress, Report, autocast, take_steps
+from paceline.train.trainer import Batches, Report, TrainProgress, autocast, take_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def tune(
     report: Report = lambda _: None,
     teacher: TrainDecoder | None = None,
     clock: Callable[[], float] = monotonic,
-) -> Progress:
+) -> TrainProgress:
     """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
     return take_steps(_Draft(net, config, teacher), batches, config, folder, report, clock=clock)
 

@@ -19,18 +19,26 @@ from paceline.text import Tokenizer
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
 from paceline.train.data.plan import AnswersConfig
-from paceline.train.data.text_kind import Bucket, buckets
+from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.draft_model.card import DraftCard, save_card
 from paceline.train.draft_model.draft_dataset import retold, same_words, telling
 from paceline.train.draft_model.finetune import TuneConfig, tune
 from paceline.train.draft_model.model import DraftNet
-from paceline.train.evaluate import Acceptance, Guess, Recorded, acceptance, by_bucket, recorded, replay
-from paceline.train.head_pipeline import Report, Told, answers_in
+from paceline.train.evaluate import (
+    Acceptance,
+    DraftOutcome,
+    RecordedText,
+    acceptance,
+    by_text_kind,
+    held_out_texts,
+    replay,
+)
+from paceline.train.head_pipeline import PipelineProgress, Report, answers_in
 from paceline.train.train_decoder import TrainDecoder
-from paceline.train.trainer import Progress
+from paceline.train.trainer import TrainProgress
 
-MEASURED: Final = 5  # guesses in a draft, in the card's figures
-TOGETHER: Final = 4  # texts that are played back beside one another: a cache must hold them all
+EVAL_DRAFT: Final = 5  # guesses in a draft, in the card's figures
+REPLAY_BATCH: Final = 4  # texts that are played back beside one another: a cache must hold them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +57,17 @@ def run(job: DraftJob, report: Report = lambda _: None) -> DraftCard:
     pair = _Pair(job)
     answers, told = answers_in(job.folder, job.target, job.sources, job.answers, report)
     pair.require_answers_of_target(answers)
-    texts = recorded(answers, 1 << 20, job.measured)
-    report(Told("measuring", 0, 2))
+    texts = held_out_texts(answers, 1 << 20, job.measured)
+    report(PipelineProgress("measuring", 0, 2))
     before, _ = pair.measure(pair.draft_path, texts)
-    report(Told("measuring", 1, 2))
+    report(PipelineProgress("measuring", 1, 2))
     taught = pair.train(answers, report)
     after, guesses = pair.measure(job.folder, texts)
-    report(Told("measuring", 2, 2))
+    report(PipelineProgress("measuring", 2, 2))
     data = {
         **told,
         "answers": len(answers),
-        "answer_tokens": len(answers.said("training")),
+        "answer_tokens": len(answers.answer_tokens("training")),
         "held_out_answers": len(answers.which("held out")),
         "unreadable": len(answers) - len(taught),
         "same_tokenizer": pair.same,
@@ -95,13 +103,13 @@ class _Pair:
                 "give another folder"
             )
 
-    def measure(self, model: Path, texts: Sequence[Recorded]) -> tuple[Acceptance, list[Guess]]:
+    def measure(self, model: Path, texts: Sequence[RecordedText]) -> tuple[Acceptance, list[DraftOutcome]]:
         """Through the drafter that serves."""
         drafter = drafter_for(
             load_draft(model, self._job.answers.engine), self._draft, self._target, self._sizes[1]
         )
-        guesses = replay(drafter, None, texts, MEASURED, batch=TOGETHER)
-        return acceptance(guesses, texts, MEASURED), guesses
+        guesses = replay(drafter, None, texts, EVAL_DRAFT, batch=REPLAY_BATCH)
+        return acceptance(guesses, texts, EVAL_DRAFT), guesses
 
     def train(self, answers: Answers, report: Report) -> Answers:
         """Writes the trained model; gives what it was shown."""
@@ -118,19 +126,19 @@ class _Pair:
         write_model(job.folder, self.draft_path, weights.shape, net.weights())
         return shown
 
-    def by_kind(self, guesses: Sequence[Guess], texts: Sequence[Recorded]) -> dict[str, Any]:
-        kinds = [buckets(self._target, text.tokens) for text in texts]
+    def by_kind(self, guesses: Sequence[DraftOutcome], texts: Sequence[RecordedText]) -> dict[str, Any]:
+        kinds = [text_kinds(self._target, text.tokens) for text in texts]
 
-        def bucket(text: int, place: int) -> str:
-            return Bucket(int(kinds[text][place])).name.lower()
+        def kind_at(text: int, place: int) -> str:
+            return TextKind(int(kinds[text][place])).name.lower()
 
-        found = by_bucket(guesses, texts, MEASURED, bucket)
+        found = by_text_kind(guesses, texts, EVAL_DRAFT, kind_at)
         return {kind: asdict(figures) for kind, figures in found.items()}
 
 
-def _telling(report: Report) -> Callable[[Progress], None]:
-    def tell(p: Progress) -> None:
+def _telling(report: Report) -> Callable[[TrainProgress], None]:
+    def tell(p: TrainProgress) -> None:
         note = f"step {p.step}, loss {p.loss:.3f}"
-        report(Told("training", p.seconds, p.seconds + p.seconds_left, note))
+        report(PipelineProgress("training", p.seconds, p.seconds + p.seconds_left, note))
 
     return tell

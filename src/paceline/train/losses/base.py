@@ -30,7 +30,7 @@ class Loss(Protocol):
     """progress: 0 to 1, how far training is. Gives the loss, and figures to watch, each one number."""
 
     def __call__(
-        self, lesson: TrainBatch, progress: float, generator: torch.Generator
+        self, batch: TrainBatch, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
@@ -44,47 +44,47 @@ class SoftTargets:
 
 
 @torch.no_grad()
-def wishes(lesson: TrainBatch, head: Tensor, draft_ids: Tensor) -> SoftTargets:
+def soft_targets(batch: TrainBatch, head: Tensor, draft_ids: Tensor) -> SoftTargets:
     """head: the target's whole one, [vocab, width].
 
     Where a grammar chose, too, what was said is wanted: the law of the target alone does not know of it.
     """
-    asked = ahead(lesson.mask, 1)
+    asked = shift_left(batch.mask, 1)
     which = torch.where(asked, asked.flatten().cumsum(0).view_as(asked) - 1, -1)
     best, laws = [], []
-    for rows in torch.split(lesson.final[asked], _ROWS):
+    for rows in torch.split(batch.final[asked], _ROWS):
         logits = F.linear(rows.to(head.dtype), head).float()
         best.append(logits.argmax(-1))
         laws.append((logits[:, draft_ids] - logits.logsumexp(-1, keepdim=True)).exp())
     made = SoftTargets(which, torch.cat(best), torch.cat(laws))
-    if lesson.constrained is not None:
-        certain = (asked & lesson.constrained[:, None])[asked]
-        said = ahead(lesson.tokens, 1)[asked]
+    if batch.constrained is not None:
+        certain = (asked & batch.constrained[:, None])[asked]
+        said = shift_left(batch.tokens, 1)[asked]
         made.best[certain] = said[certain]
         made.law[certain] = (said[certain, None] == draft_ids).float()
     return made
 
 
-def figures(right: Tensor, real: Tensor) -> dict[str, Tensor]:
+def draft_metrics(right: Tensor, real: Tensor) -> dict[str, Tensor]:
     """How often the first guess is right, and how many tokens a pass would give; both [b, a, places]."""
     started = real[:, :, 0].sum().clamp(min=1)
     kept = right.float().cumprod(-1).sum() / started
     return {"first": right[:, :, 0].sum() / started, "tokens_per_pass": 1 + kept}
 
 
-def ahead(x: Tensor, by: int) -> Tensor:
+def shift_left(x: Tensor, by: int) -> Tensor:
     """[b, n]: what stands `by` places after each; past the end nothing, which is 0."""
     shifted = torch.zeros_like(x)
     shifted[:, : max(0, x.shape[1] - by)] = x[:, by:]
     return shifted
 
 
-def begins(lesson: TrainBatch) -> Tensor:
+def valid_starts(batch: TrainBatch) -> Tensor:
     """[b, n]: whether guesses made of this row, and of the last token there is, may count."""
-    return torch.ones_like(lesson.mask) if lesson.places is None else ahead(lesson.places, 1)
+    return torch.ones_like(batch.mask) if batch.places is None else shift_left(batch.places, 1)
 
 
-def drawn(fit: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def sample_positions(fit: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """fit [b, n] -> up to `most` random places of each text where it holds, and whether each is one: [b, a].
 
     Where a text has fewer than another, others of its places fill up.
@@ -94,7 +94,7 @@ def drawn(fit: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, T
     return at, order >= 0
 
 
-def light(function: Callable[[*Given], T], *given: *Given) -> T:
+def checkpointed(function: Callable[[*Given], T], *given: *Given) -> T:
     """What the function makes of its arguments; what is in between is made again for gradients."""
     made: T = checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False)
     return made

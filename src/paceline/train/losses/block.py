@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.heads.block import BlockHead
-from paceline.train.losses.base import TrainBatch, figures, wishes
+from paceline.train.losses.base import TrainBatch, draft_metrics, soft_targets
 
 T = TypeVar("T")
 
@@ -56,21 +56,21 @@ class BlockLoss:
         self.net, self.head, self.weights = net, head, weights or BlockLossWeights()
 
     def __call__(
-        self, lesson: TrainBatch, progress: float, generator: torch.Generator
+        self, batch: TrainBatch, progress: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
         most, block = self.weights.anchors, self.net.shape.block
-        anchors = pick_anchors(lesson.mask, most, block, generator, lesson.places)
-        hidden, previous = (part[anchors.real] for part in filled(self.net, lesson, anchors.at))
+        anchors = pick_anchors(batch.mask, most, block, generator, batch.places)
+        hidden, previous = (part[anchors.real] for part in run_blocks(self.net, batch, anchors.at))
         parts = self.net.logit_parts(hidden, previous)
         sure = self.net.confidence(hidden, previous)
-        return self.measured(lesson, anchors, parts, sure, gentle=progress < self.weights.gentle)
+        return self.measured(batch, anchors, parts, sure, gentle=progress < self.weights.gentle)
 
     def measured(
-        self, lesson: TrainBatch, anchors: Anchors, parts: tuple[Tensor, Tensor], sure: Tensor, gentle: bool
+        self, batch: TrainBatch, anchors: Anchors, parts: tuple[Tensor, Tensor], sure: Tensor, gentle: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Of the r places that count: `parts`, whose sum are the logits [r, draft_vocab], and `sure` [r]."""
         net, weights, real = self.net, self.weights, anchors.real
-        best, p = self._wanted(lesson, anchors)
+        best, p = self._wanted(batch, anchors)
         wanted = net.number[best]
         known = wanted < net.shape.draft_vocab
         cross, apart, divergence, right = compared(*parts, p, wanted.clamp(max=net.shape.draft_vocab - 1))
@@ -83,10 +83,10 @@ class BlockLoss:
         loss = loss + weights.confidence * _mean(agree, early)
         all_right = torch.zeros_like(real)
         all_right[real] = right & known
-        return loss, figures(all_right, real)
+        return loss, draft_metrics(all_right, real)
 
-    def _wanted(self, lesson: TrainBatch, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        wanted = wishes(lesson, self.head, self.net.draft_ids)
+    def _wanted(self, batch: TrainBatch, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        wanted = soft_targets(batch, self.head, self.net.draft_ids)
         places = _after(wanted.which, anchors.at, self.net.shape.block, 0)[anchors.real]
         return wanted.best[places], wanted.law[places]
 
@@ -106,17 +106,17 @@ def compared(base: Tensor, tie: Tensor, p: Tensor, wanted: Tensor) -> tuple[Tens
     return cross, apart, divergence, logits.argmax(-1) == wanted
 
 
-def filled(net: BlockHead, lesson: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
+def run_blocks(net: BlockHead, batch: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks from anchors `at` [b, a]: the net's output [b, a, block, width], and the tokens before each."""
-    positions = torch.arange(lesson.tokens.shape[1], device=at.device).expand_as(lesson.tokens)
-    context = net.context(net.features(lesson.hidden), positions)
-    hidden = net.block(lesson.tokens.gather(1, at), at, context, net.sees(at, positions))
-    return hidden, _after(lesson.tokens, at, net.shape.block, 0)
+    positions = torch.arange(batch.tokens.shape[1], device=at.device).expand_as(batch.tokens)
+    context = net.context(net.features(batch.hidden), positions)
+    hidden = net.block(batch.tokens.gather(1, at), at, context, net.sees(at, positions))
+    return hidden, _after(batch.tokens, at, net.shape.block, 0)
 
 
-def guesses(net: BlockHead, lesson: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
+def draft_logits(net: BlockHead, batch: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [b, a, block, draft_vocab] and confidences [b, a, block], each after the true token."""
-    hidden, previous = filled(net, lesson, at)
+    hidden, previous = run_blocks(net, batch, at)
     return net.base_logits(hidden) + net.markov(previous), net.confidence(hidden, previous)
 
 
@@ -131,9 +131,9 @@ def pick_anchors(
     fit = mask & torch.cat((mask[:, 1:], nothing), 1)
     fit = fit if among is None else fit & among
     order = torch.rand(mask.shape, generator=generator).to(mask.device).masked_fill(~fit, -1.0)
-    drawn, at = order.topk(min(most, mask.shape[1]), 1)
+    sample_positions, at = order.topk(min(most, mask.shape[1]), 1)
     padded = torch.cat((mask, nothing.expand(-1, block + 1)), 1)
-    real = _after(padded, at, block, 1).cumprod(-1).bool() & (drawn >= 0)[:, :, None]
+    real = _after(padded, at, block, 1).cumprod(-1).bool() & (sample_positions >= 0)[:, :, None]
     return Anchors(at, real)
 
 

@@ -14,7 +14,7 @@ from paceline.heads.base import DraftHead
 from paceline.trace.online import MIN_ANSWER_TOKENS, OnlineTrainingConfig, TrainingSample
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out
-from paceline.train.evaluate import Recorded
+from paceline.train.evaluate import RecordedText
 from paceline.train.losses.base import Loss, TrainBatch
 from paceline.train.optim import optimizers_of
 from paceline.train.recipe import TrainConfig
@@ -34,7 +34,7 @@ class Split:
     training: list[TrainingSample]
     held_out: list[TrainingSample]
 
-    def recorded(self) -> list[Recorded]:
+    def recorded(self) -> list[RecordedText]:
         return [_recorded(text) for text in self.held_out]
 
 
@@ -75,8 +75,8 @@ def split(texts: Sequence[TrainingSample], config: OnlineTrainingConfig) -> Spli
     return Split(*sides)
 
 
-def _recorded(text: TrainingSample) -> Recorded:
-    return Recorded(text.tokens, [at >= text.prompt_len for at in range(len(text.tokens))])
+def _recorded(text: TrainingSample) -> RecordedText:
+    return RecordedText(text.tokens, [at >= text.prompt_len for at in range(len(text.tokens))])
 
 
 def train_online(

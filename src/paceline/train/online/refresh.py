@@ -16,16 +16,16 @@ from typing import Any, Final, get_args
 import torch
 
 from paceline.config import EngineConfig
-from paceline.drafters.heads.choose import drafter_of
+from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
 from paceline.log import place_of
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load as load_weights
 from paceline.trace.online import OnlineTrainingConfig, RefreshJob
-from paceline.train.evaluate import Guess, acceptance, passes_by_text, replay
+from paceline.train.evaluate import DraftOutcome, acceptance, passes_by_text, replay
 from paceline.train.online.online_batches import Report, Split, batches, split, train_online
-from paceline.train.publish import MEASURED, TOGETHER, publish
+from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
 from paceline.train.recipe import Kind, Recipe, loss_of, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 
@@ -59,9 +59,9 @@ def refresh(
     served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
     loaded = load(began.folder, pieces_of(model))
     net, card = loaded.net, loaded.card
-    most, block = min(MEASURED, net.shape.block), net.shape.block
-    old = replay(drafter_of(net), model, texts, block, batch=TOGETHER)
-    new: list[Guess] = []
+    most, block = min(EVAL_DRAFT, net.shape.block), net.shape.block
+    old = replay(drafter_of(net), model, texts, block, batch=REPLAY_BATCH)
+    new: list[DraftOutcome] = []
     recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors), card.calibration)
     cached = batches(card.kind, net.shape.taps, model, parts.training, config)
     train_online(net, recipe.loss, cached, config, torch.Generator().manual_seed(began.number), report)
