@@ -151,6 +151,8 @@ AnyTarget = CudaTarget | TorchTarget
 
 def opened(target: AnyTarget, contexts: Sequence[int]) -> Iterator[tuple[int, str]]:
     for context in contexts:
+        if context + max(ROWS) >= target.max_context:
+            continue
         name = f"context {context}"
         with target.noise(Seq(name, [1] * (context + 1), context + 1, tenant=name)):
             yield context, name

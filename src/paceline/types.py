@@ -193,6 +193,16 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampler:
+    """Choice by temperature and Gumbel noise alone, which a target may do itself where its logits are."""
+
+    inverse_temperature: float  # as float32; 0: greedy
+    seed: int  # 64 bits
+    choice: int  # which of n outputs of one request
+    index: int  # place in the output of the token that follows the feed's last one
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """The part of one sequence in a pass: tokens that follow its cached rows, then its draft."""
 
@@ -200,6 +210,7 @@ class Feed:
     tokens: Sequence[int]  # at least one
     draft: Draft = NO_DRAFT
     scored: bool = True  # False: an inner chunk of a prompt, no token is chosen after it
+    sampler: Sampler | None = None  # given: the target may choose the tokens of the scored rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +225,7 @@ class Scores:
     starts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # tapped layer -> [rows, width] float32
+    tokens: Sequence[int] = ()  # [scored rows] the target's choices, -1 where it made none; (): it made none
 
 
 @dataclass(frozen=True, slots=True)

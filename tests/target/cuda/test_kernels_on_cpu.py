@@ -18,13 +18,17 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
+from paceline.engine.verify import sampler_of
 from paceline.errors import CacheFull
+from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
+from paceline.target.cuda.batch import PassRows, RowChoices
 from paceline.target.cuda.driver import CpuLauncher
+from paceline.target.cuda.graphs import PassKernels, PassKind
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import quantise_int8, reason_against
 from paceline.target.weights.model_config import Weights
-from paceline.types import Draft, Feed, Seq
+from paceline.types import Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
@@ -107,6 +111,14 @@ def test_row_bits_do_not_depend_on_the_number_of_rows(target: CudaTarget, rows: 
         alone = rows_in_one_pass(target, "s", CONTEXT + start, new[start : start + count])
         target.keep("s", CONTEXT)
         assert torch.equal(alone, rows[start : start + count])
+
+
+@pytest.mark.parametrize("count", [17, 20, 32])
+def test_a_block_goes_from_chunk_to_chunk_with_many_query_rows(rows: Tensor, count: int) -> None:
+    """On one multiprocessor every block takes several chunks of the same head, in turns of 32 query rows."""
+    few = CudaTarget(tiny_weights(), CONFIG, CpuLauncher(["-DWITH_INT8"], multiprocessors=1))
+    open_with(few, "s", tokens_of(CONTEXT))
+    assert torch.equal(rows_in_one_pass(few, "s", CONTEXT, tokens_of(count, 1)), rows[:count])
 
 
 def tree_with(chain: Sequence[int], nodes: int, seed: int) -> tuple[Draft, list[int]]:
@@ -252,3 +264,64 @@ def test_speculative_text_is_plain_text(temperature: float, width: int) -> None:
     plain, fast = made.values()
     assert plain == fast
     assert len(plain[0]) == 6
+
+
+def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Runs the kernels that choose over these rows."""
+    runner = target._runner
+    runner.buffers.logits[: len(logits), :VOCAB] = logits
+    rows = PassRows(
+        [0] * len(logits), [0] * len(logits), [-1] * len(logits), [0] * len(logits), [0] * len(logits)
+    )
+    rows.choices = [RowChoices(sampler, i, i + 1, 0) for i, sampler in enumerate(samplers)]
+    runner._number += 1
+    runner._input.fill(rows, (), runner._number)
+    runner.buffers.input.copy_(runner.buffers.host_input)
+    kind = PassKind(32, (0, 1), (), scored=True, chosen=True)
+    runner._launch_all(PassKernels(runner, kind).launches[-2:])
+    runner._taken[0] = runner._number
+    return runner.chosen()[: len(logits)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 5.0])
+def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = 4 * torch.randn(32, VOCAB, generator=generator)
+    logits[:, -1] += 9  # the last token counts, those that fill the tile do not
+    logits[1] = 0.5  # all equal
+    logits[2, 7:] = -torch.inf
+    logits[3, [9, 300]] = torch.nan
+    logits[4, [30, 20]] = torch.inf
+    logits[5, ::2] *= -1e30
+    logits[6] = -0.0
+    logits[6, 100] = 0.0
+    params = [
+        SamplingParams(temperature=temperature, seed=5 * 10**17 * i + 5, choice=i % 3)
+        for i in range(len(logits))
+    ]
+    samplers = []
+    for i, p in enumerate(params):
+        sampler = sampler_of(Seq("s", [1] * (5 + 1000 * i), 5, p))
+        assert sampler is not None
+        samplers.append(sampler)
+    expected = [
+        chooser(p)(row.numpy(), noise_key(p.noise_seed, p.choice, CHOICE, 1000 * i))
+        for i, (p, row) in enumerate(zip(params, logits, strict=True))
+    ]
+    assert choose_on_device(target, logits, samplers) == expected
+
+
+def test_a_target_chooses_only_what_temperature_and_noise_decide() -> None:
+    def asked(**more: Any) -> bool:
+        return sampler_of(Seq("s", [1], 1, SamplingParams(seed=1, **more))) is not None
+
+    assert asked()
+    assert asked(temperature=0.7)
+    assert asked(top_k=5, top_p=0.5)  # greedy: the cut changes nothing
+    assert not asked(temperature=0.7, top_p=0.5)
+    assert not asked(temperature=0.7, top_k=5)
+    assert not asked(temperature=0.7, min_p=0.1)
+    assert not asked(repetition_penalty=1.1)
+    assert not asked(logit_bias=((3, 1.0),))
+    assert not asked(logprobs=1)
+    assert sampler_of(Seq("s", [1], 1, SamplingParams(), SpecConfig(accept="residual"))) is None

@@ -9,6 +9,7 @@ PAGE: Final = 64
 KEY_CHUNK: Final = 128
 WARPS: Final = 8
 THREADS: Final = 32 * WARPS
+SPLITS: Final = 8
 
 _POINTER, _INT, _LONG, _FLOAT = c.c_void_p, c.c_int, c.c_longlong, c.c_float
 _ROWS_I, _ROWS_F, _ROWS_U = c.c_int * MAX_ROWS, c.c_float * MAX_ROWS, c.c_uint * MAX_ROWS
@@ -69,10 +70,13 @@ class HeadNorm(c.Structure):
     )
 
 
-class BeginPass(c.Structure):
+class TakeInput(c.Structure):
+    _fields_ = (("host", _POINTER), ("input", _POINTER), ("host_taken", _POINTER))
+
+
+class Embed(c.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("host", "input", "host_taken", "arrived", "embeddings", "norm")),
-        *((name, _POINTER) for name in ("residual", "square_sums", "out")),
+        *((name, _POINTER) for name in ("input", "embeddings", "norm", "residual", "square_sums", "out")),
         ("width", _INT),
         ("norms", _INT),
     )
@@ -90,4 +94,18 @@ class MoveRows(c.Structure):
     )
 
 
-STRUCTURES: Final = (PassInput, Linear, Attention, HeadNorm, BeginPass, MoveRows)  # in the order of size_of
+class Chosen(c.Structure):
+    _fields_ = (("number", _INT), ("token", _ROWS_I))
+
+
+class Choose(c.Structure):
+    _fields_ = (
+        ("logits", _POINTER),
+        ("vocab", _INT),
+        ("stride", _INT),
+        *((name, _POINTER) for name in ("input", "top", "score", "token", "arrived", "host")),
+    )
+
+
+# In the order of size_of in kernels.cu.
+STRUCTURES: Final = (PassInput, Linear, Attention, HeadNorm, TakeInput, Embed, MoveRows, Choose, Chosen)

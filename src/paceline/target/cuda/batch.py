@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
 from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS
-from paceline.types import Draft
+from paceline.types import Draft, Sampler
 
 
 class SpareSlots:
@@ -40,6 +40,7 @@ class FeedRows:
     parents: Sequence[int]  # row of the feed; -1: a cached one
     chain: int  # leading rows that every later row follows, all in the slots of their positions
     scored_from: int  # rows from here on get logits
+    sampler: Sampler | None = None  # chooses the tokens of the scored rows
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -53,6 +54,7 @@ def feed_rows(
     slots: Callable[[int, int], list[int]],
     spare: SpareSlots,
     scored_from: int,
+    sampler: Sampler | None = None,
 ) -> FeedRows:
     """start: position of the first token; slots(a, b): those of the positions [a, b)."""
     fed = len(tokens)
@@ -61,7 +63,7 @@ def feed_rows(
         everything = (*tokens, *draft.tokens)
         positions, parents = range(start, start + count), range(-1, count - 1)
         return FeedRows(
-            seq_id, everything, positions, slots(start, start + count), parents, count, scored_from
+            seq_id, everything, positions, slots(start, start + count), parents, count, scored_from, sampler
         )
     depths: list[int] = []
     for node in range(len(draft)):
@@ -79,6 +81,7 @@ def feed_rows(
         [*range(-1, fed - 1), *(fed + draft.parent(node) for node in range(len(draft)))],
         fed + _trunk(draft),
         scored_from,
+        sampler,
     )
 
 
@@ -104,6 +107,16 @@ class SequenceRows:
     paths: list[list[int]]  # the slots of positions length, length + 1, ...
 
 
+@dataclass(frozen=True, slots=True)
+class RowChoices:
+    """Rows of a pass whose tokens are chosen by one sampler."""
+
+    sampler: Sampler
+    first_row: int
+    end_row: int
+    position: int  # of the row whose token has the sampler's index
+
+
 @dataclass(slots=True)
 class PassRows:
     """One pass."""
@@ -115,6 +128,7 @@ class PassRows:
     part: list[int] = field(default_factory=list)  # first partial result of attention
     scored: list[int] = field(default_factory=list)  # rows that get logits
     sequences: list[SequenceRows] = field(default_factory=list)
+    choices: list[RowChoices] = field(default_factory=list)
     parts: int = 0
 
     def room(self, feed: FeedRows, first: int, max_parts: int) -> int:
@@ -136,7 +150,10 @@ class PassRows:
         for position in feed.positions[first:end]:
             self.part.append(self.parts)
             self.parts += position // KEY_CHUNK + 1
-        self.scored += range(row + max(0, feed.scored_from - first), row + end - first)
+        scored, rows_end = row + max(0, feed.scored_from - first), row + end - first
+        self.scored += range(scored, rows_end)
+        if feed.sampler is not None and scored < rows_end:
+            self.choices.append(RowChoices(feed.sampler, scored, rows_end, feed.positions[feed.scored_from]))
         known = min(first, feed.chain)  # rows of the feed that the page table finds
         length = feed.positions[0] + known
         numbers, paths = (

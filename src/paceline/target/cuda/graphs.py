@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.errors import ModelError
 from paceline.target.cuda import arguments as args
-from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, PAGE, THREADS, WARPS
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, PAGE, SPLITS, THREADS, WARPS
 from paceline.target.cuda.batch import PassRows
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
@@ -108,12 +108,16 @@ class Buffers:
         self.max_parts = max(MIN_PARTS, FULL_CONTEXT_ROWS * chunks)
         self.partial = new(shape.heads, self.max_parts, shape.head_dim)
         self.part_weight = new(shape.heads, self.max_parts, 2)
-        self.arrived = new(1, dtype=torch.int32)
+        self.arrived = new(1, dtype=torch.int32)  # blocks of `choose`
+        self.top = new(MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.score = new(MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.token = new(MAX_ROWS, SPLITS, dtype=torch.int32)
         self.input = new(c.sizeof(args.PassInput) // 4, dtype=torch.int32)
         self.cos, self.sin = _rope_tables(shape, max_context, device)
         pinned = device.type == "cuda"
         self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
         self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self.host_chosen = torch.zeros(1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
         self._taps: dict[int, Tensor] = {}
 
     def tap(self, layer: int) -> Tensor:
@@ -147,6 +151,7 @@ class PassKind:
     layers: tuple[int, ...]  # to run, ascending
     taps: tuple[int, ...] = ()  # layers whose output is wanted
     scored: bool = True  # whether logits are wanted
+    chosen: bool = False  # whether tokens are
 
 
 class PassRunner:
@@ -164,6 +169,7 @@ class PassRunner:
         self.tables = PageTables(max_context, launcher.device)
         self._input = _InputView(self.buffers.host_input.numpy())
         self._taken = self.buffers.host_taken.numpy()
+        self._chosen = self.buffers.host_chosen.numpy()
         self._number = 0
         self._launches: dict[PassKind, list[_Launch]] = {}
         self._graphs: dict[PassKind, Callable[[], None]] = {}
@@ -172,7 +178,7 @@ class PassRunner:
     def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
         """Results are in the buffers, in the order of the current stream."""
         tables = [self.tables.row(s.seq_id, pages(s.seq_id)) for s in rows.sequences]
-        self._wait_until_taken()
+        self._wait_for(self._taken)  # from then on the input may be overwritten
         self._number = self._number % 2**30 + 1
         self._input.fill(rows, tables, self._number)
         self._last = kind
@@ -206,15 +212,21 @@ class PassRunner:
             argument.target[: len(target[part])] = target[part]
             self._launcher.launch("move", heads, THREADS, MAX_DEPTH * head_dim * 2, argument)
 
-    def _wait_until_taken(self) -> None:
-        """The input of the pass before may be overwritten once its first kernel has read it."""
-        if self._taken[0] == self._number:
-            return
-        deadline = time.monotonic() + _PATIENCE
-        while self._taken[0] != self._number:
-            if time.monotonic() > deadline:
+    def chosen(self) -> list[int]:
+        """The token of every row, once the last pass has chosen it."""
+        self._wait_for(self._chosen)
+        tokens: list[int] = self._chosen[1:].tolist()
+        return tokens
+
+    def _wait_for(self, word: NDArray[np.int32]) -> None:
+        """Until the GPU has written the number of the last pass there."""
+        number, deadline = self._number, 0.0
+        while word[0] != number:
+            now = time.monotonic()
+            deadline = deadline or now + _PATIENCE
+            if now > deadline:
                 torch.cuda.synchronize()  # tells what went wrong
-                raise ModelError("the GPU did not begin a pass in time")
+                raise ModelError("the GPU did not answer in time")
 
     def _launch_all(self, launches: Sequence[_Launch]) -> None:
         for one in launches:
@@ -244,14 +256,15 @@ class PassKernels:
             self._layer(place, layer)
         if kind.scored:
             self._head()
+        if kind.chosen:
+            self._choose()
 
     def _begin(self) -> None:
         b, shape = self._buffers, self._shape
-        argument = args.BeginPass(
-            host=_at(b.host_input),
+        take = args.TakeInput(host=_at(b.host_input), input=_at(b.input), host_taken=_at(b.host_taken))
+        self._add("take", 1, THREADS, 16, take)
+        embed = args.Embed(
             input=_at(b.input),
-            host_taken=_at(b.host_taken),
-            arrived=_at(b.arrived),
             embeddings=_at(self._weights.embed),
             norm=_at(self._norm_before(0)),
             residual=_at(b.residual),
@@ -260,7 +273,7 @@ class PassKernels:
             width=shape.width,
             norms=len(b.square_sums),
         )
-        self._add("begin", self._kind.bucket, THREADS, 4 * WARPS, argument)
+        self._add("embed", self._kind.bucket, THREADS, 4 * WARPS, embed)
 
     def _norm_before(self, place: int) -> Tensor:
         """The attention norm of the layer at this place, or the last norm after all of them."""
@@ -348,8 +361,8 @@ class PassKernels:
             window=window,
         )
         chunks = 2 * 2 * KEY_CHUNK * d * 2  # two stages of keys and values
-        sums = WARPS * 16 * (d + 8 + 2) * 4
-        self._add(f"attend_{d}", self._multiprocessors * (128 // d), THREADS, chunks + sums, argument)
+        sums, rows = WARPS * 16 * (d + 8 + 2) * 4, 3 * MAX_ROWS * 4
+        self._add(f"attend_{d}", self._multiprocessors * (128 // d), THREADS, chunks + sums + rows, argument)
         shared = COMBINE_WARPS * (d + 1) * 4
         self._add(f"combine_{d}", self._kind.bucket * shape.heads, 32 * COMBINE_WARPS, shared, argument)
 
@@ -375,6 +388,23 @@ class PassKernels:
         squares = b.square_sums[2 * len(self._kind.layers)]
         argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
         self._product("store", argument, head)
+
+    def _choose(self) -> None:
+        b = self._buffers
+        argument = args.Choose(
+            logits=_at(b.logits),
+            vocab=self._shape.vocab_size,
+            stride=b.logits.shape[1],
+            input=_at(b.input),
+            top=_at(b.top),
+            score=_at(b.score),
+            token=_at(b.token),
+            arrived=_at(b.arrived),
+            host=_at(b.host_chosen),
+        )
+        grid = self._kind.bucket * SPLITS
+        self._add("top", grid, THREADS, 8 * WARPS, argument)
+        self._add("choose", grid, THREADS, 12 * WARPS + 4, argument)
 
     def _linear(self, matrix: Matrix, x: Tensor, squares: Tensor | None, **more: object) -> args.Linear:
         return args.Linear(
@@ -433,6 +463,9 @@ class _InputView:
         self._head = words[:4]  # number, rows, sequences, paths
         self._token, self._position, self._slot = at["token"], at["position"], at["slot"]
         self._path, self._part = at["path"], at["part"]
+        self._inverse_temperature = at["inverse_temperature"].view(np.float32)
+        self._seed_low, self._seed_high = at["seed_low"].view(np.uint32), at["seed_high"].view(np.uint32)
+        self._choice, self._output_index = at["choice"], at["output_index"]
         self._first_row, self._row_count, self._length = at["first_row"], at["row_count"], at["length"]
         self._last_position, self._first_path = at["last_position"], at["first_path"]
         self._path_count, self._table = at["path_count"], at["table"]
@@ -445,6 +478,12 @@ class _InputView:
         self._slot[:count], self._slot[count:] = rows.slots, -1
         self._path[:count] = rows.path
         self._part[:count] = rows.part
+        for choice in rows.choices:
+            at, sampler = slice(choice.first_row, choice.end_row), choice.sampler
+            self._inverse_temperature[at] = sampler.inverse_temperature
+            self._seed_low[at], self._seed_high[at] = sampler.seed & 0xFFFFFFFF, sampler.seed >> 32
+            self._choice[at] = sampler.choice
+            self._output_index[at] = [sampler.index - choice.position + p for p in rows.positions[at]]
         paths = 0
         for i, (s, table) in enumerate(zip(sequences, tables, strict=True)):
             self._first_row[i], self._row_count[i] = s.first_row, s.row_count

@@ -12,14 +12,14 @@ from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
 from paceline.target.base import Fed, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
-from paceline.target.cuda.batch import FeedRows, SpareSlots, feed_rows, passes
+from paceline.target.cuda.batch import FeedRows, PassRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.driver import GpuLauncher, Launcher
 from paceline.target.cuda.graphs import BUCKETS, PassKind, PassRunner, defines
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
 from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
-from paceline.types import NO_DRAFT, Draft, Feed, Scores
+from paceline.types import NO_DRAFT, Draft, Feed, Sampler, Scores
 
 SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
 _BF16: Final = 2  # bytes
@@ -88,18 +88,20 @@ class CudaTarget(PagedTarget[_Fed]):
             self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
         self._spare.reset()
         rows = [
-            self._feed_rows(feed, feed.draft, self._cache.length(feed.seq_id), _scored_from(feed))
+            self._feed_rows(
+                feed, feed.draft, self._cache.length(feed.seq_id), _scored_from(feed), feed.sampler
+            )
             for feed in feeds
         ]
         starts, firsts = [0], [0]
         for feed, one in zip(feeds, rows, strict=True):
             starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
             firsts.append(firsts[-1] + len(one))
-        logits, hidden = self._run(rows, tuple(range(self.layers)), tapped)
+        logits, hidden, tokens = self._run(rows, tuple(range(self.layers)), tapped)
         for feed, one in zip(feeds, rows, strict=True):
             base, fed = self._cache.length(feed.seq_id), len(feed.tokens)
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
-        return Scores(logits, tuple(starts[:-1]), tuple(firsts[:-1]), hidden)
+        return Scores(logits, tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens)
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
@@ -108,7 +110,7 @@ class CudaTarget(PagedTarget[_Fed]):
             self._feed_rows(feed, NO_DRAFT, start, len(feed.tokens) - 1)
             for feed, start in zip(feeds, starts, strict=True)
         ]
-        logits, _ = self._run(rows, tuple(layers), ())
+        logits, *_ = self._run(rows, tuple(layers), ())
         return Scores(logits, tuple(range(len(feeds))))
 
     def replay_last_pass(self) -> None:
@@ -119,33 +121,45 @@ class CudaTarget(PagedTarget[_Fed]):
         super().close(seq_id)
         self._runner.tables.drop(seq_id)
 
-    def _feed_rows(self, feed: Feed, draft: Draft, start: int, scored_from: int) -> FeedRows:
+    def _feed_rows(
+        self, feed: Feed, draft: Draft, start: int, scored_from: int, sampler: Sampler | None = None
+    ) -> FeedRows:
         if not all(0 <= token < self.vocab_size for token in (*feed.tokens, *draft.tokens)):
             raise ValueError(f"a token is not one of the model's {self.vocab_size}")
 
         def slots(first: int, end: int) -> list[int]:
             return self._cache.slots(feed.seq_id, first, end)
 
-        return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from)
+        return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
 
     @torch.inference_mode()
     def _run(
         self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits of the scored rows, and of every tapped layer the output of all rows."""
+    ) -> tuple[Tensor, dict[int, Tensor], list[int]]:
+        """Logits of the scored rows, of every tapped layer the output of all rows, and the chosen tokens."""
         buffers = self._runner.buffers
         logits: list[Tensor] = []
+        tokens: list[int] = []
         hidden: dict[int, list[Tensor]] = {layer: [] for layer in taps}
         for rows in passes(feeds, buffers.max_parts):
             count = len(rows.tokens)
             bucket = next(size for size in BUCKETS if size >= count)
-            self._runner.run(rows, self._cache.table, PassKind(bucket, layers, taps, bool(rows.scored)))
+            kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices))
+            self._runner.run(rows, self._cache.table, kind)
             if rows.scored:
                 logits.append(_rows_of(buffers.logits, rows.scored)[:, : self.vocab_size])
             for layer in taps:
                 hidden[layer].append(buffers.tap(layer)[:count].clone())
+            tokens += self._chosen(rows)
         empty = buffers.logits.new_empty(0, self.vocab_size)
-        return (torch.cat(logits) if logits else empty), {i: torch.cat(parts) for i, parts in hidden.items()}
+        states = {layer: torch.cat(parts) for layer, parts in hidden.items()}
+        return torch.cat(logits) if logits else empty, states, tokens if any(t >= 0 for t in tokens) else []
+
+    def _chosen(self, rows: PassRows) -> list[int]:
+        """The token of each scored row, -1 where nobody asked for it."""
+        asked = {row for choice in rows.choices for row in range(choice.first_row, choice.end_row)}
+        chosen = self._runner.chosen() if asked else []
+        return [chosen[row] if row in asked else -1 for row in rows.scored]
 
     def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
         source = [fed.slots[node] for node in path]

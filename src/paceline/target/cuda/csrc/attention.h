@@ -29,42 +29,48 @@ struct ChunkTask {
     DEVICE bool exists() const { return sequence >= 0; }
 };
 
-// The tasks of a pass, numbered: sequence by sequence, head by head, chunk by chunk. Each lane looks at one sequence.
+// The tasks of a pass, numbered: sequence by sequence, head by head, chunk by chunk. Each lane holds one sequence.
 struct TaskList {
     const Attention& a;
-    int count;
+    int first_row, row_count, length, last_position, first_path, paths, table;
+    int first_chunk, shared;  // where the earliest row's window begins, and how many chunks follow that all paths share
+    int per_head, sum;        // tasks of one head; of this sequence and all before it
+    int count;                // of all
 
-    DEVICE TaskList(const Attention& a) : a(a), count(0) {}
-
-    DEVICE ChunkTask find(int index) {
+    DEVICE TaskList(const Attention& a) : a(a) {
         const PassInput& in = *a.input;
         const int lane = threadIdx.x & 31, sequences = in.sequences;
-        const int length = in.length[lane], last = in.last_position[lane], paths = in.path_count[lane];
-        const int seen_from = a.window && length >= a.window ? length - a.window + 1 : 0;  // by the earliest row
-        const int first = seen_from / KEY_CHUNK, whole = length / KEY_CHUNK;
-        const int each = lane < sequences ? whole - first + (last / KEY_CHUNK - whole + 1) * paths : 0;
-        int sum = each * a.kv_heads;
-        if (sequences > 1)
-            for (int step = 1; step < 32; step <<= 1) {  // inclusive prefix sum
-                const int other = shuffle(sum, lane < step ? lane : lane - step);
-                sum += lane < step ? 0 : other;
-            }
-        count = shuffle(sum, sequences - 1);
-        const u32 found = warp_ballot(lane < sequences && index < sum);
+        first_row = in.first_row[lane], row_count = in.row_count[lane], length = in.length[lane];
+        last_position = in.last_position[lane], first_path = in.first_path[lane];
+        paths = in.path_count[lane], table = in.table[lane];
+        first_chunk = a.window && length >= a.window ? (length - a.window + 1) / KEY_CHUNK : 0;
+        const int whole = length / KEY_CHUNK;
+        shared = whole - first_chunk;
+        per_head = lane < sequences ? shared + (last_position / KEY_CHUNK - whole + 1) * paths : 0;
+        sum = per_head * a.kv_heads;
+        for (int step = 1; step < 32; step <<= 1) {  // inclusive prefix sum
+            const int other = shuffle(sum, lane < step ? lane : lane - step);
+            sum += lane < step ? 0 : other;
+        }
+        count = shuffle(sum, 31);
+    }
+
+    DEVICE ChunkTask find(int index) const {
+        const u32 found = warp_ballot(index < sum);
         ChunkTask task;
         if (!found) return task;
-        const int s = lowest_bit(found), per_head = shuffle(each, s), at = index - shuffle(sum, s) + per_head * a.kv_heads;
-        const int shared = shuffle(whole - first, s), all_paths = shuffle(paths, s), nth = at % per_head;
-        task.sequence = s, task.kv_head = at / per_head;
-        task.chunk = shuffle(first, s) + (nth < shared ? nth : shared + (nth - shared) / all_paths);
-        task.path = nth < shared ? -1 : (nth - shared) % all_paths;
-        task.first_row = in.first_row[s], task.row_count = in.row_count[s];
-        task.length = in.length[s], task.last_position = in.last_position[s];
-        task.first_path = in.first_path[s], task.table = in.table[s];
+        const int s = lowest_bit(found), each = shuffle(per_head, s), at = index - shuffle(sum, s) + each * a.kv_heads;
+        const int before = shuffle(shared, s), all_paths = shuffle(paths, s), nth = at % each;
+        task.sequence = s, task.kv_head = at / each;
+        task.chunk = shuffle(first_chunk, s) + (nth < before ? nth : before + (nth - before) / all_paths);
+        task.path = nth < before ? -1 : (nth - before) % all_paths;
+        task.first_row = shuffle(first_row, s), task.row_count = shuffle(row_count, s);
+        task.length = shuffle(length, s), task.last_position = shuffle(last_position, s);
+        task.first_path = shuffle(first_path, s), task.table = shuffle(table, s);
         return with_pages(task);
     }
     // The task after `task`, whose number is `index`; `end`: no task has this number.
-    DEVICE ChunkTask next(const ChunkTask& task, int index, int end) {
+    DEVICE ChunkTask next(const ChunkTask& task, int index, int end) const {
         if (!task.exists() || index >= end || (task.chunk + 2) * KEY_CHUNK > task.length)
             return find(index < end ? index : count);
         ChunkTask following = task;
@@ -94,13 +100,22 @@ template <int D> struct AttendKernel {
     u16* chunks;   // [2 stages][keys, values][KEY_CHUNK][D]
     float* outs;   // [WARPS][16][OUT_STRIDE]
     float *tops, *totals;  // [WARPS][16]
+    int *positions, *paths, *parts;  // [MAX_ROWS] of the pass
     uint4 query[Q_PIECES][2];
     int position[2];  // of this lane's query rows
 
     DEVICE AttendKernel(const Attention& a)
         : a(a), in(*a.input), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), quarter(warp & 3), half(warp >> 2),
           group(lane >> 2), place(lane & 3), share(a.heads / a.kv_heads), chunks((u16*)shared_memory),
-          outs((float*)(chunks + 4 * KEYS)), tops(outs + WARPS * 16 * OUT_STRIDE), totals(tops + WARPS * 16) {}
+          outs((float*)(chunks + 4 * KEYS)), tops(outs + WARPS * 16 * OUT_STRIDE), totals(tops + WARPS * 16),
+          positions((int*)(totals + WARPS * 16)), paths(positions + MAX_ROWS), parts(paths + MAX_ROWS) {
+        if (threadIdx.x < MAX_ROWS) {
+            positions[threadIdx.x] = in.position[threadIdx.x];
+            paths[threadIdx.x] = in.path[threadIdx.x];
+            parts[threadIdx.x] = in.part[threadIdx.x];
+        }
+        sync_block();
+    }
 
     // Keys that were there before this pass may be fetched into L2 before the kernel before has ended.
     DEVICE void prefetch(const ChunkTask& task) const {
@@ -143,7 +158,7 @@ template <int D> struct AttendKernel {
             for (int p = 0; p < Q_PIECES; p++) query[p][i] = make_uint4(0, 0, 0, 0);
             if (query_row >= count) continue;
             const int row = task.first_row + query_row / share, head = task.kv_head * share + query_row % share;
-            position[i] = in.position[row];
+            position[i] = positions[row];
             const u16* from = a.queries + ((long long)row * a.heads + head) * D + place * 8;
             for (int p = 0; p < Q_PIECES; p++) query[p][i] = load_fresh16(from + p * 32);
         }
@@ -225,7 +240,7 @@ template <int D> struct AttendKernel {
             const int query_row = first + which * 16 + row16;
             if (query_row >= count) break;
             const int row = task.first_row + query_row / share, head = task.kv_head * share + query_row % share;
-            if ((task.path >= 0 && in.path[row] != task.path) || task.chunk > in.position[row] / KEY_CHUNK) continue;
+            if ((task.path >= 0 && paths[row] != task.path) || task.chunk > positions[row] / KEY_CHUNK) continue;
             float top = -INFINITE, total = 0;
             for (int i = 0; i < 4; i++) top = fmaxf(top, tops[(which * 4 + i) * 16 + row16]);
             float4 sum = make_float4(0, 0, 0, 0);
@@ -236,19 +251,17 @@ template <int D> struct AttendKernel {
                 sum.x += w * v.x, sum.y += w * v.y, sum.z += w * v.z, sum.w += w * v.w;
                 total += w * totals[from];
             }
-            const long long to = (long long)head * a.max_parts + in.part[row] + task.chunk;
+            const long long to = (long long)head * a.max_parts + parts[row] + task.chunk;
             *(float4*)(a.partial + to * D + d) = sum;
             if (d == 0) a.weight[to] = make_float2(top, total);
         }
     }
 
     DEVICE void run() {
-        let_next_kernel_start();
-        TaskList tasks(a);
-        const ChunkTask any = tasks.find(0);
+        const TaskList tasks(a);
         // Where one sequence leaves blocks idle, each task is shared by several, which take 32 query rows each.
-        const int parts = (any.row_count * share + 31) / 32;
-        const int split = in.sequences == 1 && tasks.count * parts <= gridDim.x ? parts : 1;
+        const int sharers = (shuffle(tasks.row_count, 0) * share + 31) / 32;
+        const int split = in.sequences == 1 && tasks.count * sharers <= gridDim.x ? sharers : 1;
         const int each = (tasks.count + gridDim.x - 1) / gridDim.x;
         const int first_row = split > 1 ? blockIdx.x % split * 32 : 0;
         const int end = split > 1 ? blockIdx.x / split + 1 : each * (blockIdx.x + 1);
@@ -279,10 +292,10 @@ template <int D> struct AttendKernel {
                 if (mine < count) {
                     score_keys(score, keys);
                     mask_and_find_top(score, top, task.chunk * KEY_CHUNK + quarter * 32);
-                    if (rows_end > first_row + 32)
-                        load_queries(task, base + 32 < rows_end ? mine + 32 : first_row + half * 16, count);
-                    weigh(score, top, total);
                 }
+                if (rows_end > first_row + 32)  // by every warp: an idle one needs its first rows again, too
+                    load_queries(task, base + 32 < rows_end ? mine + 32 : first_row + half * 16, count);
+                if (mine < count) weigh(score, top, total);
                 if (base == first_row) {
                     wait_copy_groups<2>();  // the values too
                     sync_block();

@@ -206,6 +206,7 @@ inline void close_copy_group() {}
 template <int N> void wait_copy_groups() {}
 inline void prefetch_l2(const void*) {}
 inline uint4 load_fresh16(const void* p) { require_aligned(p); uint4 v; memcpy(&v, p, 16); return v; }
+inline uint4 load_host16(const void* p) { return load_fresh16(p); }
 inline float load_fresh(const float* p) { return *p; }
 inline int load_fresh(const int* p) { return *p; }
 inline u64 load_fresh(const u64* p) { return *p; }

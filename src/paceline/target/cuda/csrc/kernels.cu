@@ -1,12 +1,12 @@
-// The kernels of a pass, for 1 to 32 rows: begin, then for each layer qkv, attend, combine, residual (output projection),
-// gated, residual (down projection), and at last the logits. A row's bits depend on its tokens and positions alone.
+// The kernels of a pass, for 1 to 32 rows: take and embed, then for each layer qkv, attend, combine, residual (output projection),
+// gated, residual (down projection), and at last the logits and their tokens. A row's bits depend on its tokens and positions alone.
 //
 // Programmatic dependent launch chains them: a kernel starts while the one before is still running, fetches weights,
 // then waits. A kernel may even start while the one two before it runs, so whatever the pass writes is read after the
-// wait. The one exception is PassInput, which `begin` writes: the first product lets its successor start only after its
+// wait. The one exception is PassInput, which `take` writes: the first product lets its successor start only after its
 // own wait, so everything from the first `attend` on may read it early.
 //
-// Defined when building: RESIDUAL_TILES and RESIDUAL_KB (see linear.py), WITH_INT8.
+// Defined when building: RESIDUAL_TILES and RESIDUAL_KB (see graphs.py), WITH_INT8.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -14,6 +14,7 @@
 #include "ptx.h"
 #endif
 #include "attention.h"
+#include "choose.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -42,18 +43,23 @@ LINEAR_BUCKETS(int8, INT8)
 #endif
 
 #define ATTENTION_KERNELS(D)                                                              \
-    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) { AttendKernel<D>(a).run(); } \
+    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) { let_next_kernel_start(); AttendKernel<D>(a).run(); } \
     KERNEL(128, 4) combine_##D(ARGUMENT(Attention) a) { CombineKernel<D>::run(a); }          \
     KERNEL(128, 4) head_norm_##D(ARGUMENT(HeadNorm) a) { normalise_head<D>(a); }
 ATTENTION_KERNELS(64)
 ATTENTION_KERNELS(128)
 
-KERNEL(THREADS, 1) begin(ARGUMENT(BeginPass) a) { begin_pass(a); }
+KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
+KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
+KERNEL(THREADS, 1) choose(ARGUMENT(Choose) a) { choose_tokens(a); }
 KERNEL(THREADS, 1) move(ARGUMENT(MoveRows) a) { move_rows(a); }
 
 #ifdef ON_CPU  // so that arguments.py can be checked
 extern "C" int size_of(int which) {
-    const int sizes[] = {sizeof(PassInput), sizeof(Linear), sizeof(Attention), sizeof(HeadNorm), sizeof(BeginPass), sizeof(MoveRows)};
+    const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
+                         sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
+                         sizeof(Chosen)};
     return sizes[which];
 }
 #endif

@@ -44,7 +44,7 @@ struct Linear {
 // An epilogue object serves one result of one thread. `load_constants` runs while the kernel before may still be
 // working and reads weights only; `load_inputs` runs after it has ended. PAIRED epilogues take the sums of two tiles.
 
-template <WeightType W> DEVICE float scale_of(const Linear& a, long long feature) {
+template <WeightType W> DEVICE float scale_of(const Linear& a, int feature) {
     return W == BF16 ? 1.0f : a.scale[feature];
 }
 
@@ -55,25 +55,24 @@ template <WeightType W> struct QkvEpilogue {
     int slot;
 
     // Tiles come in pairs that rotate together: features d and d + head_dim / 2 of a head.
-    DEVICE static long long first_feature(const Linear& a, int tile) {
+    DEVICE static int first_feature(const Linear& a, int tile) {
         const int pair = tile >> 1, pairs_per_head = a.head_dim / 32;
-        const long long head = pair / pairs_per_head;
-        return head * a.head_dim + pair % pairs_per_head * 16 + (tile & 1) * (a.head_dim / 2);
+        return pair / pairs_per_head * a.head_dim + pair % pairs_per_head * 16 + (tile & 1) * (a.head_dim / 2);
     }
-    DEVICE void load_constants(const Linear& a, long long low, long long high) {
+    DEVICE void load_constants(const Linear& a, int low, int high) {
         low_scale = scale_of<W>(a, low), high_scale = scale_of<W>(a, high);
         if (a.bias) low_bias = a.bias[low], high_bias = a.bias[high];
     }
-    DEVICE void load_inputs(const Linear& a, long long feature, int row) {
+    DEVICE void load_inputs(const Linear& a, int feature, int row) {
         slot = a.input->slot[row];
-        const bool rotates = feature < (long long)(a.heads + a.kv_heads) * a.head_dim;
+        const bool rotates = feature < (a.heads + a.kv_heads) * a.head_dim;
         const long long at = (long long)a.input->position[row] * (a.head_dim / 2) + feature % a.head_dim;
         cos = rotates ? a.cos[at] : 1.0f, sin = rotates ? a.sin[at] : 0.0f;
     }
-    DEVICE void store(const Linear& a, long long feature, int row, float low, float high) const {
+    DEVICE void store(const Linear& a, int feature, int row, float low, float high) const {
         low = low * low_scale + low_bias, high = high * high_scale + high_bias;
         const float left = low * cos - high * sin, right = high * cos + low * sin;
-        const int head = (int)(feature / a.head_dim), d = (int)(feature % a.head_dim), half = a.head_dim / 2;
+        const int head = feature / a.head_dim, d = feature % a.head_dim, half = a.head_dim / 2;
         if (head < a.heads) {
             u16* to = a.queries + ((long long)row * a.heads + head) * a.head_dim + d;
             to[0] = to_bf16(left * a.query_scale), to[half] = to_bf16(right * a.query_scale);
@@ -91,14 +90,14 @@ template <WeightType W> struct GatedEpilogue {
     static constexpr bool PAIRED = true;
     float gate_scale, up_scale;
 
-    DEVICE static long long first_feature(const Linear& a, int tile) {
-        return (long long)(tile >> 1) * 16 + (tile & 1) * (long long)a.columns;
+    DEVICE static int first_feature(const Linear& a, int tile) {
+        return (tile >> 1) * 16 + (tile & 1) * a.columns;
     }
-    DEVICE void load_constants(const Linear& a, long long gate, long long up) {
+    DEVICE void load_constants(const Linear& a, int gate, int up) {
         gate_scale = scale_of<W>(a, gate), up_scale = scale_of<W>(a, up);
     }
-    DEVICE void load_inputs(const Linear&, long long, int) {}
-    DEVICE void store(const Linear& a, long long feature, int row, float gate, float up) const {
+    DEVICE void load_inputs(const Linear&, int, int) {}
+    DEVICE void store(const Linear& a, int feature, int row, float gate, float up) const {
         gate = gate * gate_scale, up = up * up_scale;
         a.out[(long long)row * a.columns + feature] = to_bf16(gate / (1 + exp2f(-1.44269504f * gate)) * up);
     }
@@ -109,15 +108,15 @@ template <WeightType W> struct ResidualEpilogue {
     static constexpr bool PAIRED = false;
     float scale, bias = 0, norm_weight, before;
 
-    DEVICE static long long first_feature(const Linear&, int tile) { return (long long)tile * 16; }
-    DEVICE void load_constants(const Linear& a, long long feature, long long) {
+    DEVICE static int first_feature(const Linear&, int tile) { return tile * 16; }
+    DEVICE void load_constants(const Linear& a, int feature, int) {
         scale = scale_of<W>(a, feature), norm_weight = a.next_norm[feature];
         if (a.bias) bias = a.bias[feature];
     }
-    DEVICE void load_inputs(const Linear& a, long long feature, int row) {
+    DEVICE void load_inputs(const Linear& a, int feature, int row) {
         before = load_fresh(a.residual + (long long)row * a.columns + feature);
     }
-    DEVICE void store(const Linear& a, long long feature, int row, float sum, float) const {
+    DEVICE void store(const Linear& a, int feature, int row, float sum, float) const {
         const long long at = (long long)row * a.columns + feature;
         const float v = before + (sum * scale + bias);
         a.residual[at] = v;
@@ -134,13 +133,13 @@ template <WeightType W> struct StoreEpilogue {
     static constexpr bool PAIRED = false;
     float scale, bias = 0;
 
-    DEVICE static long long first_feature(const Linear&, int tile) { return (long long)tile * 16; }
-    DEVICE void load_constants(const Linear& a, long long feature, long long) {
+    DEVICE static int first_feature(const Linear&, int tile) { return tile * 16; }
+    DEVICE void load_constants(const Linear& a, int feature, int) {
         scale = scale_of<W>(a, feature);
         if (a.bias) bias = a.bias[feature];
     }
-    DEVICE void load_inputs(const Linear&, long long, int) {}
-    DEVICE void store(const Linear& a, long long feature, int row, float sum, float) const {
+    DEVICE void load_inputs(const Linear&, int, int) {}
+    DEVICE void store(const Linear& a, int feature, int row, float sum, float) const {
         a.out_f32[(long long)row * a.columns + feature] = sum * scale + bias;
     }
 };
@@ -201,7 +200,7 @@ struct LinearKernel {
         const int at = threadIdx.x + e * THREADS;
         return {at & 15, (at >> 4) % ROWS, at / (16 * ROWS), at < RESULTS};
     }
-    DEVICE long long feature_of(const Result& r, int which = 0) const {
+    DEVICE int feature_of(const Result& r, int which = 0) const {
         return Epilogue::first_feature(a, first_tile + (Epilogue::PAIRED ? 2 * r.unit + which : r.unit)) + r.feature;
     }
 

@@ -1,12 +1,33 @@
-// The first kernel of a pass, and those that move rows of the cache.
+// The first kernels of a pass, and the one that moves rows of the cache.
 #pragma once
 #include "pass.h"
 
-struct BeginPass {
+struct TakeInput {
     const PassInput* host;  // pinned memory
     PassInput* input;
     int* host_taken;        // pinned memory: the number of the last pass whose input has been read
-    u32* arrived;
+};
+
+// One block. Every read crosses the bus, so they are few, 16 bytes each, and at once: the header and the first path,
+// then the other paths of a tree or a batch.
+DEVICE void take_input(const TakeInput& a) {
+    constexpr int PIECE = 16, PATH_PIECES = MAX_DEPTH * 4 / PIECE;
+    constexpr int HEADER_PIECES = (int)sizeof(PassInput) / PIECE - (MAX_ROWS - 1) * PATH_PIECES;
+    static_assert(HEADER_PIECES <= THREADS);
+    wait_for_previous_kernel();
+    uint4 *to = (uint4*)a.input, piece;
+    if (threadIdx.x < HEADER_PIECES) to[threadIdx.x] = piece = load_host16((const uint4*)a.host + threadIdx.x);
+    u32* first = (u32*)shared_memory;  // number, rows, sequences, paths
+    if (threadIdx.x == 0) first[0] = piece.x, first[3] = piece.w;
+    sync_block();
+    const int end = HEADER_PIECES + ((int)first[3] - 1) * PATH_PIECES;
+    for (int i = HEADER_PIECES + threadIdx.x; i < end; i += THREADS) to[i] = load_host16((const uint4*)a.host + i);
+    sync_block();
+    if (threadIdx.x == 0) publish(a.host_taken, (int)first[0]);
+}
+
+struct Embed {
+    const PassInput* input;
     const u16* embeddings;  // [vocab, width] bf16
     const float* norm;      // the first layer's
     float* residual;
@@ -15,15 +36,11 @@ struct BeginPass {
     int width, norms;
 };
 
-// One block for each row of the bucket: copies its share of the input, embeds its token, and sets every sum of squares.
-DEVICE void begin_pass(const BeginPass& a) {
+// One block for each row of the bucket; it also sets the row's sums of squares, which the layers add to.
+DEVICE void embed_row(const Embed& a) {
     wait_for_previous_kernel();
-    const int row = blockIdx.x, rows = gridDim.x, thread = threadIdx.x;
-    const volatile PassInput& host = *(const volatile PassInput*)a.host;
-    const int words = (int)(sizeof(PassInput) / 4) - (MAX_ROWS - host.paths) * MAX_DEPTH;
-    for (int i = row * THREADS + thread; i < words; i += rows * THREADS) ((int*)a.input)[i] = ((const volatile int*)a.host)[i];
-    const u16* embedding = a.embeddings + (long long)host.token[row] * a.width;
-    const int number = host.number;
+    const int row = blockIdx.x, thread = threadIdx.x;
+    const u16* embedding = a.embeddings + (long long)load_fresh(a.input->token + row) * a.width;
     float squares = 0;
     for (int i = thread; i < a.width; i += THREADS) {
         const float v = as_float((u32)embedding[i] << 16);
@@ -39,10 +56,6 @@ DEVICE void begin_pass(const BeginPass& a) {
     if (thread > 0) return;
     for (int i = 1; i < WARPS; i++) squares += sums[i];
     a.square_sums[row] = to_fixed(squares);
-    if (arrive(a.arrived) == (u32)rows - 1) {  // every block has read its share
-        *a.arrived = 0;
-        publish(a.host_taken, number);
-    }
 }
 
 // Brings rows of the cache to other slots: those of an accepted side branch to the slots of their positions. Sources
