@@ -4,6 +4,7 @@ Runs with torch, numpy, tokenizers and safetensors alone. Parts:
 
 ceilings      copy bandwidth and matrix products, which everything else is measured against
 passes        milliseconds of a pass by rows and context, real and random weights, and the share of the floor
+profile       where the host's time goes in a round
 eager         the same for paceline's eager torch target
 transformers  tokens/s of Transformers with the same weights: plain and prompt lookup
 rounds        tokens/s of the whole engine on recorded prompts, plain and with drafters; are they equal?
@@ -303,10 +304,50 @@ def recorded_prompts(model: Path, count: int) -> list[list[int]]:
     return found[:count]
 
 
+def profile(notes: Notes, args: argparse.Namespace) -> None:
+    """Where the host's time goes in plain rounds of SmolLM2: microseconds of a round, then a profile."""
+    import cProfile
+    import pstats
+
+    if args.model is None:
+        notes("profile", skipped="no --model")
+        return
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    prompt = recorded_prompts(args.model, 1)[0]
+    lists = {
+        "plain": SpecConfig((), max_draft=0),
+        "suffix, ngram": SpecConfig(("suffix", "ngram"), adaptive=False),
+    }
+    for name, spec in lists.items():
+        for profiled in (False, True):
+            engine = Engine(target, model_free(), Fixed())
+            params = SamplingParams(seed=1, max_tokens=400, ignore_eos=True)
+            seq = Seq("p", list(prompt), len(prompt), params, spec, tenant=f"{name} {profiled}")
+            engine.submit(seq)
+            while not seq.output:
+                engine.step()
+            profiler, count, started = cProfile.Profile(), 0, time.perf_counter()
+            if profiled:
+                profiler.enable()
+            while engine.busy:
+                engine.step()
+                count += 1
+            profiler.disable()
+            took = (time.perf_counter() - started) / count * 1e6
+            if profiled:
+                with (args.out / f"profile-{name.split(',')[0]}.txt").open("w") as stream:
+                    pstats.Stats(profiler, stream=stream).sort_stats("tottime").print_stats(45)
+            else:
+                notes("profile", drafters=name, rounds=count, round_us=took)
+    if isinstance(target, CudaTarget):
+        notes("profile", pass_us=1e3 * timed(target.replay_last_pass))
+
+
 PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "ceilings": ceilings,
     "passes": passes,
     "rounds": rounds,
+    "profile": profile,
     "eager": eager,
     "transformers": transformers,
 }

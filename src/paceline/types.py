@@ -225,7 +225,9 @@ class Scores:
     starts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # tapped layer -> [rows, width] float32
-    tokens: Sequence[int] = ()  # [scored rows] the target's choices, -1 where it made none; (): it made none
+    # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
+    # all of them, the logits are lent: the next pass may overwrite them.
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
+from paceline.engine.verify import sampler_of
+from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.cuda.driver import GpuLauncher
 from paceline.target.cuda.graphs import defines
 from paceline.target.cuda.target import CudaTarget
@@ -226,6 +228,24 @@ def test_a_cached_prefix_gives_the_bits_of_a_cold_start(small: CudaTarget) -> No
     assert open_with(small, "warm", tokens, tenant="p") > 0
     assert torch.equal(rows_in_one_pass(small, "warm", 300, after), cold)
     small.close("warm")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 2.0])
+def test_tokens_are_those_that_sampling_chooses(
+    small: CudaTarget, normed: CudaTarget, smollm2: CudaTarget, temperature: float
+) -> None:
+    for target in (small, normed, smollm2):
+        tokens, draft = some_tokens(100, 31, target.vocab_size), some_tokens(31, 32, target.vocab_size)
+        open_with(target, "c", tokens[:-1], tenant="c")
+        for seed in range(8):
+            params = SamplingParams(temperature=temperature, seed=seed * 77777777777, choice=seed % 2)
+            sampler = sampler_of(Seq("c", [1] * (60 + seed), 60, params))
+            scores = target.forward([Feed("c", tokens[-1:], Draft(tuple(draft)), sampler=sampler)])
+            keys = [noise_key(params.noise_seed, params.choice, CHOICE, seed + i) for i in range(32)]
+            rows = scores.logits.cpu().numpy()
+            assert scores.tokens == [chooser(params)(row, key) for row, key in zip(rows, keys, strict=True)]
+            target.keep("c", 99)
+        target.close("c")
 
 
 def texts(

@@ -131,6 +131,11 @@ class PassRows:
     choices: list[RowChoices] = field(default_factory=list)
     parts: int = 0
 
+    @property
+    def all_chosen(self) -> bool:
+        """Whether every scored row has a sampler."""
+        return sum(choice.end_row - choice.first_row for choice in self.choices) == len(self.scored)
+
     def room(self, feed: FeedRows, first: int, max_parts: int) -> int:
         """How many rows of the feed, from `first` on, fit in."""
         parts, count = self.parts, 0

@@ -186,7 +186,9 @@ class PassRunner:
         if replay is not None:
             replay()
             return
-        launches = self._launches.setdefault(kind, PassKernels(self, kind).launches)
+        if kind not in self._launches:
+            self._launches[kind] = PassKernels(self, kind).launches
+        launches = self._launches[kind]
         self._launch_all(launches)
         if self._launcher.device.type == "cuda":
             self._graphs[kind] = self._capture(launches)

@@ -1,7 +1,7 @@
 """CudaTarget: the target protocol over the CUDA kernels."""
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 import torch
@@ -28,6 +28,16 @@ _BF16: Final = 2  # bytes
 @dataclass(frozen=True, slots=True)
 class _Fed(Fed):
     slots: Sequence[int]  # where each node of the draft is
+
+
+@dataclass(slots=True)
+class _Results:
+    """What the passes of one call gave."""
+
+    last: PassRows
+    logits: list[Tensor] = field(default_factory=list)
+    hidden: dict[int, list[Tensor]] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)  # of all passes but the last
 
 
 class CudaTarget(PagedTarget[_Fed]):
@@ -57,6 +67,7 @@ class CudaTarget(PagedTarget[_Fed]):
         self._runner = PassRunner(self._launcher, self._weights, self._rows, self.max_context)
         self.vocab_size = shape.vocab_size
         self.layers, self.layer_share = shape.layers, layer_share(shape)
+        self._all_layers = tuple(range(shape.layers))
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._weights.nbytes
 
@@ -97,11 +108,14 @@ class CudaTarget(PagedTarget[_Fed]):
         for feed, one in zip(feeds, rows, strict=True):
             starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
             firsts.append(firsts[-1] + len(one))
-        logits, hidden, tokens = self._run(rows, tuple(range(self.layers)), tapped)
-        for feed, one in zip(feeds, rows, strict=True):
+        results = self._run(rows, self._all_layers, tapped)
+        for feed, one in zip(feeds, rows, strict=True):  # while the GPU works
             base, fed = self._cache.length(feed.seq_id), len(feed.tokens)
             self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
-        return Scores(logits, tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens)
+        hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
+        tokens = results.tokens + self._chosen(results.last)
+        chosen = tokens if tokens and max(tokens) >= 0 else ()
+        return Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, chosen)
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
@@ -110,8 +124,8 @@ class CudaTarget(PagedTarget[_Fed]):
             self._feed_rows(feed, NO_DRAFT, start, len(feed.tokens) - 1)
             for feed, start in zip(feeds, starts, strict=True)
         ]
-        logits, *_ = self._run(rows, tuple(layers), ())
-        return Scores(logits, tuple(range(len(feeds))))
+        results = self._run(rows, tuple(layers), ())
+        return Scores(self._logits(results), tuple(range(len(feeds))))
 
     def replay_last_pass(self) -> None:
         """The kernels of the last pass alone, for benchmarks."""
@@ -132,33 +146,38 @@ class CudaTarget(PagedTarget[_Fed]):
 
         return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
 
-    @torch.inference_mode()
-    def _run(
-        self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]
-    ) -> tuple[Tensor, dict[int, Tensor], list[int]]:
-        """Logits of the scored rows, of every tapped layer the output of all rows, and the chosen tokens."""
-        buffers = self._runner.buffers
-        logits: list[Tensor] = []
-        tokens: list[int] = []
-        hidden: dict[int, list[Tensor]] = {layer: [] for layer in taps}
-        for rows in passes(feeds, buffers.max_parts):
+    def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> "_Results":
+        """Launches the passes. The tokens of the last one are still to be waited for."""
+        buffers, runner = self._runner.buffers, self._runner
+        all_passes = list(passes(feeds, buffers.max_parts))
+        results = _Results(PassRows(), hidden={layer: [] for layer in taps})
+        for rows in all_passes:
+            results.tokens += self._chosen(results.last)  # the next pass overwrites them
+            results.last = rows
             count = len(rows.tokens)
             bucket = next(size for size in BUCKETS if size >= count)
             kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices))
-            self._runner.run(rows, self._cache.table, kind)
+            runner.run(rows, self._cache.table, kind)
             if rows.scored:
-                logits.append(_rows_of(buffers.logits, rows.scored)[:, : self.vocab_size])
+                lent = len(all_passes) == 1 and rows.all_chosen
+                results.logits.append(_rows_of(buffers.logits, rows.scored, lent))
             for layer in taps:
-                hidden[layer].append(buffers.tap(layer)[:count].clone())
-            tokens += self._chosen(rows)
-        empty = buffers.logits.new_empty(0, self.vocab_size)
-        states = {layer: torch.cat(parts) for layer, parts in hidden.items()}
-        return torch.cat(logits) if logits else empty, states, tokens if any(t >= 0 for t in tokens) else []
+                results.hidden[layer].append(buffers.tap(layer)[:count].clone())
+        return results
+
+    def _logits(self, results: "_Results") -> Tensor:
+        if not results.logits:
+            return self._runner.buffers.logits.new_empty(0, self.vocab_size)
+        return _joined(results.logits)[:, : self.vocab_size]
 
     def _chosen(self, rows: PassRows) -> list[int]:
         """The token of each scored row, -1 where nobody asked for it."""
+        if not rows.choices:
+            return [-1] * len(rows.scored)
+        chosen = self._runner.chosen()
+        if rows.all_chosen:
+            return [chosen[row] for row in rows.scored]
         asked = {row for choice in rows.choices for row in range(choice.first_row, choice.end_row)}
-        chosen = self._runner.chosen() if asked else []
         return [chosen[row] if row in asked else -1 for row in rows.scored]
 
     def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
@@ -190,11 +209,16 @@ def _depth(draft: Draft) -> int:
     return max(map(len, draft.paths()), default=0)
 
 
-def _rows_of(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """A copy of these rows, which ascend; the static buffer is overwritten by the next pass."""
+def _rows_of(values: Tensor, rows: Sequence[int], lent: bool) -> Tensor:
+    """These rows, which ascend, of a static buffer. lent: good until the next pass overwrites them."""
     if rows[-1] - rows[0] + 1 == len(rows):
-        return values[rows[0] : rows[-1] + 1].clone()
+        found = values[rows[0] : rows[-1] + 1]
+        return found if lent else found.clone()
     return values[list(rows)]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 assert max(BUCKETS) == MAX_ROWS
