@@ -12,9 +12,11 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 VOCAB = 500  # no multiple of a tile
 
 
-def tiny_weights(family: str = "llama", head_dim: int = 64, window: int = 0, seed: int = 0) -> Weights:
+def tiny_weights(
+    family: str = "llama", head_dim: int = 64, window: int = 0, seed: int = 0, heads: int = 4
+) -> Weights:
     """Two layers of a family with random weights in bfloat16; norms and biases matter."""
-    layers, width, heads, kv_heads, ff = 2, 128, 4, 2, 256
+    layers, width, kv_heads, ff = 2, 128, 2, 256
     shape = ModelConfig(
         family, layers, width, heads, kv_heads, head_dim, ff, VOCAB, 4096, 1e-5, Rope(10000.0),
         window=window, local_layers=(True, False) if window else (),
