@@ -25,7 +25,7 @@ SHARED: Final = {
     "spec-bench": "specbench/question.jsonl",
 }
 FREE_TEXT: Final = ("spec-bench", "chat")  # the others are agents' turns
-MOST_LINES: Final = 200  # of a file; their order says nothing
+MAX_LINES: Final = 200  # of a file; their order says nothing
 LONGEST: Final = 8  # more characters than that for each token allowed are not worth encoding
 POLICY: Final = 1500  # characters kept of a system message that must be shortened
 
@@ -82,10 +82,10 @@ def chats(record: dict[str, Any], number: int) -> list[Chat]:
         return [Chat(name, ({"role": "user", "content": record["turns"][0]},))]
     messages, tools = record["messages"], tuple(record.get("tools") or ())
     spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i]
-    asked = spoken or ([len(messages)] if messages and messages[-1]["role"] != "assistant" else [])
+    answered = spoken or ([len(messages)] if messages and messages[-1]["role"] != "assistant" else [])
     calls = [call for m in messages for call in m.get("tool_calls") or ()]
     called = frozenset(call["function"]["name"] for call in calls)
-    return [Chat(f"{name}#{i}", tuple(messages[:i]), tools, called, _calls(messages[i:])) for i in asked]
+    return [Chat(f"{name}#{i}", tuple(messages[:i]), tools, called, _calls(messages[i:])) for i in answered]
 
 
 def _calls(rest: Sequence[dict[str, Any]]) -> int:
@@ -103,7 +103,7 @@ def choose(
 ) -> list[Prompt]:
     """At most `limit` prompts of at most `max_prompt` tokens, each of another conversation."""
     rng = random.Random(f"{seed} {name}")
-    records = list(enumerate(islice(filter(only, lines(path)), MOST_LINES)))
+    records = list(enumerate(islice(filter(only, lines(path)), MAX_LINES)))
     rng.shuffle(records)
     chosen: list[Prompt] = []
     for number, record in records:

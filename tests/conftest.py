@@ -67,3 +67,12 @@ def server(smollm2_path: Path) -> "Iterator[Running]":
 
     with running("smollm2-135m") as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def toy_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
+    """A server of a tiny model that answers with nonsense, for all that does not depend on the words."""
+    from support.toy_chat import toy_running
+
+    with toy_running(tmp_path_factory.mktemp("toy")) as found:
+        yield found

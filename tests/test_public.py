@@ -1,5 +1,8 @@
 """Every public name loads, and is listed wherever it must be."""
 
+import subprocess
+import sys
+
 import paceline
 
 
@@ -11,3 +14,10 @@ def test_every_public_name_loads() -> None:
 
 def test_unknown_names_are_attribute_errors() -> None:
     assert not hasattr(paceline, "Nothing")
+
+
+def test_names_that_load_late_are_listed() -> None:
+    """In a new process, where none has been loaded."""
+    code = "import sys, paceline; print(*dir(paceline)); sys.exit('torch' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert {*paceline.__all__, "__version__"} <= set(listed.stdout.split())

@@ -143,3 +143,17 @@ def test_tests_named_in_the_docs_exist(page: Path) -> None:
         assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (
             f"{file}::{name}"
         )
+
+
+def test_the_architecture_page_knows_every_folder_and_only_files_that_exist() -> None:
+    page, source = (ROOT / "docs" / "architecture.md").read_text(), ROOT / "src" / "paceline"
+    named = re.findall(r"`((?:[a-z_]+/)*(?:[a-z_]+/|[a-z_]+\.py))`", page)
+    outside = ("tests", "bench", "docs", "examples", "src")
+    for path in named:
+        base = ROOT if path.split("/")[0] in outside else source
+        assert (base / path).exists() or path == "__init__.py", path
+    tree = page[page.index("```text") :]
+    for init in source.rglob("__init__.py"):
+        assert init.parent == source or f"{init.parent.name}/" in tree, (
+            f"{init.parent.name} is not in the tree"
+        )

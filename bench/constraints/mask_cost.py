@@ -1,4 +1,4 @@
-"""What the masks of one round cost: nine positions, at places of real outputs."""
+"""Time of the masks of one round: nine positions, taken from real outputs."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Recorded turns that end in tool calls, and whether an answer makes the same ones."""
+"""Recorded turns that end in tool calls, and comparison of an answer's calls with them."""
 
 import json
 import re
@@ -16,8 +16,8 @@ FILES: Final = {
     "bfcl": "traces/bfcl_single_turn.jsonl.gz",
     "tau-bench airline": "traces/tau_bench_airline_gpt4o.jsonl.gz",
 }
-FEWEST_TURNS: Final = 3  # calls of a conversation that is worth its prompt
-MOST_TURNS: Final = 8  # of one conversation
+MIN_TURNS: Final = 3  # calls of a conversation that is worth its prompt
+MAX_TURNS: Final = 8  # of one conversation
 _IGNORED: Final = re.compile(r"[ ,./\-_*^]")  # by BFCL's checker, in texts
 
 
@@ -42,10 +42,10 @@ def items(name: str, path: Path, tokenizer: Tokenizer, limit: int, max_prompt: i
     for number, record in enumerate(workload.lines(path)):
         turns = list(_turns(name, record, number))
         several = len(record["messages"]) > 3
-        if several and len(turns) < FEWEST_TURNS:
+        if several and len(turns) < MIN_TURNS:
             continue
-        fitting = [turn for turn in turns[:MOST_TURNS] if _fits(turn, tokenizer, max_prompt)]
-        if several and len(fitting) < FEWEST_TURNS:
+        fitting = [turn for turn in turns[:MAX_TURNS] if _fits(turn, tokenizer, max_prompt)]
+        if several and len(fitting) < MIN_TURNS:
             continue
         chosen += fitting
         if len(chosen) >= limit:

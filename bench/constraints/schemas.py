@@ -21,7 +21,7 @@ from rich.console import Console
 
 from bench import machine, pages, results_folder, workload
 from bench.constraints.schema_rows import COLUMNS, Outcome, rows
-from bench.constraints.timed_cursor import WatchedCompiler, peak_growth
+from bench.constraints.timed_cursor import TimedCompiler, peak_growth
 from bench.table import Table
 from paceline import LLM, SpecConfig
 from paceline.constraints import Json
@@ -38,7 +38,7 @@ MODEL: Final = "smollm2-135m"
 class Bench:
     def __init__(self, model: str, max_tokens: int, temperature: float) -> None:
         self.llm = LLM(model, spec=SPECS[0])
-        self.compiler = WatchedCompiler(self.llm.tokenizer, self.llm.target.vocab_size)
+        self.compiler = TimedCompiler(self.llm.tokenizer, self.llm.target.vocab_size)
         self.compiler.cursor(Json("{}"))  # builds the tokenizer's tables
         self.llm.constraints = self.compiler
         self.max_tokens, self.temperature = max_tokens, temperature

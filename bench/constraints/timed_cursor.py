@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.constraints import Compiler, Constraint, Triggered
+from paceline.constraints import Compiler, Constraint, StructuralTag
 from paceline.types import Bits, Cursor
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Clock:
             self.longest = max(self.longest, spent)
 
 
-class WatchedCursor:
+class TimedCursor:
     """A cursor that tells a clock how long it takes; so do its forks."""
 
     def __init__(self, inner: Cursor, clock: Clock) -> None:
@@ -50,18 +50,18 @@ class WatchedCursor:
     def canonical(self) -> list[int]:
         return self._clock.timed(self._inner.canonical)
 
-    def fork(self) -> "WatchedCursor":
-        return WatchedCursor(self._inner.fork(), self._clock)
+    def fork(self) -> "TimedCursor":
+        return TimedCursor(self._inner.fork(), self._clock)
 
 
-class WatchedCompiler(Compiler):
+class TimedCompiler(Compiler):
     """Counts the time of all cursors that it made since it was given a new clock."""
 
     clock = Clock()
 
-    def cursor(self, constraint: Constraint | Triggered, ignore_eos: bool = False) -> Cursor:
-        return WatchedCursor(
-            self.clock.timed(lambda: super(WatchedCompiler, self).cursor(constraint, ignore_eos)), self.clock
+    def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
+        return TimedCursor(
+            self.clock.timed(lambda: super(TimedCompiler, self).cursor(constraint, ignore_eos)), self.clock
         )
 
 

@@ -21,7 +21,7 @@ from bench.constraints.recorded_calls import FILES, Item, items, written_anyhow
 from bench.constraints.tool_rows import COLUMNS, Answer, rows
 from bench.table import Table
 from paceline import LLM, SpecConfig
-from paceline.constraints import Constraint, Triggered, tool_calls
+from paceline.constraints import Constraint, StructuralTag, tool_calls
 from paceline.drafters.suffix import Suffix
 from paceline.errors import ConstraintError
 from paceline.text import parse_tool_calls
@@ -102,7 +102,7 @@ class Bench:
 
     def _cursor(self, item: Item) -> Cursor:
         form = self.llm.tokenizer.tool_format
-        constraint: Constraint | Triggered = tool_calls(item.tools, "required", form, item.parallel)
+        constraint: Constraint | StructuralTag = tool_calls(item.tools, "required", form, item.parallel)
         return self.llm.constraints.cursor(constraint)
 
     def _forced(self, item: Item, tokens: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The drafters of the table: which there are here, how each is asked, and the memory each takes."""
+"""The lists of drafters in the table: which exist here, their settings, and their memory."""
 
 import gc
 from collections import Counter
@@ -23,7 +23,7 @@ from paceline.loading import (
     quantized_drafter,
     read_heads,
 )
-from paceline.target.hardware import give_back_memory
+from paceline.target.hardware import trim_heap
 from paceline.target.load import load_target
 from paceline.text import Tokenizer
 from paceline.types import Drafter
@@ -93,7 +93,7 @@ def held(gpu: bool) -> int:
     gc.collect()
     if gpu:
         return torch.cuda.memory_allocated()
-    give_back_memory()
+    trim_heap()
     return resident()
 
 
@@ -154,7 +154,7 @@ def arms(names: Collection[str], trained: Sequence[str], trees: Sequence[int]) -
     return chains + [Arm(f"{arm.name}, trees of {n}", arm.drafters, n) for arm in wide for n in trees]
 
 
-def wanted(every: Sequence[Arm], names: Sequence[str] | None) -> list[Arm]:
+def select(every: Sequence[Arm], names: Sequence[str] | None) -> list[Arm]:
     """Those that go by these names, and plain decoding; None: all. A name that no line goes by ends it."""
     if names is None:
         return list(every)

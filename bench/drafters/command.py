@@ -127,27 +127,27 @@ def _settings(options: argparse.Namespace) -> Settings:
 def _stocked(
     llm: LLM, stock: Stock, runs: Runs, turns: Sequence[Turn], options: argparse.Namespace, gpu: bool
 ) -> list[Arm]:
-    """Makes the drafters; the lines of the table that were asked for."""
+    """Makes the drafters; the lines of the table that were requested."""
     trained = arm_lists.heads(options.trained)
     config = EngineConfig(device=options.device, threads=options.threads)
     draft_model = options.draft_model or DRAFT_MODELS.get(options.model)
     path = hub.resolve(options.model)
     trees = [int(n) for n in (TREES["cuda" if gpu else "cpu"] if options.trees is None else options.trees)]
     makers = arm_lists.makers(llm, path, config, trained, draft_model)
-    asked = arm_lists.wanted(arm_lists.arms(makers, list(trained), trees), options.drafters)
-    needed = {name for arm in asked for name in arm.drafters}
+    requested = arm_lists.select(arm_lists.arms(makers, list(trained), trees), options.drafters)
+    needed = {name for arm in requested for name in arm.drafters}
     use = runs.try_out(turns[0].prompt.tokens)
     for name, make in makers.items():
         if name in needed:
             stock.add(name, make, use, gpu)
-    return measurable(asked, stock, any(turn.bound for turn in turns))
+    return measurable(requested, stock, any(turn.bound for turn in turns))
 
 
-def measurable(asked: Sequence[Arm], stock: Stock, bound: bool) -> list[Arm]:
-    """Of the lines asked for, those whose drafters are there. bound: whether any turn has a grammar."""
+def measurable(requested: Sequence[Arm], stock: Stock, bound: bool) -> list[Arm]:
+    """The requested lines whose drafters exist. bound: some turn has a grammar."""
     every = stock.every()
-    found = [arm for arm in asked if set(arm.drafters) <= set(every) and (bound or not arm.bound)]
-    if len(asked) > len(found) and all(arm.name == arm_lists.PLAIN for arm in found):
+    found = [arm for arm in requested if set(arm.drafters) <= set(every) and (bound or not arm.bound)]
+    if len(requested) > len(found) and all(arm.name == arm_lists.PLAIN for arm in found):
         reasons = [reason for reason in stock.left_out if reason != NO_PREDICTION]
         raise SystemExit(f"nothing to measure: {'; '.join(reasons) or 'no turn has a grammar'}")
     return found

@@ -43,7 +43,7 @@ COLUMNS: Final = (
 )
 
 
-class Timed:
+class TimedRunner:
     """Stands before a drafter's runner and notes how long it computes."""
 
     def __init__(self, runner: BlockRunner) -> None:
@@ -69,7 +69,7 @@ class Timed:
 
 
 def rounds(
-    llm: LLM, timed: Timed, prompt: Sequence[int], temperature: float, seed: int, spec: SpecConfig
+    llm: LLM, timed: TimedRunner, prompt: Sequence[int], temperature: float, seed: int, spec: SpecConfig
 ) -> list[tuple[Round, float]]:
     """Each with the milliseconds that the drafter computed."""
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -87,7 +87,7 @@ def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iter
     drafter = llm.drafters.get("block")
     if not isinstance(drafter, BlockDrafter):
         raise SystemExit(f"{', '.join(llm.trained)} fills no blocks: give a drafter of kind block")
-    timed = Timed(drafter.runner)
+    timed = TimedRunner(drafter.runner)
     drafter.runner = cast(BlockRunner, timed)
     for length, temperature, guesses in cases:
         texts = cut_prompts.cut(llm.tokenizer, length, prompts)
@@ -103,7 +103,7 @@ def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iter
 
 
 def _repeat(
-    llm: LLM, timed: Timed, texts: Sequence[list[int]], temperature: float, seed: int, spec: SpecConfig
+    llm: LLM, timed: TimedRunner, texts: Sequence[list[int]], temperature: float, seed: int, spec: SpecConfig
 ) -> dict[str, float]:
     guessed = [one for text in texts for one in rounds(llm, timed, text, temperature, seed, spec)]
     plain = [r for text in texts for r, _ in rounds(llm, timed, text, temperature, seed, PLAIN)]

@@ -1,4 +1,4 @@
-"""python -m bench guesses: tokens per pass and time per token of lists of drafters, as they learn in use.
+"""python -m bench lists: tokens per pass and time per token of lists of drafters, as they learn in use.
 
 Each list has an engine of its own on the one target, and a tenant for each workload: prompts come one after
 the other and drafters remember. Lists take turns prompt by prompt. Time is the processor's, of one thread,
@@ -53,7 +53,7 @@ class Sum:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench guesses", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench lists", description=__doc__)
     parser.add_argument("--model", default=hub.DEFAULT_MODEL)
     parser.add_argument("--limit", type=int, default=6, help="prompts of each workload")
     parser.add_argument("--max-prompt", type=int, default=1000)

@@ -43,7 +43,7 @@ def _row(arm: Arm, mine: Sequence[Sample], plain: Mapping[tuple[int, str, float]
     fixed = [s for s in mine if not s.lane.planned]
     planned = [s for s in mine if s.lane.planned]
     beside = [plain[s.moment] for s in fixed]
-    asked, passes = _sum(fixed, "asked"), _sum(fixed, "passes")
+    drafts, passes = _sum(fixed, "drafts"), _sum(fixed, "passes")
     pass_us = _sum(beside, "target_us") / (_sum(beside, "passes") or 1.0)
     same = [s.text == plain[s.moment].text for s in mine]
     return {
@@ -55,7 +55,7 @@ def _row(arm: Arm, mine: Sequence[Sample], plain: Mapping[tuple[int, str, float]
         "tokens_per_pass": _over(fixed, "tokens", "passes"),
         "rows_per_pass": _over(fixed, "rows", "passes"),
         "tokens_per_pass_planned": _over(planned, "tokens", "passes"),
-        "draft_cost": round(_sum(fixed, "draft_us") / asked / pass_us, 3) if asked and pass_us else None,
+        "draft_cost": round(_sum(fixed, "draft_us") / drafts / pass_us, 3) if drafts and pass_us else None,
         "other_cost": round((_other_us(fixed) - _other_us(beside)) / pass_us, 3)
         if passes and pass_us
         else None,
@@ -176,12 +176,12 @@ def comparable(results: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, A
 def _measured(results: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for result in results:
-        m, asked = result["machine"], result["settings"]
+        m, settings = result["machine"], result["settings"]
         lines += [
             f"{machine_name(result)}: `{result['command']}`, {m['date']}, commit {m['commit']}, {m['cpu']}, "
-            f"{m['cores']} cores, {m['where']}. {asked['turns']} turns, {asked['repeats']} repeats, answers "
-            f"of at most {asked['max_tokens']} tokens; {asked['length']} guesses, or a tree {asked['width']} "
-            "wide.",
+            f"{m['cores']} cores, {m['where']}. {settings['turns']} turns, {settings['repeats']} repeats, "
+            f"answers of at most {settings['max_tokens']} tokens; drafts of {settings['length']}, or a tree "
+            f"{settings['width']} wide.",
             "",
         ]
     return [*lines, *table(results).markdown()]

@@ -40,7 +40,7 @@ class Figures:
     tokens: int = 0
     passes: int = 0
     rows: int = 0
-    asked: int = 0  # passes for which guesses were asked for
+    drafts: int = 0  # passes with a draft, or with a budget for one
     draft_us: int = 0
     target_us: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class Figures:
         self.tokens += len(r.tokens)
         self.passes += bool(r.tokens)
         self.rows += r.rows
-        self.asked += r.budget > 0 or r.drafted > 0
+        self.drafts += r.budget > 0 or r.drafted > 0
         self.draft_us += r.draft_us
         self.target_us += r.target_us
 
@@ -185,10 +185,10 @@ class Runs:
             self._fill(self._stock.every(), SpecConfig(names, 1, adaptive=False), prompt, WARM, tenant)
 
     def _sample(self, lane: Lane, engine: Engine, turn: Turn, repeat: int) -> Sample:
-        asked = self._settings
-        spec = lane.arm.spec(asked.length, asked.most, asked.width, lane.planned)
+        settings = self._settings
+        spec = lane.arm.spec(settings.length, settings.most, settings.width, lane.planned)
         params = SamplingParams(
-            temperature=lane.temperature, seed=asked.seed + repeat, max_tokens=asked.max_tokens
+            temperature=lane.temperature, seed=settings.seed + repeat, max_tokens=settings.max_tokens
         )
         prompt = list(turn.prompt.tokens)
         seq = Seq(self._id(), prompt, len(prompt), params, spec, turn.prompt.workload, cursor=turn.cursor())

@@ -1,4 +1,4 @@
-"""Turns that every drafter answers: agents', with the calls that were recorded there required, and chats."""
+"""Turns that every drafter answers: chats, and agents' turns whose recorded tool calls are required."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory, and so how fast a token can come at best: weights over bandwidth."""
+"""Memory bandwidth of this machine, and the lower bound it sets for a token: weights over bandwidth."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Resident memory of a loaded model beyond what importing torch takes, against the weights as held."""
+"""Resident memory of a loaded model, beyond that of importing torch, against the size of its weights."""
 
 import json
 import subprocess

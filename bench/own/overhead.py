@@ -1,4 +1,4 @@
-"""What a round costs outside the forward pass, and what a pass costs by its rows."""
+"""Time of a round outside the forward pass, and time of a pass by its rows."""
 
 import time
 from statistics import median

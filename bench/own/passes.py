@@ -53,8 +53,8 @@ def measure(
         for turn in range((1 + repeats // 3 if prompt else repeats) + (not prompt)):
             order = [(cell, name) for cell in group for name in children]
             for cell, name in rng.sample(order, len(order)):
-                asked = {"do": "pass", "context": cell[0], "rows": cell[1]}
-                seconds = children[name].ask(asked, PATIENCE)["seconds"]
+                request = {"do": "pass", "context": cell[0], "rows": cell[1]}
+                seconds = children[name].ask(request, PATIENCE)["seconds"]
                 if turn or prompt:
                     found[name].setdefault(cell, []).append(1000 * seconds)
     return found

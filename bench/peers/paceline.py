@@ -64,7 +64,7 @@ class Paceline:
         )
         prompt, tenant = list(ask.prompt), ask.user if self._learned else name
         learn = ask.learn or not self._learned
-        return Seq(name, prompt, len(prompt), params, self._spec, tenant, learn=learn)
+        return Seq(name, prompt, len(prompt), params, self._spec, tenant, remember=learn)
 
     def time_pass(self, context: int, rows: int) -> float:
         """With no context: a prompt of so many tokens, in the engine's pieces."""

@@ -13,7 +13,7 @@ from bench.peers.wire import Answer
 RESERVE_MB: Final = 1500  # left to the system and to answers that grow
 UNKNOWN: Final = 6  # a system not seen yet may hold that many times the model's file
 LOAD_PATIENCE: Final = 300.0  # seconds
-LEAST_PATIENCE: Final = 30.0
+MIN_PATIENCE: Final = 30.0
 WARM: Final = 16  # tokens of each of the two warm-up answers
 
 

@@ -17,7 +17,7 @@ from bench import machine, pages, results_folder
 from bench.own import bandwidth
 from bench.serve import concurrency, cut_prompts, next_turn, overhead, servers
 from bench.serve.http_client import read
-from bench.serve.servers import COMPLETIONS, Served, Way
+from bench.serve.servers import COMPLETIONS, RunningServer, ServerMode
 from bench.serve.tables import tables
 from paceline import hub
 from paceline.text import Tokenizer
@@ -30,16 +30,16 @@ ROOM: Final = 128  # tokens of a slot beyond the prompt and two answers
 LONGER: Final = 256  # how much longer the other conversations are cut
 
 
-def own_ways(server: Served, model: str) -> list[Way]:
+def own_ways(server: RunningServer, model: str) -> list[ServerMode]:
     return [
-        Way("paceline", "default", server, {"model": model}),
-        Way("paceline", "plain", server, {"model": model, **NO_GUESSES}),
+        ServerMode("paceline", "default", server, {"model": model}),
+        ServerMode("paceline", "plain", server, {"model": model, **NO_GUESSES}),
     ]
 
 
 def peers(
     model: Path, modes: Sequence[str], options: argparse.Namespace, context: int, say: Callable[[str], None]
-) -> Iterator[Way]:
+) -> Iterator[ServerMode]:
     """llama.cpp's server in each mode that starts."""
     for mode in modes:
         try:
@@ -51,10 +51,12 @@ def peers(
             say("left out: llama.cpp: not installed; run `make bench-peers`")
             return
         say(f"llama.cpp {mode}: {server.version}")
-        yield Way("llama.cpp", mode, server, {"model": options.model})
+        yield ServerMode("llama.cpp", mode, server, {"model": options.model})
 
 
-def many_agents(ways: Sequence[Way], tokenizer: Tokenizer, options: argparse.Namespace, say: Any) -> Any:
+def many_agents(
+    ways: Sequence[ServerMode], tokenizer: Tokenizer, options: argparse.Namespace, say: Any
+) -> Any:
     prompts = cut_prompts.cut(tokenizer, options.context, options.agents, options.seed)
     rounds = concurrency.Rounds(tokenizer, prompts, options.max_tokens, options.agents, say)
     samples = rounds.run(ways, options.repeats, options.seed)
@@ -76,7 +78,9 @@ def many_agents(ways: Sequence[Way], tokenizer: Tokenizer, options: argparse.Nam
     }
 
 
-def turns(ways: Sequence[Way], tokenizer: Tokenizer, options: argparse.Namespace) -> list[dict[str, Any]]:
+def turns(
+    ways: Sequence[ServerMode], tokenizer: Tokenizer, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     length, count = options.conversation, options.turn_repeats
     found = cut_prompts.cut(tokenizer, length + LONGER, 2 * count, options.seed)
     prompts = [prompt[-length:] for prompt in found[:count]]

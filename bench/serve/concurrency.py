@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bench.serve.cut_prompts import after
 from bench.serve.http_client import Reading, burst, read
-from bench.serve.servers import COMPLETIONS, Way
+from bench.serve.servers import COMPLETIONS, ServerMode
 from bench.spread import Spread
 from paceline.text import Tokenizer
 
@@ -28,7 +28,7 @@ ALONE: Final = 4  # prompts that one agent asks in a round
 class Sample:
     """One round of one way with so many agents."""
 
-    way: Way
+    way: ServerMode
     agents: int
     turn: str
     round: int
@@ -47,7 +47,7 @@ class Rounds:
     def __post_init__(self) -> None:
         self._users = count()
 
-    def run(self, ways: Sequence[Way], repeats: int, seed: int = 0) -> list[Sample]:
+    def run(self, ways: Sequence[ServerMode], repeats: int, seed: int = 0) -> list[Sample]:
         """Ways take turns in an order drawn anew for each round."""
         rng, found = random.Random(seed), list[Sample]()
         for number in range(repeats):
@@ -58,17 +58,19 @@ class Rounds:
                 self.say(f"round {number + 1}: {way.name}: tokens/s {rates}")
         return found
 
-    def _both_turns(self, way: Way, agents: int, number: int) -> list[Sample]:
+    def _both_turns(self, way: ServerMode, agents: int, number: int) -> list[Sample]:
         start = number * ALONE % len(self.prompts)
-        asked = list(self.prompts) if agents > 1 else list(self.prompts[start : start + ALONE])
-        users = [f"agent-{next(self._users)}" for _ in asked]
-        first = self._turn(way, agents, number, asked, users, 0)
-        told = [after(self.tokenizer, p, r.text) for p, r in zip(asked, first.readings, strict=True)]
-        return [first, self._turn(way, agents, number, told, users, 1)]
+        prompts = list(self.prompts) if agents > 1 else list(self.prompts[start : start + ALONE])
+        users = [f"agent-{next(self._users)}" for _ in prompts]
+        first = self._turn(way, agents, number, prompts, users, 0)
+        next_prompts = [
+            after(self.tokenizer, p, r.text) for p, r in zip(prompts, first.readings, strict=True)
+        ]
+        return [first, self._turn(way, agents, number, next_prompts, users, 1)]
 
     def _turn(
         self,
-        way: Way,
+        way: ServerMode,
         agents: int,
         number: int,
         prompts: Sequence[list[int]],
@@ -91,7 +93,7 @@ def percentile(values: Sequence[float], which: int) -> float:
     return values[0] if len(values) == 1 else quantiles(values, n=100, method="inclusive")[which - 1]
 
 
-def rows(samples: Sequence[Sample], ways: Sequence[Way], agents: int) -> list[dict[str, Any]]:
+def rows(samples: Sequence[Sample], ways: Sequence[ServerMode], agents: int) -> list[dict[str, Any]]:
     """One for each way, turn and number of agents."""
     made = []
     for turn in TURNS:
@@ -119,13 +121,15 @@ def _row(samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def scaling(samples: Sequence[Sample], way: Way, turn: str, agents: int) -> Spread:
+def scaling(samples: Sequence[Sample], way: ServerMode, turn: str, agents: int) -> Spread:
     """How many times one agent's tokens per second all together have, round by round."""
     many, alone = (_rates(samples, way, turn, n) for n in (agents, 1))
     return Spread.of([a / b for a, b in zip(many, alone, strict=True)])
 
 
-def against(samples: Sequence[Sample], ours: Way, others: Sequence[Way], turn: str, agents: int) -> Any:
+def against(
+    samples: Sequence[Sample], ours: ServerMode, others: Sequence[ServerMode], turn: str, agents: int
+) -> Any:
     """Our tokens per second over those of the fastest other, round by round; None without others."""
     if not others:
         return None
@@ -135,6 +139,6 @@ def against(samples: Sequence[Sample], ours: Way, others: Sequence[Way], turn: s
     return {"peer": best.name, **asdict(Spread.of([a / b for a, b in pairs]))}
 
 
-def _rates(samples: Sequence[Sample], way: Way, turn: str, agents: int) -> list[float]:
+def _rates(samples: Sequence[Sample], way: ServerMode, turn: str, agents: int) -> list[float]:
     mine = [s for s in samples if (s.way, s.turn, s.agents) == (way, turn, agents)]
     return [s.tokens_per_s for s in sorted(mine, key=lambda s: s.round)]

@@ -7,7 +7,7 @@ from bench.workload import FREE_TEXT, Prompt
 from paceline.errors import TextError
 from paceline.text import Tokenizer
 
-MOST: Final = 6000  # tokens of the turns that are cut
+MAX_TURN_TOKENS: Final = 6000  # tokens of the turns that are cut
 BUILT_IN_REPEATS: Final = 64  # how often the project's own short prompts may follow one another
 GO_ON: Final = "Go on with the next step, and say what you have found so far."
 
@@ -17,7 +17,7 @@ def cut(tokenizer: Tokenizer, length: int, count: int, seed: int = 0) -> list[li
     found: list[Prompt] = []
     for name, path in workload.known().items():
         if name not in FREE_TEXT:
-            found += workload.choose(name, path, tokenizer, count, MOST, seed)
+            found += workload.choose(name, path, tokenizer, count, MAX_TURN_TOKENS, seed)
     long = [prompt for prompt in workload.alternating(found, seed) if len(prompt.tokens) >= length]
     prompts = [list(prompt.tokens[-length:]) for prompt in long[:count]]
     if len(prompts) < count:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.serve.cut_prompts import after
 from bench.serve.http_client import Reading, read
-from bench.serve.servers import COMPLETIONS, Way
+from bench.serve.servers import COMPLETIONS, ServerMode
 from bench.spread import Spread
 from paceline.text import Tokenizer
 
@@ -17,7 +17,7 @@ ANSWER = 32  # tokens of turn n
 
 
 def measure(
-    way: Way, tokenizer: Tokenizer, prompts: Sequence[list[int]], others: Sequence[list[int]]
+    way: ServerMode, tokenizer: Tokenizer, prompts: Sequence[list[int]], others: Sequence[list[int]]
 ) -> dict[str, Any]:
     """A repeat for each prompt. `others` are longer: cut to the length of turn n+1."""
     cold, warm = list[float](), list[float]()
@@ -40,5 +40,5 @@ def measure(
     }
 
 
-def _ask(way: Way, prompt: list[int], max_tokens: int, user: str, slot: int, turn: int) -> Reading:
+def _ask(way: ServerMode, prompt: list[int], max_tokens: int, user: str, slot: int, turn: int) -> Reading:
     return read(way.served.port, COMPLETIONS, way.body(prompt, max_tokens, user, slot, turn))

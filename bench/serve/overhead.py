@@ -15,9 +15,9 @@ from typing import Any, Final
 from bench.peers.child import Child
 from bench.peers.wire import Answer
 from bench.serve.http_client import Reading, read
-from bench.serve.servers import COMPLETIONS, Way
+from bench.serve.servers import COMPLETIONS, ServerMode
 from bench.spread import Spread
-from paceline.text import TextStream, Tokenizer
+from paceline.text import Detokenizer, Tokenizer
 
 PATIENCE: Final = 300.0
 TEMPERATURES: Final = (0.0, 0.7)
@@ -25,7 +25,7 @@ _users = count()
 
 
 def measure(
-    ways: Sequence[Way],
+    ways: Sequence[ServerMode],
     tokenizer: Tokenizer,
     model: Path,
     threads: int,
@@ -42,19 +42,19 @@ def measure(
 
 
 def _row(
-    way: Way, tokenizer: Tokenizer, child: Child, prompts: Sequence[list[int]], max_tokens: int
+    way: ServerMode, tokenizer: Tokenizer, child: Child, prompts: Sequence[list[int]], max_tokens: int
 ) -> dict[str, Any]:
     rng, pairs, differing = random.Random(0), list[tuple[Reading, Answer]](), 0
     for number, prompt in enumerate([prompts[0], *prompts]):  # the first is for warming
         how = {"temperature": TEMPERATURES[number % 2], "seed": number}
         body = way.body(prompt, max_tokens, f"cost-{next(_users)}", 0, 0) | how
-        asked = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "user": way.mode, **how}
+        request = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "user": way.mode, **how}
         if rng.random() < 0.5:
-            answer = child.generate(PATIENCE, **asked)
+            answer = child.generate(PATIENCE, **request)
             reading = read(way.served.port, COMPLETIONS, body)
         else:
             reading = read(way.served.port, COMPLETIONS, body)
-            answer = child.generate(PATIENCE, **asked)
+            answer = child.generate(PATIENCE, **request)
         if number:
             pairs.append((reading, answer))
             differing += _text(tokenizer, answer.tokens) != reading.text
@@ -76,5 +76,5 @@ def _row(
 
 def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """As an answer shows them."""
-    stream = TextStream(tokenizer, ())
+    stream = Detokenizer(tokenizer, ())
     return "".join(stream.push(token) for token in tokens) + stream.flush()

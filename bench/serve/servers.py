@@ -27,7 +27,7 @@ PAGE_KB: Final = 1024
 
 
 @dataclass
-class Served:
+class RunningServer:
     """A running server."""
 
     system: str
@@ -58,12 +58,12 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Way:
+class ServerMode:
     """A server and how it is asked: a row of results is about one."""
 
     system: str
     mode: str
-    served: Served = field(compare=False, hash=False)
+    served: RunningServer = field(compare=False, hash=False)
     more: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)  # into every body
 
     @property
@@ -76,7 +76,7 @@ class Way:
 
     def body(self, prompt: Sequence[int], max_tokens: int, user: str, slot: int, turn: int) -> dict[str, Any]:
         """The first turn of a user is new to every cache."""
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "prompt": list(prompt),
             "max_tokens": max_tokens,
             "temperature": 0.0,
@@ -87,8 +87,8 @@ class Way:
             **self.more,
         }
         if self.ours:
-            return asked | {"user": user}
-        return asked | {"cache_prompt": turn > 0, "id_slot": slot, "samplers": ["temperature"]}
+            return request | {"user": user}
+        return request | {"cache_prompt": turn > 0, "id_slot": slot, "samplers": ["temperature"]}
 
 
 def end_with_this_process() -> None:
@@ -109,7 +109,7 @@ def start(
     ready: str,
     environment: Mapping[str, str],
     folder: "tempfile.TemporaryDirectory[str]",
-) -> Served:
+) -> RunningServer:
     """Waits until it answers; what it prints is in a log in the folder, which goes when it ends."""
     with (Path(folder.name) / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -120,7 +120,7 @@ def start(
             cwd=ROOT,
             env={**os.environ, **environment},
         )
-    served = Served(system, port, process, folder)
+    served = RunningServer(system, port, process, folder)
     until = time.monotonic() + START_S
     while not _answers(port, ready):
         if process.poll() is not None or time.monotonic() > until:
@@ -137,7 +137,7 @@ def _answers(port: int, path: str) -> bool:
     return False
 
 
-def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: str = "") -> Served:
+def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: str = "") -> RunningServer:
     """With a trace store of its own, as it is by default."""
     port, folder = free_port(), tempfile.TemporaryDirectory()
     command = [sys.executable, "-m", "paceline", "serve", model, "--port", str(port)]
@@ -149,7 +149,7 @@ def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: 
     return served
 
 
-def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> Served | None:
+def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> RunningServer | None:
     """In the faster of the ways that this machine leaves; None if it is not installed.
 
     context: tokens of each slot.
@@ -157,7 +157,7 @@ def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> Ser
     build = next(b for b in BUILDS if b.driver == "llama_server" and "binary" in b.files)
     if not build.installed:
         return None
-    made: dict[float, Served] = {}
+    made: dict[float, RunningServer] = {}
     for choice in amx.choices(build.driver):
         port = free_port()
         settings = {**build.settings, **choice.settings, "slots": slots}
@@ -177,7 +177,7 @@ def llama(model: Path, mode: str, threads: int, slots: int, context: int) -> Ser
     return best
 
 
-def _warm(served: Served) -> float:
+def _warm(served: RunningServer) -> float:
     """Seconds of an answer after one for warming."""
-    body = Way("llama.cpp", "plain", served).body(range(100, 356), 16, "", 0, 0)
+    body = ServerMode("llama.cpp", "plain", served).body(range(100, 356), 16, "", 0, 0)
     return [read(served.port, COMPLETIONS, body).last for _ in "12"][-1]

@@ -18,7 +18,7 @@ from bench import machine, pages, results_folder
 from bench.own import bandwidth
 from bench.serve import servers
 from bench.serve.http_client import get, post
-from bench.serve.servers import COMPLETIONS, Served
+from bench.serve.servers import COMPLETIONS, RunningServer
 from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
@@ -26,10 +26,10 @@ from paceline import hub
 
 MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
-MOST_GROWTH: Final = 0.05
+MAX_GROWTH: Final = 0.05
 DRAIN_S: Final = 60.0
 FILLING: Final = 1500  # tokens of a prompt that fills the cache
-MOST_FILLING: Final = 40
+MAX_FILLERS: Final = 40
 FLAT_MB: Final = 2.0
 GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
@@ -53,20 +53,20 @@ def drained(port: int) -> dict[str, float]:
         time.sleep(0.2)
 
 
-def fill(server: Served, model: str, seed: int) -> int:
+def fill(server: RunningServer, model: str, seed: int) -> int:
     """Long prompts nobody else asks, until the cache has all the memory it will ever have: how many."""
     rng, before = random.Random(f"{seed} fill"), 0.0
-    for number in range(MOST_FILLING):
+    for number in range(MAX_FILLERS):
         if server.resident_mb - before < FLAT_MB:
             return number
         before = server.resident_mb
         prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
         post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "remember": False})
-    return MOST_FILLING
+    return MAX_FILLERS
 
 
 def watch(
-    server: Served, load: Load, seconds: float, say: Callable[[str], None]
+    server: RunningServer, load: Load, seconds: float, say: Callable[[str], None]
 ) -> list[tuple[float, float]]:
     """Lets the load run for so long; seconds and resident MB, once a second or so."""
     started, samples, told = time.monotonic(), list[tuple[float, float]](), 0.0
@@ -86,8 +86,8 @@ def figures(tally: Tally, samples: Sequence[tuple[float, float]], last: float, l
     stuck = tally.counts["timed out"] + int(left[GAUGES[0]] + left[GAUGES[1]])
     return {
         "minutes": round(total / 60, 2),
-        "requests": sum(tally.asked.values()),
-        **{f"asked: {name}": n for name, n in sorted(tally.asked.items())},
+        "requests": sum(tally.requests.values()),
+        **{f"asked: {name}": n for name, n in sorted(tally.requests.items())},
         **{f"ended: {name}": n for name, n in sorted(tally.counts.items())},
         "completed answers compared": tally.compared,
         "wrong texts": len(tally.wrong),
@@ -107,7 +107,7 @@ def faults(found: dict[str, Any], alive: bool) -> list[str]:
     bad = [f"{found[name]} {name}" for name in ("wrong texts", "stuck requests") if found[name]]
     if found["answers of 500 and more"]:
         bad.append(f"{found['answers of 500 and more']} answers of 500 and more")
-    if found["growth"] > MOST_GROWTH:
+    if found["growth"] > MAX_GROWTH:
         bad.append(f"memory grew by {found['growth']:.1%}")
     return bad if alive else [*bad, "the server ended"]
 

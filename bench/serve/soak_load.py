@@ -24,7 +24,7 @@ BUSY: Final = 429
 class Tally:
     """What became of all requests; filled by many threads."""
 
-    asked: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     compared: int = 0
     server_errors: int = 0
@@ -34,9 +34,9 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def short(self) -> str:
-        asked = sum(self.asked.values())
+        total = sum(self.requests.values())
         return (
-            f"{asked} requests, {self.compared} compared, {len(self.wrong)} wrong, {self.server_errors} 5xx"
+            f"{total} requests, {self.compared} compared, {len(self.wrong)} wrong, {self.server_errors} 5xx"
         )
 
     def ended(self, how: str) -> None:
@@ -89,7 +89,7 @@ class Load:
         while not self._ending.is_set():
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             with self.tally.lock:
-                self.tally.asked[kind] += 1
+                self.tally.requests[kind] += 1
             try:
                 self._ask(kind, rng)
             except TimeoutError:

@@ -87,22 +87,26 @@ def _sampled(llm: LLM, prompt: list[int], rng: random.Random) -> Expected:
 
 
 def _chat(llm: LLM, prompt: list[int], rng: random.Random) -> Expected:
-    asked = f"Tell me about {rng.choice(CITIES)}, its river and its food, in {rng.randint(2, 9)} sentences."
-    return _answered(llm, "greedy chat", asked, rng.randint(24, 96))
+    question = (
+        f"Tell me about {rng.choice(CITIES)}, its river and its food, in {rng.randint(2, 9)} sentences."
+    )
+    return _answered(llm, "greedy chat", question, rng.randint(24, 96))
 
 
 def _tools(llm: LLM, prompt: list[int], rng: random.Random) -> Expected:
-    asked = f"What is the {rng.choice(('weather', 'time'))} in {rng.choice(CITIES)} now?"
-    return _answered(llm, "greedy tool call", asked, 96, tools=TOOLS, tool_choice="required")
+    question = f"What is the {rng.choice(('weather', 'time'))} in {rng.choice(CITIES)} now?"
+    return _answered(llm, "greedy tool call", question, 96, tools=TOOLS, tool_choice="required")
 
 
 def _schema(llm: LLM, prompt: list[int], rng: random.Random) -> Expected:
-    asked = f"Make a task of this: order {rng.randint(2, 40)} maps of {rng.choice(CITIES)}. Answer in JSON."
-    return _answered(llm, "greedy schema", asked, 96, response_format=FORMAT)
+    question = (
+        f"Make a task of this: order {rng.randint(2, 40)} maps of {rng.choice(CITIES)}. Answer in JSON."
+    )
+    return _answered(llm, "greedy schema", question, 96, response_format=FORMAT)
 
 
-def _answered(llm: LLM, kind: str, asked: str, max_tokens: int, **more: Any) -> Expected:
-    messages: Messages = [{"role": "user", "content": asked}]
+def _answered(llm: LLM, kind: str, question: str, max_tokens: int, **more: Any) -> Expected:
+    messages: Messages = [{"role": "user", "content": question}]
     how: dict[str, Any] = {"temperature": 0.0, "seed": 0, "max_tokens": max_tokens}
     result = llm.generate(messages, SamplingParams(**how), **more)
     calls = tuple((call.name, call.text or json.dumps(call.arguments)) for call in result.tool_calls)

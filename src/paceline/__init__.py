@@ -1,4 +1,7 @@
-"""Faster agents, word for word."""
+"""Lossless speculative decoding for agents: an inference engine whose drafts never change the text.
+
+`LLM` is the Python API. Public names load when they are first used.
+"""
 
 import os
 from importlib import import_module
@@ -65,3 +68,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     return getattr(import_module(f"paceline.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

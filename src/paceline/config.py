@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -65,6 +66,13 @@ def require_whole(settings: object, *names: str) -> None:
                 index(value)
         except TypeError:
             raise SettingError(name, value, "whole numbers") from None
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Says to the caller's caller that a name has changed."""
+    warnings.warn(
+        f"{old} is now called {new}; the old name will be removed", DeprecationWarning, stacklevel=3
+    )
 
 
 def freeze(settings: object, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""The Python API: a model ready to answer."""
+"""The Python API: `LLM`."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -7,30 +7,33 @@ from itertools import count
 from typing import Any, Final, TypeGuard
 
 from paceline import hub
-from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings
-from paceline.constraints import ANYTHING, Compiler, OutputSpec, Whitespace
+from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
+from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
-from paceline.text import StopStrings, TextStream
+from paceline.text import Detokenizer, StopChecker
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
-PROMPT_END: Final = 16  # characters at its end in which a plain prompt may open the model's reasoning
+PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
 
 class LLM:
-    """A model ready to answer. Several streams may be open at once and share passes; not for several threads.
+    """A loaded model. Several streams may be open at once and share passes; one thread only.
 
-    Without a spec, the drafters are grammar, suffix, ngram, those given here, trained ones, and the draft
-    model if any. trained: names or folders of drafters that `paceline train` made for this model; None: on a
-    GPU, without a spec, one that is in the package for it.
-    `self` and `quantized` are made only if the spec given here names them.
-    draft_vocab is for a draft model with another tokenizer: it guesses tokens that both have (intersection),
-    or writes text (text), or whichever suits the two and the request (auto).
+    model: a name in the catalogue, a folder or a GGUF file.
+    spec: None: the drafters grammar, suffix and ngram, then those below. `self` and `quantized` are loaded
+    only if it names them.
+    drafters: your own, as objects.
+    trained: heads that `paceline train` made for this model, by name or folder, one or several. None: without
+    a spec and on a GPU, a head in the package that fits the model.
+    draft_model: a smaller model, as the drafter `model`.
+    draft_vocab: for a draft model with another tokenizer. intersection: it drafts tokens that both
+    vocabularies have; text: its text is tokenized again; auto: the better of the two for the request.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class LLM:
         return {head.name: head.kind for head in self.heads}
 
     def replace_drafter(self, drafter: Drafter) -> None:
-        """Between two passes: from now on this one guesses in place of the one with its name."""
+        """Replaces the drafter of the same name, between two passes."""
         self.engine.replace_drafter(drafter)
         self.drafters[drafter.name] = drafter
 
@@ -79,23 +82,23 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        wanted: OutputSpec = ANYTHING,
+        output: OutputSpec = UNCONSTRAINED,
         *,
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
-        learn: bool = True,
+        remember: bool = True,
         template: Mapping[str, Any] | None = None,
     ) -> RequestOutput:
-        """Everything a request needs before the engine sees it. May be called from any thread.
+        """Encodes the prompt and compiles the constraint of a request. May be called from any thread.
 
         template: variables of the chat template.
         """
-        tokens, prompt_end = self._encode(prompt, wanted, dict(template or {}))
-        marks = self.tokenizer.tool_marks if wanted.calls else frozenset()
-        guess = prediction and self._default_drafters
+        tokens, prompt_end = self._encode(prompt, output, dict(template or {}))
+        marks = self.tokenizer.tool_marks if output.may_call else frozenset()
         if spec is None:
-            spec = replace(self.spec, drafters=("prediction", *self.spec.drafters)) if guess else self.spec
+            first = ("prediction",) if prediction and self._default_drafters else ()
+            spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
         check_drafters(spec, self.drafters)
         seq = Seq(
             id=f"r{next(self._ids)}",
@@ -105,12 +108,13 @@ class LLM:
             spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopStrings(self.tokenizer, params.stop, keep=marks) if params.stop else None,
-            cursor=self._cursor(wanted, prompt_end, params.ignore_eos),
-            learn=learn,
+            stopped_by=StopChecker(self.tokenizer, params.stop, keep=marks) if params.stop else None,
+            cursor=self._cursor(output, prompt_end, params.ignore_eos),
+            remember=remember,
         )
-        parser = OutputParser(wanted.parser(prompt_end), self.tokenizer.tool_format if wanted.calls else None)
-        return RequestOutput(seq, TextStream(self.tokenizer, params.stop, keep=marks), parser)
+        tool_format = self.tokenizer.tool_format if output.may_call else None
+        parser = OutputParser(output.parser(prompt_end), tool_format)
+        return RequestOutput(seq, Detokenizer(self.tokenizer, params.stop, keep=marks), parser)
 
     def stream(
         self,
@@ -126,21 +130,25 @@ class LLM:
         spec: SpecConfig | None = None,
         prediction: str = "",
         tenant: str = "",
-        learn: bool = True,
+        remember: bool = True,
+        learn: bool | None = None,
         **sampling: Any,
     ) -> Stream:
-        """Starts an answer. `sampling` takes fields of SamplingParams, and overrides those of `params`.
+        """Starts an answer.
 
-        Without a seed in either, each request draws one.
-
-        A list of messages is one chat. A prediction is tried before other guesses unless a spec is given.
-        learn=False: drafters remember nothing of it for later requests.
-
-        With tools, every call the model makes is one that its tool's schema allows; tool_choice is auto,
-        required, none, or a tool's name. `output` is what the answer must be: a Python type, a Pydantic
-        model, a pattern, a constraint; `Result.value` is then of it. `whitespace` is that of JSON.
+        prompt: plain text, its tokens, or the messages of a chat.
+        sampling: fields of SamplingParams, which override those of `params`. Without a seed, the request
+        draws one.
+        tools: every call that the model makes fits its tool's schema. tool_choice: auto, required, none, or
+        a tool's name.
+        output: the type of the answer: a Python type, a Pydantic model, a pattern, a constraint.
+        `Result.value` then has this type. whitespace: that of JSON.
+        prediction: a text that the answer may resemble; without a spec it is the first drafter.
+        remember=False: drafters remember nothing of it for later requests (`learn` is the name before 0.2).
         """
-        wanted = OutputSpec(
+        if learn is not None:
+            warn_renamed("learn", "remember")
+        output_spec = OutputSpec(
             tuple(tools or ()),
             tool_choice or "auto",
             parallel_tool_calls,
@@ -151,18 +159,18 @@ class LLM:
         request = self.prepare(
             prompt,
             _params(params, sampling),
-            wanted,
+            output_spec,
             spec=spec,
             prediction=prediction,
             tenant=tenant,
-            learn=learn,
+            remember=remember if learn is None else learn,
         )
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)
 
-    def _cursor(self, wanted: OutputSpec, prompt_end: str, ignore_eos: bool) -> Cursor | None:
-        constraint = wanted.constraint(self.tokenizer.tool_format, prompt_end)
+    def _cursor(self, output: OutputSpec, prompt_end: str, ignore_eos: bool) -> Cursor | None:
+        constraint = output.constraint(self.tokenizer.tool_format, prompt_end)
         return None if constraint is None else self.constraints.cursor(constraint, ignore_eos)
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Result:
@@ -175,7 +183,7 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
-    def _encode(self, prompt: Prompt, wanted: OutputSpec, variables: dict[str, Any]) -> tuple[list[int], str]:
+    def _encode(self, prompt: Prompt, output: OutputSpec, variables: dict[str, Any]) -> tuple[list[int], str]:
         """The prompt's tokens, and the end of its text that may open the model's reasoning.
 
         In a chat that end is the template's own: what a user writes never counts.
@@ -183,16 +191,16 @@ class LLM:
         if not prompt:
             raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
         if isinstance(prompt, str):
-            return self._encode_text(prompt, wanted.tools), prompt[-PROMPT_END:]
+            return self._encode_text(prompt, output.tools), prompt[-PROMPT_END:]
         if _are_tokens(prompt):
             return [int(token) for token in prompt], ""
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
-        tools = list(wanted.tools) or None
+        tools = list(output.tools) or None
         text = self.tokenizer.render(messages, tools, **variables)
         tokens = self.tokenizer.encode(self._within_context(text), bos=False)
-        if not wanted.bound:
+        if not output.constrained:
             return tokens, ""
         return tokens, self.tokenizer.generation_prompt(text, messages, tools, **variables)
 
@@ -205,17 +213,17 @@ class LLM:
         return tokens
 
     def _within_context(self, text: str) -> str:
-        """Refuses what cannot fit, before work is spent on its tokens."""
+        """Refuses text that cannot fit before it is tokenized."""
         size, limit = len(text.encode("utf-8", "surrogatepass")), self.target.max_context
-        if size >= limit and (least := size // self.tokenizer.longest_piece) >= limit:
+        if size >= limit and (tokens := size // self.tokenizer.longest_piece) >= limit:
             raise PromptTooLong(
-                f"the prompt has at least {least} tokens and the model's context holds {limit}, "
+                f"the prompt has at least {tokens} tokens and the model's context holds {limit}, "
                 "one of them for the answer: shorten the prompt"
             )
         return text
 
     def next_round(self, seq_id: str) -> Round:
-        """For streams: runs passes until one has something for this sequence."""
+        """For streams: runs passes until one has a round for this sequence."""
         inbox = self._inbox[seq_id]
         while not inbox:
             for r in self.engine.step():

@@ -17,12 +17,12 @@ import torch
 
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig, require
-from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters import TARGET_DRAFTERS, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
 from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.drafters.heads import BlockDrafter, drafter_of
-from paceline.errors import ModelError, PacelineError, UnknownModel, UsageError
+from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
@@ -34,8 +34,8 @@ from paceline.strings import unknown_name
 from paceline.target.base import ModelTarget
 from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement
-from paceline.target.load import load_copy, load_draft, load_target
-from paceline.target.weights.reader import open_checkpoint, placed_tensors
+from paceline.target.load import load_draft, load_quantized_copy, load_target, unsupported_copy_reason
+from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 from paceline.text import Tokenizer
 from paceline.types import Drafter
@@ -48,7 +48,7 @@ Name = str | PathLike[str]  # of a head in the local store or the package, or it
 _LOADED_BY: Final = {
     "model": "draft_model=...",
     **{kind: f"trained=[...], a head of kind {kind}" for kind in HEAD_TYPES},
-    **{name: f"spec=SpecConfig(({name!r}, ...))" for name in OF_THE_TARGET},
+    **{name: f"spec=SpecConfig(({name!r}, ...))" for name in TARGET_DRAFTERS},
 }
 
 
@@ -95,7 +95,8 @@ def load_model(
     _check_kinds(heads, ready)
     extra = (*custom, *(head.kind for head in heads), *(("model",) if draft_model else ()))
     spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
-    check_drafters(spec, {*ready, *extra, *OF_THE_TARGET})
+    check_drafters(spec, {*ready, *extra, *TARGET_DRAFTERS})
+    _check_usable(spec, ready, path, config, draft_model)
     tokenizer = Tokenizer.load(path)
     stored = read_heads(heads, path)
     target = load_target(path, config)
@@ -107,6 +108,48 @@ def load_model(
     if "self" in spec.drafters and "self" not in ready:
         ready["self"] = layer_skip_drafter(target, tokenizer)
     return LoadedModel(tokenizer, target, tuple(heads), ready, spec, cost_table(target))
+
+
+def unusable(
+    drafter: str, model: Path, config: EngineConfig | None = None, draft_model: Path | None = None
+) -> str | None:
+    """Why a model cannot use a drafter of the registry, without reading weights; None: it can.
+
+    draft_model: the one in question for the drafter `model`.
+    """
+    if drafter == "quantized":
+        return unsupported_copy_reason(model, config or EngineConfig())
+    if drafter == "model" and draft_model is not None:
+        try:
+            smaller = _weight_bytes(draft_model) < _weight_bytes(model)
+        except PacelineError as error:
+            return str(error)
+        if not smaller:
+            return f"{draft_model.name} is no smaller than {model.name}: its drafts cost more than they save"
+    return None
+
+
+def _check_usable(
+    spec: SpecConfig,
+    custom: Mapping[str, Drafter],
+    model: Path,
+    config: EngineConfig,
+    draft_model: str | None,
+) -> None:
+    """Refuses drafters that cannot work; a draft model that cannot pay is the caller's choice."""
+    for name in spec.drafters:
+        if name in TARGET_DRAFTERS and name not in custom and (reason := unusable(name, model, config)):
+            raise DrafterMismatch(f"{model.name} cannot use {name!r}: {reason}; leave `{name}` out")
+    if draft_model and (reason := unusable("model", model, config, draft_model_path(draft_model))):
+        log.warning("%s", reason)
+
+
+def _weight_bytes(model: Path) -> int:
+    """Bytes of the weights in its file; a pass reads about as many."""
+    try:
+        return sum(stored.nbytes for _, stored in canonical_tensors(open_checkpoint(model)))
+    except OSError as error:
+        raise ModelError.unreadable(model, error) from error
 
 
 def _custom(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
@@ -153,7 +196,7 @@ def model_drafter(
 
 def quantized_drafter(target: ModelTarget, path: Path, config: EngineConfig) -> Drafter:
     """The target's weights in 4 bits. Loaded only if named: it takes memory."""
-    copy = load_copy(path, config, target)
+    copy = load_quantized_copy(path, config, target)
     cost = copy.bytes_held / target.bytes_held
     return ModelDrafter(copy, target.vocab_size, cost=cost, name="quantized")
 
@@ -212,7 +255,7 @@ def _identity(model: Path) -> tuple[str, int]:
     """Fingerprint and vocabulary size."""
     try:
         checkpoint = open_checkpoint(model)
-        return fingerprint(checkpoint.identity, placed_tensors(checkpoint)), checkpoint.shape.vocab_size
+        return fingerprint(checkpoint.identity, canonical_tensors(checkpoint)), checkpoint.shape.vocab_size
     except OSError as error:
         raise ModelError.unreadable(model, error) from error
 

@@ -1,18 +1,18 @@
-"""What may be written to logs: where something failed; no text of a request, no path of the machine."""
+"""Log lines for errors: their type and position in the code; no text of a request, no path of the machine."""
 
 import logging
 from traceback import extract_tb
 
 
-def log_problem(log: logging.Logger, what: str, problem: BaseException) -> None:
-    """One line. The exception's own text, which may quote anything, and its stack are for the debug level."""
-    log.error("%s: %s", what, place_of(problem))
-    log.debug("%s", what, exc_info=problem)
+def log_error(log: logging.Logger, what: str, error: BaseException) -> None:
+    """One line. The error's own text, which may quote anything, and its stack go to the debug level."""
+    log.error("%s: %s", what, origin(error))
+    log.debug("%s", what, exc_info=error)
 
 
-def place_of(problem: BaseException) -> str:
-    """Its type, then innermost first: function, file without its folder, line."""
-    frames = reversed(extract_tb(problem.__traceback__))
-    return f"{type(problem).__name__} in " + " < ".join(
+def origin(error: BaseException) -> str:
+    """The error's type and its frames, innermost first: function, file name, line."""
+    frames = reversed(extract_tb(error.__traceback__))
+    return f"{type(error).__name__} in " + " < ".join(
         f"{f.name} ({f.filename.rpartition('/')[2]}:{f.lineno})" for f in frames
     )

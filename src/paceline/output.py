@@ -14,7 +14,7 @@ from paceline.text import (
     CallDelta,
     ContentDelta,
     Delta,
-    TextStream,
+    Detokenizer,
     ToolCall,
     ToolFormat,
     ToolStream,
@@ -106,7 +106,7 @@ class RequestOutput:
     """
 
     seq: Seq
-    detokenizer: TextStream
+    detokenizer: Detokenizer
     parser: OutputParser = field(default_factory=OutputParser)
     index: int = 0  # among the choices of the request
     started: float = field(default_factory=time.perf_counter)

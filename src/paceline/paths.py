@@ -1,13 +1,13 @@
-"""Where paceline keeps what it made or fetched: models, built libraries, notes about the machine."""
+"""The folder of paceline's own files: models, built libraries, trained heads, measurements."""
 
 import os
 from pathlib import Path
 
 
 def home() -> Path:
-    """$PACELINE_HOME, else paceline's folder in the user's cache."""
-    if given := os.environ.get("PACELINE_HOME"):
-        return Path(os.path.expanduser(given)).absolute()
+    """$PACELINE_HOME, or else the user's cache folder."""
+    if folder := os.environ.get("PACELINE_HOME"):
+        return Path(os.path.expanduser(folder)).absolute()
     try:
         import platformdirs
     except ImportError:  # a bare machine

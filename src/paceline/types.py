@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config import SamplingParams, SpecConfig
+from paceline.config import SamplingParams, SpecConfig, warn_renamed
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:  # a command that needs no model starts without torch
@@ -56,7 +56,7 @@ class Seq:
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds
     priority: int = 0  # higher comes first
-    learn: bool = True  # drafters may remember it for the same tenant's later sequences
+    remember: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
 
@@ -68,6 +68,12 @@ class Seq:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_len :]
+
+    @property
+    def learn(self) -> bool:
+        """The name of `remember` before 0.2."""
+        warn_renamed("Seq.learn", "Seq.remember")
+        return self.remember
 
 
 @dataclass(frozen=True, slots=True)

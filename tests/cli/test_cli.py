@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from paceline import hub
-from paceline.cli.about import DRAFTERS
 from paceline.cli.drafters import DrafterRow, drafters_table
 from paceline.cli.render import COLOURS, OWN
+from paceline.drafters import DRAFTERS
 from support.commands import fails, run
 
 REPEATING = "one two three four, one two three four, one two three four, one two"

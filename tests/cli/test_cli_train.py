@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.cli.about import DRAFTERS
-from paceline.drafters import OF_THE_TARGET, model_free
+from paceline.drafters import DRAFTERS, TARGET_DRAFTERS, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
 from paceline.heads.registry import HEAD_TYPES
@@ -35,7 +34,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_drafter_is_told_of() -> None:
-    assert set(DRAFTERS) == {*model_free(), "model", *OF_THE_TARGET, *HEAD_TYPES}
+    assert set(DRAFTERS) == {*model_free(), "model", *TARGET_DRAFTERS, *HEAD_TYPES}
 
 
 @pytest.mark.model
@@ -140,7 +139,7 @@ def test_rollback_goes_back(capsys: pytest.CaptureFixture[str], own_home: Path, 
 
 @pytest.mark.parametrize("option", ["--online-training", "--learn"])
 def test_online_training_needs_a_trained_drafter(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    assert "needs a drafter that can learn" in fails(capsys, "serve", "smollm2-135m", option)
+    assert "--online-training needs a trained drafter" in fails(capsys, "serve", "smollm2-135m", option)
 
 
 @pytest.mark.parametrize(

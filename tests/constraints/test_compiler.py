@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, check, compiler
-from paceline.constraints.compiler import _Kept
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, check, compiler
+from paceline.constraints.compiler import _LruCache
 from paceline.constraints.draft_masks import allows
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
@@ -49,17 +49,17 @@ def test_limits_on_the_grammar_itself(monkeypatch: pytest.MonkeyPatch, name: str
 
 def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    real = compiler.compiled
+    real = compiler.compile_grammar
 
     def counted(grammar: str, tables: Any) -> Any:
         calls.append(grammar)
         return real(grammar, tables)
 
-    monkeypatch.setattr(compiler, "compiled", counted)
+    monkeypatch.setattr(compiler, "compile_grammar", counted)
     made = Compiler(MARKED, VOCAB)
     for _ in range(3):
         made.cursor(Regex("a+"))
-        made.cursor(Triggered("<", Regex("<b")))
+        made.cursor(StructuralTag("<", Regex("<b")))
     assert len(calls) == 2
 
 
@@ -71,7 +71,7 @@ def test_an_error_at_compile_time_is_not_kept() -> None:
 
 
 def test_the_oldest_goes_first() -> None:
-    kept: _Kept[str, str] = _Kept(2, 100)
+    kept: _LruCache[str, str] = _LruCache(2, 100)
     for key in ("a", "b"):
         kept.get(key, 1, lambda: "old")
     kept.get("a", 1, lambda: "new")
@@ -81,7 +81,7 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_long_texts_count_by_their_length() -> None:
-    kept: _Kept[int, str] = _Kept(100, 10)
+    kept: _LruCache[int, str] = _LruCache(100, 10)
     for key in range(4):
         kept.get(key, 4, lambda: "old")
     assert [kept.get(key, 4, lambda: "new") for key in (3, 2)] == ["old", "old"]
@@ -121,7 +121,7 @@ def test_padding_beyond_the_vocabulary_is_never_allowed(more: int) -> None:
 
 def test_padding_is_free_text_like_any_other() -> None:
     made = Compiler(MARKED, VOCAB + 40)
-    cursor = made.cursor(Triggered("ab", Regex("abc")))
+    cursor = made.cursor(StructuralTag("ab", Regex("abc")))
     assert cursor.advance(ord("a"))
     assert cursor.advance(VOCAB + 39)
     assert not cursor.advance(VOCAB + 40)

@@ -162,8 +162,8 @@ class Spy:
 
 def test_ends_are_not_shown_to_the_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[int] = []
-    real = compiler.compiled
-    monkeypatch.setattr(compiler, "compiled", lambda *given: Spy(real(*given), shown))
+    real = compiler.compile_grammar
+    monkeypatch.setattr(compiler, "compile_grammar", lambda *given: Spy(real(*given), shown))
     cursor = Compiler(TOKENIZER, VOCAB).cursor(Regex("ab*"))
     assert cursor.advance(A)
     for _ in range(3):
@@ -193,7 +193,7 @@ def cursor_text(last: int) -> list[int]:
 def test_a_dead_end_is_an_error() -> None:
     """The mask allows nothing: no token of this model spells what must come."""
     cursor = COMPILER.cursor(Regex("ab"))
-    cursor._ask = lambda *_: None  # type: ignore[attr-defined]
+    cursor._query = lambda *_: None  # type: ignore[attr-defined]
     with pytest.raises(ConstraintError, match="dead end"):
         cursor.fill(np.zeros(9, np.uint32))
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, Triggered, compiler
-from paceline.constraints.draft_masks import FREE, UNREACHED, Masks, allows, masks, words
+from paceline.constraints import Choice, Compiler, Constraint, Json, Regex, StructuralTag, compiler
+from paceline.constraints.draft_masks import FREE, UNREACHABLE, Masks, allows, masks, words
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Bits, Cursor, Draft
@@ -21,13 +21,13 @@ VOCAB = TOKENIZER.vocab_size
 WORDS = words(VOCAB)
 (END,) = TOKENIZER.eos_ids
 COMPILER = Compiler(TOKENIZER, VOCAB)
-CONSTRAINTS: list[Constraint | Triggered] = [
+CONSTRAINTS: list[Constraint | StructuralTag] = [
     Regex("a(bc)?a*"),
     Regex("abca(aab|bcb)abcab"),
     Choice(("abc", "abcabc", "aab", "c")),
     Json.of({"type": "array", "items": {"enum": ["a", "ab", None]}, "maxItems": 3}),
-    Triggered("ab", Regex("ab(ca|bc)c?"), again=True),
-    Triggered("ab", None),
+    StructuralTag("ab", Regex("ab(ca|bc)c?"), again=True),
+    StructuralTag("ab", None),
 ]
 
 
@@ -63,7 +63,7 @@ def check(made: Masks, draft: Draft, fresh: Callable[[], Cursor], width: int) ->
                 break
         found = made.rows[node + 1]
         if state == "illegal":
-            assert found is UNREACHED
+            assert found is UNREACHABLE
         elif state == "over" or cursor.finished:
             assert found is None
         else:
@@ -125,7 +125,7 @@ def test_a_row_after_an_illegal_guess_raises_and_is_never_stale() -> None:
     made = masks(COMPILER.cursor(Regex("abc")), Draft((ord("x"), ord("b"), ord("c"))), WORDS)
     assert made.after(ROOT) is not None
     for node in range(3):
-        with pytest.raises(ConstraintError, match="no legal text leads to"):
+        with pytest.raises(ConstraintError, match="forbids is not known"):
             made.after(node)
 
 
@@ -154,7 +154,7 @@ def test_an_error_is_raised_where_it_is_and_nowhere_else() -> None:
     made = masks(root, Draft((1, 2, 3, 1, 3), (ROOT, ROOT, 1, 0, 3)), 1)
     with pytest.raises(ConstraintError, match="too much work"):
         made.after(1)
-    with pytest.raises(ConstraintError, match="no legal text"):
+    with pytest.raises(ConstraintError, match="forbids is not known"):
         made.after(2)
     assert all(made.after(node) is not None for node in (ROOT, 0, 3, 4))
 
@@ -163,7 +163,7 @@ def test_a_legal_token_that_is_then_refused_says_so() -> None:
     made = masks(Stuck(lambda _: {1, 3}), Draft((1, 3, 1)), 1)
     with pytest.raises(ConstraintError, match="allowed token 3 and then could not take it"):
         made.after(1)
-    with pytest.raises(ConstraintError, match="no legal text"):
+    with pytest.raises(ConstraintError, match="forbids is not known"):
         made.after(2)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.constraints import Choice, Compiler, Json, Lark, OutputSpec, Regex, Triggered, compiler
+from paceline.constraints import Choice, Compiler, Json, Lark, OutputSpec, Regex, StructuralTag, compiler
 from paceline.constraints.grammars import RequestPart
 from paceline.constraints.match import fits
-from paceline.constraints.request import Either
+from paceline.constraints.request import Alternatives
 from paceline.errors import ConstraintError
 from paceline.text.tool_calls.formats import FORMATS
 from support.cursors import after, tokenizer_with
@@ -45,14 +45,14 @@ def test_a_choice_of_tools_needs_tools(choice: Any) -> None:
 
 def test_with_tools_and_a_format_an_answer_is_a_call_or_the_format() -> None:
     made = OutputSpec((TOOL,), output=SCHEMA).constraint(HERMES)
-    assert isinstance(made, Either)
+    assert isinstance(made, Alternatives)
     assert fits(made, CALL)
     assert fits(made, "12")
     assert not fits(made, "so: " + CALL)
     none = OutputSpec((TOOL,), "none", output=SCHEMA).constraint(HERMES)
     assert none == RequestPart("output", Json.of(SCHEMA))
     required = OutputSpec((TOOL,), "required", output=SCHEMA).constraint(HERMES)
-    assert not isinstance(required, Triggered)
+    assert not isinstance(required, StructuralTag)
     assert required is not None
     assert fits(required, CALL)
     assert not fits(required, "12")
@@ -61,7 +61,7 @@ def test_with_tools_and_a_format_an_answer_is_a_call_or_the_format() -> None:
 @pytest.mark.parametrize("prompt", ["<think>", "x\n<think>\n", "<think></think><think>"])
 def test_reasoning_that_the_prompt_opens_is_free(prompt: str) -> None:
     made = OutputSpec(output=Choice(("yes", "no"))).constraint(HERMES, prompt)
-    assert isinstance(made, Triggered)
+    assert isinstance(made, StructuralTag)
     tokenizer = tokenizer_with()
     compiler = Compiler(tokenizer, tokenizer.vocab_size)
     cursor = after(compiler, made, list(b"let me see: no. </think>\n\nyes"))
@@ -75,10 +75,10 @@ def test_without_open_reasoning_the_constraint_holds_at_once(prompt: str) -> Non
 
 def test_required_calls_come_after_reasoning_too() -> None:
     made = OutputSpec((TOOL,), "required").constraint(HERMES, "<think>")
-    assert isinstance(made, Triggered)
+    assert isinstance(made, StructuralTag)
     assert made.trigger == "</think>"
     auto = OutputSpec((TOOL,), "auto").constraint(HERMES, "<think>")
-    assert isinstance(auto, Triggered)
+    assert isinstance(auto, StructuralTag)
     assert auto.trigger == "<tool_call>"
 
 
@@ -129,13 +129,13 @@ def test_an_error_names_the_part_of_the_request_after_one_compilation(
     monkeypatch: pytest.MonkeyPatch, spec: Callable[[], OutputSpec], param: str
 ) -> None:
     compilations: list[str] = []
-    real = compiler.compiled
+    real = compiler.compile_grammar
 
     def counted(grammar: str, tables: Any) -> Any:
         compilations.append(grammar)
         return real(grammar, tables)
 
-    monkeypatch.setattr(compiler, "compiled", counted)
+    monkeypatch.setattr(compiler, "compile_grammar", counted)
     with pytest.raises(ConstraintError) as caught:
         compile_spec(spec)
     assert caught.value.param is not None

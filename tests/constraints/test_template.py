@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Template, Triggered, output
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, Template, output
 from paceline.constraints.compiler import check
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
@@ -177,7 +177,7 @@ def test_a_template_is_a_key() -> None:
     assert made() == made()
     assert hash(made()) == hash(made())
     assert made() != Template("{a} {b} {c}", a=Item, b=str, c={"type": "number"})
-    assert len({Triggered("x", made()), Triggered("x", made())}) == 1
+    assert len({StructuralTag("x", made()), StructuralTag("x", made())}) == 1
     with pytest.raises(AttributeError):
         made().text = ""  # type: ignore[misc]
 

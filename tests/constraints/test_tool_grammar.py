@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Constraint, Triggered, tool_calls
+from paceline.constraints import Constraint, StructuralTag, tool_calls
 from paceline.constraints.json_schema import closed
 from paceline.constraints.match import fits
 from paceline.errors import ConstraintError
@@ -32,8 +32,8 @@ TOOLS = [WEATHER, PING]
 CALLS = [ToolCall("get_weather", {"city": "Oslo", "days": 3}), ToolCall("ping", {}), ToolCall("ping", {})]
 
 
-def enforced(made: Constraint | Triggered) -> Constraint:
-    inner = made.then if isinstance(made, Triggered) else made
+def enforced(made: Constraint | StructuralTag) -> Constraint:
+    inner = made.then if isinstance(made, StructuralTag) else made
     assert inner is not None
     return inner
 
@@ -81,12 +81,12 @@ def test_every_legal_text_is_read_back(form: ToolFormat) -> None:
 
 def test_auto_waits_for_the_trigger_and_none_forbids_it(form: ToolFormat) -> None:
     auto, none = tool_calls(TOOLS, "auto", form), tool_calls(TOOLS, "none", form)
-    assert isinstance(auto, Triggered)
-    assert isinstance(none, Triggered)
+    assert isinstance(auto, StructuralTag)
+    assert isinstance(none, StructuralTag)
     assert (auto.trigger, auto.anywhere, auto.again) == (form.trigger, form.anywhere, True)
     assert (none.trigger, none.then) == (form.trigger, None)
     once = tool_calls(TOOLS, "auto", form, parallel=False)
-    assert isinstance(once, Triggered)
+    assert isinstance(once, StructuralTag)
     assert not once.again
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Choice, Compiler, Json, Lark, Regex, Triggered, tool_calls
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, tool_calls
 from paceline.constraints.draft_masks import masks, words
 from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
@@ -148,7 +148,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
 
 def test_a_trigger_that_is_given_up_for_a_new_one() -> None:
     made = Compiler(tokenizer_with(["ab", "abx"]), 259)
-    switched = Triggered("aab", Regex("aab(x|y)"))
+    switched = StructuralTag("aab", Regex("aab(x|y)"))
     long = [token for token in range(256, 259) if made._pieces[token] == b"ab"]
     cursor = after(made, switched, [97, 97, *long])
     assert allowed(cursor, 259) == letters("xy")
@@ -161,7 +161,7 @@ def test_masks_of_random_texts_follow_from_their_bytes(seed: int, again: bool, a
     trigger, options = "<a>", ("<a>b", "<a>bb", "<a><a>c")
     tokenizer = tokenizer_with(["<a", "a>", "a>b", ">b", "><", "x<", "<<", "<a>", "x<a>", "<a>bb", "bb"])
     made = Compiler(tokenizer, tokenizer.vocab_size)
-    switched = Triggered(trigger, Choice(options), again, anywhere)
+    switched = StructuralTag(trigger, Choice(options), again, anywhere)
     chance = random.Random(seed)
     likely = [*letters("<a>bcx"), *range(256, tokenizer.vocab_size)]
     cursor, text = made.cursor(switched), b""
@@ -211,7 +211,7 @@ def follows(
 
 
 def test_free_text_may_follow_and_another_trigger() -> None:
-    switched = Triggered("<c>", Lark('start: "<c>" /[0-9]/ "</c>"'), again=True)
+    switched = StructuralTag("<c>", Lark('start: "<c>" /[0-9]/ "</c>"'), again=True)
     cursor = after(COMPILER, switched, letters("ab<c>1</c>"))
     assert everything(cursor)
     assert not cursor.finished
@@ -225,14 +225,14 @@ def test_free_text_may_follow_and_another_trigger() -> None:
 
 
 def test_an_end_inside_the_grammar_ends_the_output_though_free_text_may_follow() -> None:
-    cursor = after(COMPILER, Triggered("<c>", Regex("<c>1*"), again=True), letters("<c>1"))
+    cursor = after(COMPILER, StructuralTag("<c>", Regex("<c>1*"), again=True), letters("<c>1"))
     assert END in allowed(cursor, VOCAB)
     assert cursor.advance(END)
     assert cursor.finished
 
 
 def test_a_trigger_that_must_not_appear() -> None:
-    cursor = COMPILER.cursor(Triggered("</think>", None))
+    cursor = COMPILER.cursor(StructuralTag("</think>", None))
     for token in ids("</", "think"):
         assert cursor.advance(token)
     completing = {token for token in range(VOCAB) if TOKENIZER.piece(token).startswith(b">")}
@@ -243,7 +243,7 @@ def test_a_trigger_that_must_not_appear() -> None:
 
 
 def test_a_trigger_that_counts_only_at_the_start() -> None:
-    switched = Triggered('{"a', Regex(r'\{"ab"\}'), anywhere=False)
+    switched = StructuralTag('{"a', Regex(r'\{"ab"\}'), anywhere=False)
     assert allowed(after(COMPILER, switched, letters('{"a')), VOCAB) == letters("b")
     for text in (' {"a', 'x{"a', '{{"a', '{ "a'):
         assert everything(after(COMPILER, switched, letters(text)))

@@ -55,11 +55,11 @@ def decode(drafter: Drafter, *seqs: Seq, extra: Sequence[Drafter] = ()) -> list[
     return rounds
 
 
-def guesses(drafter: Drafter, tenant: str = "", learn: bool = True) -> dict[int, Draft]:
+def guesses(drafter: Drafter, tenant: str = "", remember: bool = True) -> dict[int, Draft]:
     """What it would guess after each token, at the start of an output that is never written."""
     found = {}
     for token in range(VOCAB):
-        seq = a_seq("probe", tenant, width=4, prompt=[token], learn=learn)
+        seq = a_seq("probe", tenant, width=4, prompt=[token], remember=remember)
         drafter.begin(seq)
         (found[token],) = drafter.draft([Ask(seq, 40)])
         drafter.end(seq)
@@ -203,18 +203,18 @@ def test_tenants_in_one_pass_learn_what_they_would_alone() -> None:
     decode(together, *(seqs(tenant) for tenant in alone))
     for tenant, drafter in alone.items():
         decode(drafter, seqs(tenant))
-        assert guesses(together, tenant, learn=False) == guesses(drafter, tenant, learn=False)
-    assert guesses(together, "anna", learn=False) != guesses(together, "bert", learn=False)
+        assert guesses(together, tenant, remember=False) == guesses(drafter, tenant, remember=False)
+    assert guesses(together, "anna", remember=False) != guesses(together, "bert", remember=False)
 
 
 def test_who_must_not_be_remembered_leaves_nothing_but_may_look() -> None:
     drafter = Recycle()
     decode(drafter, a_seq("a", "anna", max_tokens=5))
-    before = guesses(drafter, "anna", learn=False)
-    rounds = decode(drafter, a_seq("b", "anna", prompt=[7, 8, 9, 7], temperature=0.9, learn=False))
-    assert guesses(drafter, "anna", learn=False) == before
+    before = guesses(drafter, "anna", remember=False)
+    rounds = decode(drafter, a_seq("b", "anna", prompt=[7, 8, 9, 7], temperature=0.9, remember=False))
+    assert guesses(drafter, "anna", remember=False) == before
     assert any(r.path for r in rounds), "it learns within its own output"
-    decode(drafter, a_seq("c", "carl", prompt=[7, 8, 9, 7], learn=False))
+    decode(drafter, a_seq("c", "carl", prompt=[7, 8, 9, 7], remember=False))
     assert guesses(drafter, "carl") == guesses(Recycle())
     assert before != guesses(Recycle())
 
@@ -230,7 +230,7 @@ def test_the_tenants_not_heard_of_longest_are_forgotten() -> None:
     assert 2 * room <= 130 < 3 * room
     for tenant in ("anna", "bert", "anna", "carl"):
         decode(drafter, a_seq(tenant, tenant))
-    known = {t: guesses(drafter, t, learn=False) != guesses(Recycle()) for t in ("anna", "bert", "carl")}
+    known = {t: guesses(drafter, t, remember=False) != guesses(Recycle()) for t in ("anna", "bert", "carl")}
     assert known == {"anna": True, "bert": False, "carl": True}
 
 

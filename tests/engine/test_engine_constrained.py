@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import Compiler, Constraint, Json, Regex, Triggered, compiler
+from paceline.constraints import Compiler, Constraint, Json, Regex, StructuralTag, compiler
 from paceline.constraints.grammars import after
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
@@ -73,7 +73,7 @@ class Stubborn(Drafter):
 
 def run(
     tokenizer: Tokenizer,
-    constraints: Sequence[Constraint | Triggered | None],
+    constraints: Sequence[Constraint | StructuralTag | None],
     spec: SpecConfig,
     likes: Sequence[int] = (),
     guess: Sequence[int] = (),

@@ -67,7 +67,7 @@ def test_positions_count_only_by_their_distance(net: BlockHead) -> None:
         anchor = torch.tensor([[shift + 8]])
         with torch.no_grad():
             context = net.context(features, positions)
-            hidden.append(net.block(of.tokens[:, 8:9], anchor, context, net.sees(anchor, positions)))
+            hidden.append(net.block(of.tokens[:, 8:9], anchor, context, net.visible(anchor, positions)))
     assert torch.allclose(hidden[0], hidden[1], atol=1e-3)
 
 
@@ -92,5 +92,5 @@ def test_tokens_that_cannot_be_guessed_share_one_row_of_pairs() -> None:
 
 def test_only_its_own_weights_are_stored() -> None:
     names = set(random_net().state_dict())
-    assert names.isdisjoint({"embed", "head", "draft_ids", "number"})
+    assert names.isdisjoint({"embed", "head", "draft_ids", "draft_index"})
     assert {"fc.weight", "mask", "markov_in.weight", "layers.0.q.weight"} <= names

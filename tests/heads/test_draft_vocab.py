@@ -37,7 +37,7 @@ def test_words_it_had_are_kept_wherever_they_stand(kind: str) -> None:
     for name, weight in new.named_parameters():
         theirs = net.get_parameter(name)
         if name.startswith(net.vocab_parameters):
-            assert torch.equal(weight[new.number[kept]], theirs[net.number[kept]])
+            assert torch.equal(weight[new.draft_index[kept]], theirs[net.draft_index[kept]])
         else:
             assert torch.equal(weight, theirs)
 
@@ -49,6 +49,6 @@ def test_a_new_word_is_read_as_the_other_words_were() -> None:
         "block", net, PIECES, torch.sort(torch.cat((net.draft_ids[1:], torch.tensor([fresh]))))[0]
     )
     table, before = new.get_parameter("markov_in.weight"), net.get_parameter("markov_in.weight")
-    assert torch.equal(table[new.number[fresh]], before[-1])
+    assert torch.equal(table[new.draft_index[fresh]], before[-1])
     assert torch.equal(table[-1], before[-1])
-    assert not new.get_parameter("markov_out.weight")[new.number[fresh]].any()
+    assert not new.get_parameter("markov_out.weight")[new.draft_index[fresh]].any()

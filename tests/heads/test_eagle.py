@@ -81,8 +81,8 @@ def test_with_few_anchors_only_so_many_places_of_each_text_are_learned_from() ->
     first = batch.mask.int().argmax(1)
     one = torch.zeros_like(batch.mask)
     one[torch.arange(4), first + 5] = True
-    there, _ = taught(net, replace(batch, places=one), anchors=1)
-    wanted, _ = taught(net, replace(batch, places=one))
+    there, _ = taught(net, replace(batch, starts=one), anchors=1)
+    wanted, _ = taught(net, replace(batch, starts=one))
     assert torch.allclose(there, wanted)
     losses = {round(taught(net, batch, few)[0].item(), 4) for few in (1, 2, 128)}
     assert len(losses) == 3

@@ -128,7 +128,7 @@ BROKEN: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (changed(lambda t: t["shape"].update(taps=["a"])), CorruptModel, "taps"),
     (changed(lambda t: t.update(taste=1)), CorruptModel, "taste"),
     (changed(lambda t: t.pop("shape")), CorruptModel, "shape"),
-    (changed(lambda t: t["calibration"]["scale"].pop()), CorruptModel, "5 places"),
+    (changed(lambda t: t["calibration"]["scale"].pop()), CorruptModel, "5 positions"),
     (changed(lambda t: t["shape"].update(ff_width=65)), CorruptModel, r"layers\.\d\.\w+\.weight should be"),
     (changed(lambda t: t["shape"].update(draft_vocab=61)), CorruptModel, "61 tokens"),
     (lambda f: (f / WEIGHTS).unlink(), CorruptModel, f"no {WEIGHTS}"),

@@ -8,7 +8,11 @@ import pytest
 
 from support.running import Running
 
-pytestmark = pytest.mark.model
+
+@pytest.fixture(scope="module")
+def server(toy_server: Running) -> Running:
+    return toy_server
+
 
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

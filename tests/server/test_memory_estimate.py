@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.heads.head_checkpoint import WEIGHTS, Card, save
-from paceline.server.online.memory_estimate import MB, PROGRAM, needed_bytes, reason_against
+from paceline.server.online.memory_estimate import BASE_BYTES, MB, memory_shortage, needed_bytes
 from paceline.trace.online import OnlineTrainingConfig
 from support.tiny_heads import random_net, tiny_model
 
@@ -26,7 +26,7 @@ def test_a_float32_copy_of_the_target_and_what_loading_it_takes(root: Path, smol
     """All 134.5 million weights, and the 69.7 million that are joined with others once more."""
     little = replace(CONFIG, train_tokens=512, batch_tokens=64, max_len=512)
     needed = needed_bytes(smollm2_path, [root], little)
-    assert needed - PROGRAM == pytest.approx(4 * (134_515_008 + 69_672_960), rel=1e-6)
+    assert needed - BASE_BYTES == pytest.approx(4 * (134_515_008 + 69_672_960), rel=1e-6)
 
 
 def test_more_to_learn_from_needs_more(root: Path, smollm2_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_the_largest_drafter_counts(root: Path, smollm2_path: Path, tmp_path: Pa
 
 def test_too_little_is_told_with_what_to_do(root: Path, smollm2_path: Path) -> None:
     needed = needed_bytes(smollm2_path, [root], CONFIG)
-    assert reason_against(smollm2_path, [root], CONFIG, room=needed) == ""
-    against = reason_against(smollm2_path, [root], CONFIG, room=300 * MB)
+    assert memory_shortage(smollm2_path, [root], CONFIG, available=needed) == ""
+    against = memory_shortage(smollm2_path, [root], CONFIG, available=300 * MB)
     assert against.startswith(
-        f"learning needs about {needed // MB} MB of memory for a copy of the model, and 300"
+        f"online training needs about {needed // MB} MB of memory for a copy of the model, and 300"
     )
-    assert "leave out --learn" in against
+    assert "leave out --online-training" in against

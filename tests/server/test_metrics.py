@@ -27,7 +27,7 @@ def test_the_run_has_every_kind_of_round(ran: tuple[Metrics, list[Round]]) -> No
     rounds = ran[1]
     assert any(not r.tokens for r in rounds)
     assert any(r.tokens and not len(r.draft) for r in rounds)
-    assert any(len(r.path) > module.POSITIONS for r in rounds)
+    assert any(len(r.path) > module.MAX_POSITIONS for r in rounds)
     assert any(r.draft.parents and r.path for r in rounds)
     assert any(r.finish == "stop" and len(r.path) == len(r.tokens) for r in rounds)
     assert any("grammar" in r.draft.sources for r in rounds)
@@ -137,12 +137,12 @@ def test_rounds_are_told_by_list_of_drafters(ran: tuple[Metrics, list[Round]]) -
 def test_lists_of_drafters_make_so_many_labels_and_no_more() -> None:
     metrics = some_metrics()
     lists = list(permutations(model_free(), 3))
-    assert len(lists) > module.MOST_LISTS
+    assert len(lists) > module.MAX_LISTS
     for i, names in enumerate(lists):
         metrics.round(Round(f"s{i}", 0, names, Draft(), (), (1,), 0, 1, 1, 0, 5))
     found = {labels for (n, labels) in samples(metrics) if n == "paceline_plain_rounds_total"}
-    assert len(found) == module.MOST_LISTS + 1
-    assert total(metrics, "paceline_plain_rounds_total", drafter="other") == len(lists) - module.MOST_LISTS
+    assert len(found) == module.MAX_LISTS + 1
+    assert total(metrics, "paceline_plain_rounds_total", drafter="other") == len(lists) - module.MAX_LISTS
 
 
 def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
@@ -227,7 +227,7 @@ def test_names_from_outside_make_no_labels() -> None:
 
 
 def test_what_is_remembered_of_outputs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LIVE", 10)
+    monkeypatch.setattr(module, "MAX_LIVE", 10)
     metrics = some_metrics()
     for i in range(100):
         metrics.set_route(f"s{i}", "agents")

@@ -21,14 +21,14 @@ from paceline.heads.head_checkpoint import Card, read_card, save
 from paceline.heads.versions import current
 from paceline.loading import find_heads
 from paceline.server.launch import ServerSettings
-from paceline.server.online.online_trainer import Kept
+from paceline.server.online.online_trainer import SampleBuffer
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
-from support.pupils import state
+from support.processes import state
 from support.running import Running, running, until
 
 pytestmark = pytest.mark.model
@@ -147,10 +147,10 @@ class Client:
         """The process, once there is one."""
         learning = self._server.app.log.trainer
         assert learning is not None
-        self.until(lambda: learning.pupil is not None)
-        pupil = learning.pupil
-        assert pupil is not None
-        return pupil.pid
+        self.until(lambda: learning.process is not None)
+        process = learning.process
+        assert process is not None
+        return process.pid
 
     def counted(self, name: str) -> float:
         text = self._server.app.log.metrics.render()[0].decode()
@@ -185,7 +185,7 @@ def _live(client: Client, server: Running, drafter: Path, seen: Life) -> None:
     client.traffic()
     os.kill(client.new_learner(), signal.SIGKILL)
     seen.crashed = 1
-    client.until(lambda: any("learning ended with -9" in line for line in seen.log))
+    client.until(lambda: any("training process exited with -9" in line for line in seen.log))
     client.measure("after the crash")
     client.traffic()
     learner = client.new_learner()
@@ -239,7 +239,7 @@ def test_a_request_stops_whoever_learns(life: Life) -> None:
 
 def test_a_crash_is_told_and_loses_nothing(life: Life) -> None:
     assert life.passes["after the crash"] == life.passes["before"]
-    assert any("texts are there to learn from" in line and line.startswith("28 ") for line in life.log)
+    assert "online training on 28 samples" in life.log
 
 
 def test_only_what_may_be_kept_is_kept(life: Life) -> None:
@@ -249,7 +249,7 @@ def test_only_what_may_be_kept_is_kept(life: Life) -> None:
 
 def test_the_log_tells_what_serves(life: Life) -> None:
     assert any(re.match(r"ours: version 1; tokens per pass .* before, .* after$", line) for line in life.log)
-    serving = [line for line in life.log if "guesses with version" in line]
+    serving = [line for line in life.log if "drafts with version" in line]
     assert serving == [f"ours guesses with version {number} now" for number in (1, 0, 1)]
     assert not any("capital" in line or str(Path.home()) in line for line in life.log)
 
@@ -274,7 +274,7 @@ def test_without_the_signals_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 @given(st.lists(st.integers(1, 40), max_size=20))
 def test_the_oldest_texts_go(lengths: list[int]) -> None:
-    kept = Kept(100)
+    kept = SampleBuffer(100)
     for number, length in enumerate(lengths):
         kept.add(TrainingSample((0,) * length, 1, {}, str(number)))
     assert kept.new == len(lengths)

@@ -1,7 +1,6 @@
 """The served OpenAPI document, and the server held against it by schemathesis."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,9 +21,8 @@ from schemathesis.specs.openapi.checks import (
 
 from paceline.server.openai.openapi import document
 from support import examples
-from support.running import Running, running
-
-pytestmark = pytest.mark.model
+from support.running import Running
+from support.toy_chat import NAME, toy_running
 
 CHECKS: list[Any] = [
     not_a_server_error,
@@ -39,16 +37,22 @@ LONGEST_ANSWER = 4  # tokens
 
 
 @pytest.fixture(scope="module")
-def brief(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server whose answers are short, whatever is asked."""
-    routes = tmp_path_factory.mktemp("routes") / "routes.yaml"
+    folder = tmp_path_factory.mktemp("brief")
+    routes = folder / "routes.yaml"
     short = {"name": "short", "match": {"path": "*"}, "max_tokens": LONGEST_ANSWER}
     routes.write_text(yaml.safe_dump({"routes": [short]}))
-    with running("smollm2-135m", routes=str(routes)) as found:
+    with toy_running(folder, routes=str(routes)) as found:
         yield found
 
 
-DESCRIBED = schemathesis.openapi.from_dict(document("smollm2-135m"))
+@pytest.fixture(scope="module")
+def server(toy_server: Running) -> Running:
+    return toy_server
+
+
+DESCRIBED = schemathesis.openapi.from_dict(document(NAME))
 
 
 @DESCRIBED.parametrize()

@@ -7,7 +7,11 @@ import pytest
 
 from support.running import Running
 
-pytestmark = pytest.mark.model
+
+@pytest.fixture(scope="module")
+def server(toy_server: Running) -> Running:
+    return toy_server
+
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": {}, "strict": True}
 UNKNOWN = {"type": "object", "properties": {"a": {"type": "string", "format": "hue"}}}

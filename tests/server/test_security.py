@@ -10,11 +10,10 @@ import pytest
 
 from paceline.server.launch import ServerSettings
 from paceline.web import api_keys
-from support.running import Running, running
+from support.running import Running
+from support.toy_chat import NAME, toy_running
 
-pytestmark = pytest.mark.model
-
-MODEL = "smollm2-135m"
+MODEL = NAME
 SECRET = "xyzzy-plugh"
 MAX_BODY = 4096
 ORIGIN = "https://app.example"
@@ -34,6 +33,11 @@ ERROR = {"message", "type", "param", "code"}
 
 
 @pytest.fixture(scope="module")
+def server(toy_server: Running) -> Running:
+    return toy_server
+
+
+@pytest.fixture(scope="module")
 def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("keys") / "keys.json"
 
@@ -44,9 +48,10 @@ def key(key_file: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def locked(smollm2_path: Path, key_file: Path, key: str) -> Iterator[Running]:
+def locked(tmp_path_factory: pytest.TempPathFactory, key_file: Path, key: str) -> Iterator[Running]:
     """With keys, a small limit for bodies, and one origin that may ask from a browser."""
-    with running(MODEL, keys=str(key_file), max_body=MAX_BODY, cors=(ORIGIN,)) as found:
+    folder = tmp_path_factory.mktemp("locked")
+    with toy_running(folder, keys=str(key_file), max_body=MAX_BODY, cors=(ORIGIN,)) as found:
         yield found
 
 

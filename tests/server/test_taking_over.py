@@ -30,22 +30,22 @@ Against = Callable[[Path, Sequence[Path], OnlineTrainingConfig], str]
 CONFIG = OnlineTrainingConfig(idle_s=0.0, min_new_samples=1)  # always idle
 
 
-class Taught(OnlineTrainer):
-    """Notes what it is to serve, for want of a model."""
+class RecordingTrainer(OnlineTrainer):
+    """Records the versions it is to load, without a model."""
 
     served: list[int]
 
-    def _serve(self, one: TrainedHead) -> None:
-        self.served.append(one.version.number)
+    def _load(self, head: TrainedHead) -> None:
+        self.served.append(head.version.number)
 
 
 def learning(
     root: Path, begin: Callable[[bytes], TrainerProcess], against: Against = lambda *_: ""
-) -> Taught:
+) -> RecordingTrainer:
     worker = EngineThread(Engine(ToyTarget(), model_free(), Fixed()))
     no_model, found = cast(Any, None), find_heads([root])
     metrics = Metrics("toy", ["block"], lambda: 0, lambda: 0, lambda: 0)
-    made = Taught(
+    made = RecordingTrainer(
         no_model,
         worker,
         found,
@@ -53,11 +53,11 @@ def learning(
         metrics,
         EngineConfig("cpu"),
         CONFIG,
-        begin=begin,
-        against=against,
+        start_process=begin,
+        memory_shortage=against,
     )
     made.served = []
-    made.keep(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
+    made.add_sample(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
     return made
 
 
@@ -85,8 +85,8 @@ def test_what_was_made_serves(root: Path) -> None:
     server = learning(root, says_made(root))
 
     def serves() -> bool:
-        server.look()
-        return server.served == [1] and server.pupil is None
+        server.poll()
+        return server.served == [1] and server.process is None
 
     assert until(serves, WAIT_S)
     assert versions.current(root).number == 1
@@ -95,16 +95,16 @@ def test_what_was_made_serves(root: Path) -> None:
 def test_going_back_is_not_undone_by_what_is_made_meanwhile(root: Path) -> None:
     assert versions.take_over(root, add(root), versions.serving(root))
     server = learning(root, says_made(root))
-    server.look()
-    assert server.pupil is not None
+    server.poll()
+    assert server.process is not None
     versions.use(root, 0)
 
     def ended() -> bool:
-        server.look()
-        return server.pupil is None
+        server.poll()
+        return server.process is None
 
     assert until(ended, WAIT_S)
-    server.look()
+    server.poll()
     assert versions.current(root).number == 0
     assert server.served == [0]
     assert versions.numbers(root) == [0, 1]
@@ -112,10 +112,10 @@ def test_going_back_is_not_undone_by_what_is_made_meanwhile(root: Path) -> None:
 
 def test_a_server_that_ends_does_not_lose_what_was_made(root: Path) -> None:
     server = learning(root, says_made(root))
-    server.look()
-    pupil = server.pupil
-    assert pupil is not None
-    assert until(lambda: pupil.exit_code is not None, WAIT_S)
+    server.poll()
+    process = server.process
+    assert process is not None
+    assert until(lambda: process.exit_code is not None, WAIT_S)
     server.close(1)
     assert versions.current(root).number == 1
 
@@ -133,18 +133,18 @@ def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
     server = learning(root, begin, lambda *_: lacks.pop(0))
     with caplog.at_level(logging.WARNING, "paceline.server"):
         for expected in (0, 0, 1):
-            server.look()
-            server.look()  # tried again only once there are new texts
+            server.poll()
+            server.poll()  # tried again only once there are new texts
             assert len(begun) == expected
-            server.keep(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
+            server.add_sample(TrainingSample((1, 2, 3, 4), 1, {}, "hello"))
         assert caplog.messages == ["too little"]
 
         def ended() -> bool:
-            server.look()
-            return server.pupil is None
+            server.poll()
+            return server.process is None
 
         assert until(ended, WAIT_S)
-        server.look()
+        server.poll()
     assert caplog.messages == ["too little"] * 2
     assert len(begun) == 1
     assert lacks == []

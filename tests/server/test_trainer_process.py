@@ -1,4 +1,4 @@
-"""The process that learns: it stops when it is told, says what it does, and never outlives its server."""
+"""The training process: it pauses at a signal, reports line by line, and never outlives its server."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from paceline.config import EngineConfig
 from paceline.server.online.process import TrainerProcess
 from paceline.trace.online import RefreshJob
 from support import TESTS
-from support.pupils import state
+from support.processes import state
 from support.running import until
 
 SPEAKS = """
@@ -31,41 +31,41 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def pupil() -> Iterator[TrainerProcess]:
+def process() -> Iterator[TrainerProcess]:
     made = TrainerProcess(b"a job", python(SPEAKS))
     yield made
     made.kill()
 
 
-def test_it_hears_its_job_and_is_heard_line_by_line(pupil: TrainerProcess) -> None:
+def test_it_hears_its_job_and_is_heard_line_by_line(process: TrainerProcess) -> None:
     heard: list[dict[str, int]] = []
 
     def more() -> bool:
-        heard.extend(pupil.told())
+        heard.extend(process.messages())
         return len(heard) >= 2
 
     assert until(more, WAIT_S)
     assert heard == [{"got": 5}, {"half": 1}]
-    assert pupil.exit_code is None
+    assert process.exit_code is None
 
 
-def test_it_stops_and_goes_on(pupil: TrainerProcess) -> None:
-    assert os.getpriority(os.PRIO_PROCESS, pupil.pid) == 19
+def test_it_stops_and_goes_on(process: TrainerProcess) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
     for _ in range(2):
-        pupil.pause()
-        pupil.pause()
-        assert until(lambda: state(pupil.pid) == "T", WAIT_S)
-        pupil.go_on()
-        assert until(lambda: state(pupil.pid) in ("S", "R"), WAIT_S)
+        process.pause()
+        process.pause()
+        assert until(lambda: state(process.pid) == "T", WAIT_S)
+        process.resume()
+        assert until(lambda: state(process.pid) in ("S", "R"), WAIT_S)
 
 
-def test_a_stopped_one_can_be_killed(pupil: TrainerProcess) -> None:
-    pupil.pause()
-    pupil.kill()
-    assert pupil.exit_code == -signal.SIGKILL
-    pupil.pause()  # of one that is gone
-    pupil.go_on()
-    assert state(pupil.pid) == ""
+def test_a_stopped_one_can_be_killed(process: TrainerProcess) -> None:
+    process.pause()
+    process.kill()
+    assert process.exit_code == -signal.SIGKILL
+    process.pause()  # of one that is gone
+    process.resume()
+    assert state(process.pid) == ""
 
 
 def test_the_kernel_takes_it_before_the_server() -> None:
@@ -86,7 +86,7 @@ def test_it_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     try:
         assert until(lambda: made.exit_code == 0, WAIT_S)
-        assert made.told() == [{"sees": ""}]
+        assert made.messages() == [{"sees": ""}]
     finally:
         made.kill()
 
@@ -104,12 +104,12 @@ SERVES = """
 import os, signal, sys, time
 sys.path.append({tests!r})
 from paceline.server.online.process import TrainerProcess
-from support.pupils import state
-pupil = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
-while not pupil.told(): time.sleep(0.01)
-if {paused}: pupil.pause()
-while {paused} and state(pupil.pid) != "T": time.sleep(0.01)
-print(pupil.pid, flush=True)
+from support.processes import state
+process = TrainerProcess({job!r}, (sys.executable, "-c", {stays!r}))
+while not process.messages(): time.sleep(0.01)
+if {paused}: process.pause()
+while {paused} and state(process.pid) != "T": time.sleep(0.01)
+print(process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 TAKES_IN = """

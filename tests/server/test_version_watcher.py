@@ -30,7 +30,7 @@ class Server:
 
     def looks(self, times: int = 3, idle: bool = True) -> None:
         for _ in range(times):
-            self.following.look(idle)
+            self.following.poll(idle)
             self.now += 0.1
 
 
@@ -88,7 +88,7 @@ def test_one_that_cannot_be_loaded_is_told_once_and_the_next_is_tried(
     server.looks(20)
     assert server.tried == [1, 2]
     (line,) = errors.messages
-    assert line.startswith("mine goes on with version 1, which it has: ")
+    assert line.startswith("keeping mine at version 1: ")
     assert "it is damaged" in line or f"{type(problem).__name__} in serve" in line
     versions.use(root, 3)
     server.looks()
@@ -103,7 +103,7 @@ def test_a_pointer_that_cannot_be_read_is_told_once(root: Path, errors: pytest.L
     server = Server(root)
     (root / versions.POINTER).write_text("{")
     server.looks(20)
-    assert [line.split(":")[0] for line in errors.messages] == ["mine goes on with version 0, which it has"]
+    assert [line.split(":")[0] for line in errors.messages] == ["keeping mine at version 0"]
     versions.use(root, 2)
     server.looks()
     assert server.tried == [2]

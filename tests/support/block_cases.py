@@ -10,8 +10,8 @@ from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.runner import AnchorContext, BlockOutput, BlockRunner, CacheRows, TapInput
 from paceline.target.native.block_head import NativeBlock
 from paceline.target.native.embeddings import PackedEmbeddings, PackedTable
-from paceline.target.native.int8_weights import DenseWeights, room_for
-from paceline.target.native.threads import NativeTeam
+from paceline.target.native.int8_weights import Int8Weights, bytes_for
+from paceline.target.native.threads import ThreadPool
 from paceline.target.weights.model_config import Weights
 from paceline.train.data.dataset import Answers
 from paceline.train.recipe import TrainConfig, new_recipe
@@ -44,26 +44,26 @@ def a_net(shape: BlockConfig, seed: int = 0) -> BlockHead:
     return net.eval()
 
 
-def a_team(path: str | None = None, threads: int = 2) -> NativeTeam:
+def a_pool(path: str | None = None, threads: int = 2) -> ThreadPool:
     path = path or wanted_path()
     built(path)
-    return NativeTeam(path, threads)
+    return ThreadPool(path, threads)
 
 
 def native(net: BlockHead, path: str | None = None, threads: int = 2) -> NativeBlock:
-    return beside(net, a_team(path, threads))
+    return beside(net, a_pool(path, threads))
 
 
-def beside(net: BlockHead, team: NativeTeam) -> NativeBlock:
+def beside(net: BlockHead, pool: ThreadPool) -> NativeBlock:
     """With what a target would lend it whose pieces are the net's, in 8 bits."""
     assert isinstance(net.embed, Tensor)
     size = len(net.embed), net.shape.width
-    weights = DenseWeights(team.lib, room_for([size, size]))
+    weights = Int8Weights(pool.lib, bytes_for([size, size]))
     whole = torch.zeros(size)
     whole[net.draft_ids] = net.head
-    embed, head = (PackedTable(team.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
+    embed, head = (PackedTable(pool.lib, weights.matrix(of), size, weights) for of in (net.embed, whole))
     lent = PackedEmbeddings(embed, head, torch.ones(net.shape.width), "random", net.embed_scale)
-    return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, team)
+    return NativeBlock(net.shape, net.draft_ids, net.state_dict(), lent, pool)
 
 
 def some_hidden(shape: BlockConfig, count: int, seed: int = 0) -> dict[int, Tensor]:

@@ -7,7 +7,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from paceline.constraints import Compiler, Constraint, Triggered
+from paceline.constraints import Compiler, Constraint, StructuralTag
 from paceline.constraints.draft_masks import allows, words
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
@@ -25,7 +25,7 @@ def allowed(cursor: Cursor, vocab: int) -> list[int]:
     return [token for token in range(vocab) if row is None or allows(row, token)]
 
 
-def after(compiler: Compiler, constraint: Constraint | Triggered, tokens: Sequence[int]) -> Cursor:
+def after(compiler: Compiler, constraint: Constraint | StructuralTag, tokens: Sequence[int]) -> Cursor:
     """A new cursor that has read these tokens."""
     cursor = compiler.cursor(constraint)
     for token in tokens:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline import EngineConfig
 from paceline.loading import find_heads, head_drafters, read_heads
-from paceline.target.hardware import give_back_memory
+from paceline.target.hardware import trim_heap
 from paceline.target.load import load_target
 from paceline.target.native.target import NativeTarget
 from paceline.types import Drafter
@@ -27,7 +27,7 @@ def resident(what: str) -> int:
 
 def held() -> int:
     gc.collect()
-    give_back_memory()
+    trim_heap()
     return resident("VmRSS")
 
 

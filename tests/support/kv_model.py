@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from paceline.errors import CacheFull
-from paceline.target.kv.cache import PagedCache, TorchRows
+from paceline.target.kv.cache import PagedCache, TorchKVMemory
 from paceline.target.kv.radix_tree import Node
 from paceline.types import common_prefix
 
@@ -16,12 +16,12 @@ GARBAGE = -1.0  # what a rejected row leaves behind
 
 
 def small_cache(blocks: int, block: int = 4) -> PagedCache:
-    return PagedCache(TorchRows(LAYERS, HEADS, DIM, blocks * block), blocks, block)
+    return PagedCache(TorchKVMemory(LAYERS, HEADS, DIM, blocks * block), blocks, block)
 
 
-def rows_in(cache: PagedCache) -> TorchRows:
+def rows_in(cache: PagedCache) -> TorchKVMemory:
     rows = cache._rows
-    assert isinstance(rows, TorchRows)
+    assert isinstance(rows, TorchKVMemory)
     return rows
 
 
@@ -143,7 +143,7 @@ class Model:
         tokens = begin[: len(begin) - cut % (len(begin) + 1)] + more
         seq_id = f"s{self.opened}"
         self.opened += 1
-        best = max((common_prefix(t, tokens) for owner, t in self.known if owner == tenant), default=0)
+        best = max((common_prefix(list(t), tokens) for owner, t in self.known if owner == tenant), default=0)
         shared = self.cache.open(seq_id, tenant, tokens)
         assert shared <= min(best, len(tokens) - 1)
         if not self.forgot and not self.cache.stats.evicted:

@@ -7,7 +7,7 @@ import llguidance
 import numpy as np
 
 from paceline.constraints import Constraint
-from paceline.constraints.compiler import bytewise
+from paceline.constraints.compiler import byte_matcher
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.types import Bits, Cursor
 
@@ -16,7 +16,7 @@ CLOSING = ('"', "]", "}")
 
 
 def byte_cursor(constraint: Constraint) -> GrammarCursor:
-    return GrammarCursor(Grammar(lambda: bytewise(constraint), BYTES))
+    return GrammarCursor(Grammar(lambda: byte_matcher(constraint), BYTES))
 
 
 def walked(

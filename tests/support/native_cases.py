@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,8 +48,9 @@ def tiny_model(
     sizes: Sizes = SIZES,
     tied: bool = True,
     seed: int = 0,
+    **text: Any,
 ) -> Path:
-    """A model whose activations stay near one; matrices are all of one kind, or mixed."""
+    """A model whose activations stay near one; matrices are all of one kind, or mixed; text: a tokenizer."""
     random = np.random.default_rng(seed + 1000)
     weights = tiny_gguf.tensors(family, seed, sizes)
     if not tied:
@@ -62,7 +64,7 @@ def tiny_model(
         else:
             values *= 0.3
     kinds = {name: kind or mixed(name) for name, values in weights.items() if values.ndim == 2}
-    return tiny_gguf.write(path, family, weights, kinds, sizes.settings(family))
+    return tiny_gguf.write(path, family, weights, kinds, sizes.settings(family), **text)
 
 
 def wanted_path() -> str:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.target.eager.linear import MOST_ROWS
+from paceline.target.eager.linear import MAX_ROWS
 from paceline.types import Draft, Feed, Seq, Target
 from support.torch_cases import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 
 
-def check_chain(target: Target, context: int, counts: Sequence[int] = range(2, MOST_ROWS + 1)) -> None:
+def check_chain(target: Target, context: int, counts: Sequence[int] = range(2, MAX_ROWS + 1)) -> None:
     """Rows one by one against as many in one pass as each of the counts says."""
     tokens = some_tokens(context + max(counts), seed=context, vocab=target.vocab_size)
     after = tokens[context:]

@@ -100,7 +100,7 @@ def blocks(path: str) -> None:
                 filled = runner.fill(texts, slots)
                 places = [ChainStart(block, 0, 3) for block in filled]
                 runner.chains(places, [1, slots, 1])
-                runner.look(places)
+                runner.logits_at(places)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
+from support.tiny_gguf import add_fact
+
 CORPUS = [
     "",
     " ",
@@ -80,24 +82,13 @@ def write_gguf(path: Path, facts: Mapping[str, Any], architecture: str = "llama"
     """A GGUF file with a tokenizer and no tensors; `facts` are the keys after `tokenizer.ggml.`."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, value in facts.items():
-        _add(writer, f"tokenizer.ggml.{name}", value)
+        add_fact(writer, f"tokenizer.ggml.{name}", value)
     if template:
         writer.add_chat_template(template)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     return path
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 def byte_level_facts(

@@ -137,18 +137,26 @@ def write(
     kind: str | Mapping[str, str] = "F32",
     settings: Mapping[str, Any] | None = None,
     alignment: int = 0,
+    tokenizer: Mapping[str, Any] | None = None,
+    template: str = "",
 ) -> Path:
     """Matrices are stored as `kind`, which may name one for each, vectors as F32.
 
-    Settings replace the usual ones, None removes one.
+    Settings replace the usual ones, None removes one. tokenizer: keys after `tokenizer.ggml.`.
     """
     writer = gguf.GGUFWriter(path, family)
     if alignment:
         writer.add_custom_alignment(alignment)
     for key, value in {**COMMON, **EXTRA.get(family, {}), **(settings or {})}.items():
-        _add(writer, key if key.startswith("split.") else f"{family}.{key}", value)
-    writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
-    writer.add_token_scores([float(i) for i in range(5000)])
+        add_fact(writer, key if key.startswith("split.") else f"{family}.{key}", value)
+    if tokenizer is None:
+        writer.add_token_list([f"<{i}>" for i in range(VOCAB)])
+        writer.add_token_scores([float(i) for i in range(5000)])
+    else:
+        for key, value in tokenizer.items():
+            add_fact(writer, f"tokenizer.ggml.{key}", value)
+    if template:
+        writer.add_chat_template(template)
     for name, values in (tensors(family) if weights is None else weights).items():
         stored = "F32" if values.ndim == 1 else kind if isinstance(kind, str) else kind[name]
         writer.add_tensor(name, encoded(values, stored), raw_dtype=gguf.GGMLQuantizationType[stored])
@@ -159,7 +167,7 @@ def write(
     return path
 
 
-def _add(writer: Any, key: str, value: object) -> None:
+def add_fact(writer: Any, key: str, value: object) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

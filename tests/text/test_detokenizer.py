@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.text import Detokenizer, StopStrings, TextStream, Tokenizer
+from paceline.text import Detokenizer, IncrementalDecoder, StopChecker, Tokenizer
 from support import examples
 from support.text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
@@ -45,7 +45,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer.load(write_gguf(tmp_path_factory.mktemp("t") / "t.gguf", facts))
 
 
-def pieces_of(stream: Detokenizer | TextStream, tokens: list[int]) -> list[str]:
+def pieces_of(stream: IncrementalDecoder | Detokenizer, tokens: list[int]) -> list[str]:
     return [*(stream.push(token) for token in tokens), stream.flush()]
 
 
@@ -54,14 +54,14 @@ def pieces_of(stream: Detokenizer | TextStream, tokens: list[int]) -> list[str]:
 def test_pieces_join_to_decode_for_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=40))
     skip = data.draw(st.booleans())
-    assert "".join(pieces_of(Detokenizer(tokenizer, skip), tokens)) == tokenizer.decode(tokens, skip)
+    assert "".join(pieces_of(IncrementalDecoder(tokenizer, skip), tokens)) == tokenizer.decode(tokens, skip)
 
 
 @settings(max_examples=examples(200))
 @given(text=texts, where=cuts)
 def test_no_half_character_ever_gets_out(text: str, where: list[int]) -> None:
     cut = Cut(text.encode(), where)
-    pieces = pieces_of(Detokenizer(cut), list(range(len(cut.parts))))
+    pieces = pieces_of(IncrementalDecoder(cut), list(range(len(cut.parts))))
     assert "".join(pieces) == text
     assert "".join(pieces).count("\ufffd") == text.count("\ufffd")
     assert pieces[-1] == ""
@@ -74,14 +74,14 @@ def test_no_half_character_ever_gets_out(text: str, where: list[int]) -> None:
 def test_the_corpus_streams_through_real_tokens(tokenizer: Tokenizer) -> None:
     for text in CORPUS:
         ids = tokenizer.encode(text, special=False)
-        pieces = pieces_of(Detokenizer(tokenizer), ids)
+        pieces = pieces_of(IncrementalDecoder(tokenizer), ids)
         assert "".join(pieces) == tokenizer.decode(ids)
         assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
 
 
 def test_unfinished_bytes_become_a_replacement_only_at_the_end(tokenizer: Tokenizer) -> None:
     ids = [i for i in range(tokenizer.vocab_size) if tokenizer.piece(i) == b"\xf0"][:1]
-    stream = Detokenizer(tokenizer)
+    stream = IncrementalDecoder(tokenizer)
     assert (stream.push(ids[0]), stream.flush()) == ("", "\ufffd")
     assert tokenizer.decode(ids) == "\ufffd"
 
@@ -90,7 +90,7 @@ def test_unfinished_bytes_become_a_replacement_only_at_the_end(tokenizer: Tokeni
 @given(text=noisy, where=cuts, stop=stops)
 def test_any_cut_stops_at_the_same_place(text: str, where: list[int], stop: list[str]) -> None:
     cut = Cut(text.encode(), where)
-    shown = "".join(pieces_of(TextStream(cut, stop), list(range(len(cut.parts)))))
+    shown = "".join(pieces_of(Detokenizer(cut, stop), list(range(len(cut.parts)))))
     assert shown == expected(text, stop)
     assert not any(s in shown for s in stop)
 
@@ -99,7 +99,7 @@ def test_any_cut_stops_at_the_same_place(text: str, where: list[int], stop: list
 @given(text=noisy, where=cuts, stop=stops)
 def test_what_was_shown_is_never_taken_back(text: str, where: list[int], stop: list[str]) -> None:
     cut = Cut(text.encode(), where)
-    stream, shown, final = TextStream(cut, stop), "", expected(text, stop)
+    stream, shown, final = Detokenizer(cut, stop), "", expected(text, stop)
     sent = b""
     for token, part in enumerate(cut.parts):
         shown += stream.push(token)
@@ -115,7 +115,7 @@ def test_stop_strings_speak_up_at_the_first_token_that_completes_one(
     text: str, where: list[int], stop: list[str]
 ) -> None:
     cut = Cut(text.encode(), where)
-    told, sent = StopStrings(cut, stop), b""
+    told, sent = StopChecker(cut, stop), b""
     for token, part in enumerate(cut.parts):
         sent += part
         assert told(token) is any(s in sent.decode(errors="ignore") for s in stop)
@@ -124,14 +124,14 @@ def test_stop_strings_speak_up_at_the_first_token_that_completes_one(
 def test_control_tokens_are_not_shown_and_do_not_part_a_stop_string(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", byte_level_facts("smollm")))
     ids = tokenizer.encode("one ST<|im_end|>OP two")
-    assert "".join(pieces_of(TextStream(tokenizer), ids)) == "one STOP two"
-    assert "".join(pieces_of(TextStream(tokenizer, ["STOP"]), ids)) == "one "
-    kept = pieces_of(TextStream(tokenizer, ["STOP"], skip_special=False), ids)
+    assert "".join(pieces_of(Detokenizer(tokenizer), ids)) == "one STOP two"
+    assert "".join(pieces_of(Detokenizer(tokenizer, ["STOP"]), ids)) == "one "
+    kept = pieces_of(Detokenizer(tokenizer, ["STOP"], skip_special=False), ids)
     assert "".join(kept) == "one ST<|im_end|>OP two"
 
 
 def test_nothing_follows_a_stop(tmp_path: Path) -> None:
     cut = Cut(b"aXbXc", [1, 2, 3, 4])
-    stream = TextStream(cut, ["X"])
+    stream = Detokenizer(cut, ["X"])
     assert [stream.push(i) for i in range(5)] == ["a", "", "", "", ""]
     assert (stream.stopped, stream.flush()) == (True, "")

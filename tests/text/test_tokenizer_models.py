@@ -22,7 +22,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import TextError
-from paceline.text import TextStream, Tokenizer, ToolCall, parse_tool_calls
+from paceline.text import Detokenizer, Tokenizer, ToolCall, parse_tool_calls
 from support import examples
 from support.text_cases import CORPUS, texts
 
@@ -210,7 +210,7 @@ def test_qwens_calls_are_read_back(qwen_path: Path) -> None:
     call = ToolCall("add", {"a": 1, "b": "zwei — ☃ <&>"})
     assert tokenizer.tool_format.name == "hermes"
     ids = tokenizer.encode(reply.removesuffix("<|im_end|>\n"), special=False)
-    stream = TextStream(tokenizer, keep=tokenizer.tool_marks)
+    stream = Detokenizer(tokenizer, keep=tokenizer.tool_marks)
     shown = "".join([*map(stream.push, ids), stream.flush()])
     assert parse_tool_calls(shown, tokenizer.tool_format) == ("", [call, call], [])
 

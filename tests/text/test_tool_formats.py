@@ -6,8 +6,8 @@ import pytest
 
 from paceline.text import (
     FORMATS,
-    StopStrings,
-    TextStream,
+    Detokenizer,
+    StopChecker,
     Tokenizer,
     ToolCall,
     call_id,
@@ -163,11 +163,11 @@ def test_control_tokens_of_calls_are_shown_where_asked_for(mistral: Tokenizer) -
     assert mistral.tool_format is FORMATS["mistral"]
     assert {mistral.piece(i) for i in mistral.tool_marks} == {b"[TOOL_CALLS]", b"[ARGS]"}
     ids = mistral.encode("[INST]a[TOOL_CALLS]f[ARGS]{}</s>", bos=False)
-    shown = TextStream(mistral, keep=mistral.tool_marks)
+    shown = Detokenizer(mistral, keep=mistral.tool_marks)
     assert "".join([*map(shown.push, ids), shown.flush()]) == "a[TOOL_CALLS]f[ARGS]{}"
-    hidden = TextStream(mistral)
+    hidden = Detokenizer(mistral)
     assert "".join([*map(hidden.push, ids), hidden.flush()]) == "af{}"
-    stop = StopStrings(mistral, ["S]f"], keep=mistral.tool_marks)
+    stop = StopChecker(mistral, ["S]f"], keep=mistral.tool_marks)
     assert any(map(stop, ids))
 
 

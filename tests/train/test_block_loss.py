@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.train.losses.base import TrainBatch, soft_targets
-from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, choice_weights, pick_anchors
+from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, prefix_weights, sample_anchors
 from support.tiny_heads import own, random_net, said, tiny_model
 
 MODEL = tiny_model()
@@ -22,7 +22,7 @@ def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
 
 @given(st.lists(st.booleans(), min_size=2, max_size=20), st.integers(1, 30), st.integers(1, 6))
 def test_anchors_stand_in_the_targets_words(mask: list[bool], most: int, block: int) -> None:
-    found = pick_anchors(torch.tensor([mask]), most, block, torch.Generator().manual_seed(0))
+    found = sample_anchors(torch.tensor([mask]), most, block, torch.Generator().manual_seed(0))
     fit = [i for i in range(len(mask) - 1) if mask[i] and mask[i + 1]]
     used = [int(a) for a, real in zip(found.at[0], found.real[0], strict=True) if real[0]]
     assert len(set(used)) == len(used) == min(most, len(fit))
@@ -37,7 +37,7 @@ def test_anchors_stand_in_the_targets_words(mask: list[bool], most: int, block: 
 def test_places_weigh_what_they_open_the_way_to() -> None:
     chance = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.0]])
     real = torch.tensor([[True, True, True], [True, True, False]])
-    got = choice_weights(chance[real], real, 0.5)
+    got = prefix_weights(chance[real], real, 0.5)
     want = []
     for row, exists in zip(chance.tolist(), real.tolist(), strict=True):
         smooth = [0.5 * c + 0.5 for c, e in zip(row, exists, strict=True) if e]
@@ -50,11 +50,11 @@ def test_wishes_are_the_targets() -> None:
     batch, ids = a_lesson(()), torch.tensor([3, 7, 11])
     found = soft_targets(batch, MODEL.head, ids)
     logits = MODEL.logits(batch.final)
-    asked = found.which >= 0
-    assert torch.equal(found.which[asked], torch.arange(len(found.best)))
+    asked = found.index >= 0
+    assert torch.equal(found.index[asked], torch.arange(len(found.best)))
     assert torch.equal(asked[:, :-1], batch.mask[:, 1:])
     assert torch.equal(found.best, logits.argmax(-1)[asked])
-    assert torch.allclose(found.law, logits.softmax(-1)[asked][:, ids])
+    assert torch.allclose(found.probs, logits.softmax(-1)[asked][:, ids])
     following = torch.cat((batch.tokens[:, 1:], batch.tokens[:, :1]), 1)
     assert torch.equal(found.best, following[asked])  # which is how the text was made
 
@@ -65,14 +65,14 @@ def test_under_a_grammar_what_was_said_is_wanted() -> None:
     bound = replace(batch, tokens=other, constrained=torch.tensor([False, True, False, True]))
     found, free = soft_targets(bound, MODEL.head, ids), soft_targets(batch, MODEL.head, ids)
     for text in range(4):
-        mine = found.which[text][found.which[text] >= 0]
+        mine = found.index[text][found.index[text] >= 0]
         if text in (0, 2):
-            assert torch.equal(found.law[mine], free.law[mine])
+            assert torch.equal(found.probs[mine], free.probs[mine])
             continue
-        said = other[text, 1:][found.which[text, :-1] >= 0]
+        said = other[text, 1:][found.index[text, :-1] >= 0]
         assert torch.equal(found.best[mine], said)
-        assert torch.equal(found.law[mine].argmax(-1)[said < 40], said[said < 40])
-        assert torch.equal(found.law[mine].sum(-1), (said < 40).float())
+        assert torch.equal(found.probs[mine].argmax(-1)[said < 40], said[said < 40])
+        assert torch.equal(found.probs[mine].sum(-1), (said < 40).float())
 
 
 def test_the_targets_own_law_is_the_best_answer() -> None:
@@ -83,11 +83,11 @@ def test_the_targets_own_law_is_the_best_answer() -> None:
     rows = torch.stack([batch.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
     exact = net.base_logits(rows).flatten(0, 1)
     right, tie = torch.full(exact.shape[:-1], 20.0), torch.zeros_like(exact)
-    best, figures = loss.measured(batch, anchors, (exact, tie), right, gentle=False)
+    best, figures = loss.weighted(batch, anchors, (exact, tie), right, use_kl=False)
     assert float(figures["tokens_per_pass"]) == 1 + net.shape.block
-    for gentle in (False, True):
-        blurred, _ = loss.measured(batch, anchors, (exact, exact * -0.2), right, gentle)
-        doubting, _ = loss.measured(batch, anchors, (exact, tie), right - 18, gentle)
+    for use_kl in (False, True):
+        blurred, _ = loss.weighted(batch, anchors, (exact, exact * -0.2), right, use_kl)
+        doubting, _ = loss.weighted(batch, anchors, (exact, tie), right - 18, use_kl)
         assert best < blurred
         assert best < doubting
 
@@ -95,13 +95,13 @@ def test_the_targets_own_law_is_the_best_answer() -> None:
 def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
     net = random_net(draft_vocab=40)
     batch = a_lesson(net.shape.taps)
-    only_confidence = BlockLossWeights(choice=0, overlap=0, gentle=0)
+    only_confidence = BlockLossWeights(cross_entropy=0, total_variation=0, kl_share=0)
     loss = BlockLoss(net, MODEL.head, only_confidence)
-    anchors = pick_anchors(batch.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
+    anchors = sample_anchors(batch.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
     count = int(anchors.real.sum())
     logits, sure = torch.zeros(count, 40), torch.full((count,), 6.0)
-    high, _ = loss.measured(batch, anchors, (logits, logits), sure, gentle=False)
-    low, _ = loss.measured(batch, anchors, (logits, logits), -sure, gentle=False)
+    high, _ = loss.weighted(batch, anchors, (logits, logits), sure, use_kl=False)
+    low, _ = loss.weighted(batch, anchors, (logits, logits), -sure, use_kl=False)
     assert low < high / 4  # a head that could say nothing useful must not be sure
     whole = BlockLoss(net, MODEL.head)(batch, 0.5, torch.Generator().manual_seed(0))[0]
     assert torch.isfinite(whole)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError, UsageError
-from paceline.train.data.dataset import LEAST, Answers, Batch
+from paceline.train.data.dataset import MIN_ANSWER_TOKENS, Answers, Batch
 from support import examples
 
 VOCAB = 200
@@ -81,7 +81,7 @@ def test_an_epoch_has_every_usable_training_answer_once(seed: int, budget: int, 
             seen.append(i)
             assert prompt == made.prompt(i).tolist()
             assert answer == made.answer(i).tolist()[: max_len - len(prompt)]
-            assert len(answer) >= min(LEAST, len(made.answer(i)))
+            assert len(answer) >= min(MIN_ANSWER_TOKENS, len(made.answer(i)))
     assert sorted(seen) == made.usable("training", max_len).tolist()
     assert not made.held_out[seen].any()
 
@@ -137,7 +137,7 @@ def test_the_draft_vocabulary_is_what_training_answers_say_most() -> None:
     assert found.coverage < 0.1  # held-out answers say other words, and were not looked at
     assert made.draft_ids(VOCAB).coverage == 1.0
     never = np.flatnonzero(counts == 0)[-4:]
-    many = made.draft_ids(int((counts > 0).sum()) + len(made.always) + 4, rather=never).ids
+    many = made.draft_ids(int((counts > 0).sum()) + len(made.always) + 4, preferred=never).ids
     assert set(never) <= set(many)
     assert set(np.flatnonzero(counts)) <= set(many)
     for size in (2, VOCAB + 1):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
 from paceline.train.data.held_out import is_held_out
 from paceline.train.losses.base import TrainBatch
-from paceline.train.losses.block import pick_anchors
+from paceline.train.losses.block import sample_anchors
 from paceline.train.losses.medusa import medusa_loss
 from paceline.train.online.online_batches import OnlineBatch, batches, split, train_online
 from paceline.train.recipe import loss_of
@@ -59,17 +59,17 @@ def test_batches_know_whose_words_they_are_and_where_it_went_wrong() -> None:
 @given(st.lists(st.booleans(), min_size=3, max_size=20), st.integers(0, 9))
 def test_guesses_begin_only_where_they_may(among: list[bool], seed: int) -> None:
     mask = torch.ones(1, len(among), dtype=torch.bool)
-    found = pick_anchors(mask, 30, 2, torch.Generator().manual_seed(seed), torch.tensor([among]))
+    found = sample_anchors(mask, 30, 2, torch.Generator().manual_seed(seed), torch.tensor([among]))
     used = {int(a) for a, real in zip(found.at[0], found.real[0], strict=True) if real[0]}
     assert used == {i for i in range(len(among) - 1) if among[i]}
 
 
 def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> None:
     whole, net = a_lesson((4,), 1), medusa_net()
-    places = torch.zeros_like(whole.mask)
-    places[0, 10] = True
+    starts = torch.zeros_like(whole.mask)
+    starts[0, 10] = True
     hidden = whole.hidden[4].clone().requires_grad_()
-    loss, _ = medusa_loss(net, TrainBatch(whole.tokens, whole.mask, {4: hidden}, whole.final, places=places))
+    loss, _ = medusa_loss(net, TrainBatch(whole.tokens, whole.mask, {4: hidden}, whole.final, starts=starts))
     loss.backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
     assert hidden.grad[0].abs().sum(-1).nonzero().flatten().tolist() == [9]
@@ -81,10 +81,10 @@ def test_a_batch_samples_the_rejected_positions_and_some_others(accepted_share: 
     rejected = torch.zeros_like(tokens, dtype=torch.bool)
     rejected[:, 7] = True
     batch = OnlineBatch(tokens, own(tokens), rejected, rejected[:, 7], {}, torch.empty(0))
-    places = batch.sample(accepted_share, torch.Generator().manual_seed(0)).places
-    assert places is not None
-    assert places[:, 7].all()
-    share = float(places.float().mean())
+    starts = batch.sample(accepted_share, torch.Generator().manual_seed(0)).starts
+    assert starts is not None
+    assert starts[:, 7].all()
+    share = float(starts.float().mean())
     assert share == pytest.approx(1 / 40 + accepted_share * 39 / 40, abs=0.05)
 
 
@@ -96,7 +96,7 @@ def test_learning_is_the_same_every_time() -> None:
         told: list[dict[str, int]] = []
         train_online(
             net,
-            loss_of(net, MODEL, config.anchors),
+            loss_of("block", net, MODEL, config.anchors),
             lessons,
             config,
             torch.Generator().manual_seed(1),

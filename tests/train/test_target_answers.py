@@ -14,8 +14,8 @@ from paceline.text import Tokenizer, parse_tool_calls
 from paceline.train.data.plan import AnswersConfig, plan_answers, select_prompts
 from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
-from paceline.train.data.target_answers import AnswerSet, always_drafted, make_answers, rolled_out
-from paceline.train.data.via_engine import serve
+from paceline.train.data.target_answers import AnswerSet, always_drafted, make_answers, via_rollout
+from paceline.train.data.via_engine import answer_all
 from support.talk import called, record, result, said, user, write
 
 NEW = 24
@@ -109,10 +109,10 @@ def test_many_at_once_they_are_the_same_answers(source: Path, smollm2_path: Path
         :3
     ]
     asks += [replace(ask, prompt=replace(ask.prompt, tools=({"type": "function"},))) for ask in asks[:1]]
-    rolled, unanswered = rolled_out(smollm2_path, tokenizer, asks, config, lambda *_: None)
+    rolled, unanswered = via_rollout(smollm2_path, tokenizer, asks, config, lambda *_: None)
     assert (len(rolled), unanswered) == (3, 1)
     assert rolled.constrained.all()
-    served = serve(LLM("smollm2-135m", config=engine), asks[:3], config.rollout)
+    served = answer_all(LLM("smollm2-135m", config=engine), asks[:3], config.rollout)
     assert [rolled.answer(i).tolist() for i in range(3)] == served
 
 

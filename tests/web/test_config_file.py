@@ -123,7 +123,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
             clock.now += 2
             assert reloaded.current() == 1
         assert [r.getMessage() for r in caplog.records] == [
-            "f is not usable, the one before stays: not a number; at all"
+            "f is not usable, the old one stays: not a number; at all"
         ]
         file.unlink()
         for _ in range(5):

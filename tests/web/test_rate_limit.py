@@ -1,4 +1,4 @@
-"""Limits against a slow model that remembers everything, and what they promise."""
+"""RateLimiter against a slow model that remembers everything, and what they promise."""
 
 import threading
 import time
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.web import rate_limit as limits_module
+from paceline.web import rate_limit as rate_limit_module
 from paceline.web.api_keys import Key, KeyLimits
-from paceline.web.rate_limit import Limits, Refused, Ticket
+from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
 
 
 def key(
@@ -22,13 +22,13 @@ def key(
     return Key(name=name, hash="0" * 64, limits=limits)
 
 
-def entered(found: Ticket | Refused) -> Ticket:
+def entered(found: Ticket | Rejection) -> Ticket:
     assert isinstance(found, Ticket), found
     return found
 
 
-def refused(found: Ticket | Refused) -> Refused:
-    assert isinstance(found, Refused)
+def refused(found: Ticket | Rejection) -> Rejection:
+    assert isinstance(found, Rejection)
     return found
 
 
@@ -89,7 +89,7 @@ steps = st.lists(
 def test_as_the_slow_model_and_as_promised(
     requests: int | None, tokens: int | None, concurrent: int | None, steps: list[tuple[str, float, int]]
 ) -> None:
-    limits, owner = Limits(), key(requests, tokens, concurrent)
+    limits, owner = RateLimiter(), key(requests, tokens, concurrent)
     model = SlowModel(concurrent, SlowBucket(requests), SlowBucket(tokens))
     running: list[tuple[Ticket, int]] = []
     admitted: list[tuple[float, int]] = []
@@ -121,7 +121,7 @@ def _never_more_than_a_burst_and_the_refill(admitted: list[tuple[float, int]], p
 def test_tokens_in_any_window_are_a_burst_and_the_refill(
     per_minute: int, steps: list[tuple[float, int]]
 ) -> None:
-    limits, owner = Limits(), key(tokens=per_minute)
+    limits, owner = RateLimiter(), key(tokens=per_minute)
     taken: list[tuple[float, int]] = []
     now = 0.0
     for passed, count in steps:
@@ -141,19 +141,19 @@ def test_tokens_in_any_window_are_a_burst_and_the_refill(
 def test_whoever_waits_as_told_is_let_in(
     requests: int | None, tokens: int | None, steps: list[tuple[str, float, int]], wanted: int, start: float
 ) -> None:
-    limits, owner, now = Limits(), key(requests, tokens), start
+    limits, owner, now = RateLimiter(), key(requests, tokens), start
     for step, passed, count in steps:
         now += passed
         found = limits.enter(owner, count, now)
         if isinstance(found, Ticket) and step == "leave":
             found.leave(count * 3, now)
-    if isinstance(found := limits.enter(owner, wanted, now), Refused):
+    if isinstance(found := limits.enter(owner, wanted, now), Rejection):
         assert found.retry_after_s > 0
         entered(limits.enter(owner, wanted, now + found.retry_after_s))
 
 
 def test_the_wait_is_not_longer_than_needed() -> None:
-    limits, owner = Limits(), key(requests=60)
+    limits, owner = RateLimiter(), key(requests=60)
     for _ in range(60):
         entered(limits.enter(owner, 0, 5.0))
     found = refused(limits.enter(owner, 0, 5.25))
@@ -164,7 +164,7 @@ def test_the_wait_is_not_longer_than_needed() -> None:
 
 
 def test_an_estimate_is_settled_when_the_request_leaves() -> None:
-    limits, owner = Limits(), key(tokens=100)
+    limits, owner = RateLimiter(), key(tokens=100)
     ticket = entered(limits.enter(owner, 90, 0.0))
     assert refused(limits.enter(owner, 20, 0.0)).reason == "more than 100 tokens a minute"
     ticket.leave(10, 0.0)
@@ -176,7 +176,7 @@ def test_an_estimate_is_settled_when_the_request_leaves() -> None:
 
 
 def test_nothing_given_back_makes_more_than_a_minutes_worth() -> None:
-    limits, owner = Limits(), key(tokens=100)
+    limits, owner = RateLimiter(), key(tokens=100)
     ticket = entered(limits.enter(owner, 100, 0.0))
     ticket.leave(0, 600.0)
     entered(limits.enter(owner, 100, 600.0))
@@ -184,7 +184,7 @@ def test_nothing_given_back_makes_more_than_a_minutes_worth() -> None:
 
 
 def test_who_is_refused_is_charged_nothing() -> None:
-    limits, owner = Limits(), key(requests=2, tokens=10, concurrent=1)
+    limits, owner = RateLimiter(), key(requests=2, tokens=10, concurrent=1)
     ticket = entered(limits.enter(owner, 4, 0.0))
     for _ in range(5):
         found = refused(limits.enter(owner, 4, 0.0))
@@ -196,7 +196,7 @@ def test_who_is_refused_is_charged_nothing() -> None:
 
 
 def test_leaving_twice_is_leaving_once() -> None:
-    limits, owner = Limits(), key(tokens=10, concurrent=2)
+    limits, owner = RateLimiter(), key(tokens=10, concurrent=2)
     first, _ = entered(limits.enter(owner, 5, 0.0)), entered(limits.enter(owner, 5, 0.0))
     first.leave(0, 0.0)
     first.leave(0, 0.0)
@@ -205,7 +205,7 @@ def test_leaving_twice_is_leaving_once() -> None:
 
 
 def test_a_clock_that_steps_back_gives_nothing() -> None:
-    limits, owner = Limits(), key(requests=1)
+    limits, owner = RateLimiter(), key(requests=1)
     entered(limits.enter(owner, 0, 100.0))
     refused(limits.enter(owner, 0, 10.0))
     refused(limits.enter(owner, 0, 100.0))
@@ -213,20 +213,20 @@ def test_a_clock_that_steps_back_gives_nothing() -> None:
 
 
 def test_keys_do_not_share() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     entered(limits.enter(key(requests=1, name="a"), 0, 0.0))
     entered(limits.enter(key(requests=1, name="b"), 0, 0.0))
     refused(limits.enter(key(requests=1, name="a"), 0, 0.0))
 
 
 def test_a_key_without_limits_is_never_refused() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     for _ in range(1000):
         entered(limits.enter(key(), 10**9, 0.0))
 
 
 def test_limits_may_change_while_requests_run() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     ticket = entered(limits.enter(key(requests=100, tokens=100), 50, 0.0))
     refused(limits.enter(key(concurrent=1), 0, 0.0))  # who entered before there was a limit counts
     entered(limits.enter(key(requests=1), 0, 0.0))
@@ -236,15 +236,15 @@ def test_limits_may_change_while_requests_run() -> None:
 
 
 def test_threads_never_exceed_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = limits_module._refusal
+    judge = rate_limit_module._rejection
 
-    def slow_judge(*of: Any) -> Refused | None:
+    def slow_judge(*of: Any) -> Rejection | None:
         found = judge(*of)
         time.sleep(0)  # lets another thread run between the look and the charge
         return found
 
-    monkeypatch.setattr(limits_module, "_refusal", slow_judge)
-    limits, owner = Limits(), key(requests=200, concurrent=3)
+    monkeypatch.setattr(rate_limit_module, "_rejection", slow_judge)
+    limits, owner = RateLimiter(), key(requests=200, concurrent=3)
     lock, counts = threading.Lock(), {"now": 0, "most": 0, "admitted": 0}
 
     def work() -> None:
@@ -269,7 +269,7 @@ def test_threads_never_exceed_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_leaves_while_another_enters() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     ticket = entered(limits.enter(key(), 0, 0.0))
     leaver = threading.Thread(target=ticket.leave, args=(0, 0.0))
     with limits._lock:

@@ -9,16 +9,15 @@ import openai
 import pytest
 
 from paceline.trace.store import Store
-from support.running import Running, running
-
-pytestmark = pytest.mark.model
+from support.running import Running
+from support.toy_chat import toy_running
 
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-def test_errors_have_one(server: Running) -> None:
-    client = server.client()
-    asked: dict[str, Any] = {"model": server.model, "messages": ASKED, "max_tokens": 2}
+def test_errors_have_one(toy_server: Running) -> None:
+    client = toy_server.client()
+    asked: dict[str, Any] = {"model": toy_server.model, "messages": ASKED, "max_tokens": 2}
     wrong: list[dict[str, Any]] = [{"top_p": 7}, {"model": "gpt-9"}, {"stop": [""]}, {"extra_body": {"a": 1}}]
     seen = set()
     for stream in (False, True):
@@ -33,8 +32,8 @@ def test_errors_have_one(server: Running) -> None:
 @pytest.mark.parametrize(
     "path", ["/health", "/ready", "/metrics", "/version", "/v1/models", "/nothing", "/tokenize"]
 )
-def test_everything_else_has_one(server: Running, path: str) -> None:
-    found = httpx.get(f"{server.url}{path}", trust_env=False, headers={"X-Request-Id": "abc"})
+def test_everything_else_has_one(toy_server: Running, path: str) -> None:
+    found = httpx.get(f"{toy_server.url}{path}", trust_env=False, headers={"X-Request-Id": "abc"})
     assert found.headers["x-request-id"].endswith("-abc")
 
 
@@ -42,14 +41,14 @@ def test_everything_else_has_one(server: Running, path: str) -> None:
     ("given", "used"),
     [("my-id.7", True), ("x" * 64, True), ("x" * 65, False), ("a b", False), ("\u00e9", False)],
 )
-def test_a_clients_own_is_kept_if_it_is_fit_for_that(server: Running, given: str, used: bool) -> None:
+def test_a_clients_own_is_kept_if_it_is_fit_for_that(toy_server: Running, given: str, used: bool) -> None:
     headers = {b"X-Request-Id": given.encode("latin-1")}
-    found = httpx.get(f"{server.url}/version", trust_env=False, headers=headers).headers["x-request-id"]
+    found = httpx.get(f"{toy_server.url}/version", trust_env=False, headers=headers).headers["x-request-id"]
     assert found.endswith(f"-{given}") is used
 
 
-def test_the_answer_and_its_trace_have_the_same(smollm2_path: Path, tmp_path: Path) -> None:
-    with running("smollm2-135m", store=str(tmp_path / "t.db")) as server:
+def test_the_answer_and_its_trace_have_the_same(tmp_path: Path) -> None:
+    with toy_running(tmp_path, store=str(tmp_path / "t.db")) as server:
         headers = {"X-Request-Id": "mine"}
         client = server.client()
         raw = client.completions.with_raw_response.create(

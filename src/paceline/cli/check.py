@@ -59,7 +59,7 @@ def check_routes(
     as_json: AsJson = False,
 ) -> None:
     """Print the routes as they are understood, or everything wrong with them. Exit code 0: usable; 2: not."""
-    from paceline.cli.about import DRAFTERS
+    from paceline.drafters import DRAFTERS
     from paceline.server.routes import RouteError, load
 
     try:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import hub
-from paceline.cli.about import DRAFTERS, NEEDS, About
 from paceline.cli.options import MODEL_HELP, AsJson, EngineOptions, grouped
+from paceline.drafters import DRAFTERS, NEEDS, DrafterInfo
 from paceline.errors import PacelineError, UnknownModel, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class DrafterRow:
     needs: str
     usable: bool
     given: list[str]  # names of models or trained drafters that satisfy what it needs
+    reason: str | None = None  # why the model cannot use it, whatever is given
 
 
 @drafters_app.callback()
@@ -58,7 +59,7 @@ def drafters(
     if context.invoked_subcommand is not None:
         return
     trained = _trained_rows(hub.resolve(model))
-    rows = [_row(name, about, model, trained) for name, about in DRAFTERS.items()]
+    rows = [_row(name, info, model, trained) for name, info in DRAFTERS.items()]
     if as_json:
         listed = {
             "model": model,
@@ -69,24 +70,23 @@ def drafters(
         return
     out = Console(highlight=False)
     out.print(drafters_table(rows, model))
+    for reason in (f"{row.name}: {row.reason}" for row in rows if row.reason):
+        out.print(reason, markup=False, soft_wrap=True)
     for row in trained:
         out.print(_trained_lines(row), markup=False, soft_wrap=True)
 
 
-def _row(name: str, about: About, model: str, trained: list[TrainedRow]) -> DrafterRow:
-    given = [row.name for row in trained if row.kind == name and row.suits]
-    if about.needs == "draft model":
-        given = _smaller_models(model) + given
-    usable = bool(given) or about.needs not in ("draft model", "trained")
-    return DrafterRow(name, about.guesses, NEEDS[about.needs], usable, given)
+def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) -> DrafterRow:
+    from paceline.loading import unusable
 
-
-def _smaller_models(model: str) -> list[str]:
-    """Pulled models with fewer bytes than this one: a draft model must be cheaper than its target."""
     path = hub.resolve(model)
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    return [m.name for m in hub.installed() if m.pulled and m.path != path and m.size < size]
+    given = [row.name for row in trained if row.kind == name and row.suits]
+    if info.needs == "draft model":
+        others = [m for m in hub.installed() if m.pulled and m.path != path]
+        given = [m.name for m in others if unusable(name, path, draft_model=m.path) is None] + given
+    reason = unusable(name, path)
+    missing = not given and info.needs in ("draft model", "trained")
+    return DrafterRow(name, info.about, NEEDS[info.needs], not missing and reason is None, given, reason)
 
 
 def drafters_table(rows: list[DrafterRow], model: str) -> Table:

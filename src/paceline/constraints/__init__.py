@@ -1,18 +1,18 @@
-"""What an output may be: schemas, tools, patterns and grammars, enforced token by token.
+"""Constrained decoding: schemas, tools, patterns and grammars, enforced token by token with llguidance.
 
-grammars.py   what a user can ask for, each as rules of one grammar
-outputs.py    Python types as constraints, and the values that texts stand for
-typed.py      schemas of Python types
-template.py   fixed text with constrained gaps
-matching.py   whether a text fits a constraint
-schema.py     JSON Schemas, changed where a change is safe
-tools.py      tool calls in a model family's own format
-request.py    which of these a request means
-compiler.py   from a constraint to a cursor, for one tokenizer; keeps what it compiled
-cursor.py     a place in a grammar
-switch.py     free text until a trigger, then a grammar
-walk.py       what may follow each guess of a draft
-explain.py    why a grammar cannot be enforced, in the user's terms
+request.py          OutputSpec: the constraint that a request's parameters mean
+grammars.py         Json, Regex, Lark, Choice: each as rules of one Lark grammar
+json_schema.py      JSON Schemas as data, and safe changes to them
+python_types.py     Python types as constraints, and the values of their texts
+pydantic_schema.py  Pydantic's schemas of Python types, made enforceable
+template.py         Template: fixed text with constrained holes
+tool_grammar.py     tool calls in a model family's own format
+compiler.py         from a constraint to a cursor, for one tokenizer; caches compiled grammars
+cursor.py           a position in a grammar
+trigger_cursor.py   free text until a trigger, then a grammar
+draft_masks.py      token masks for every node of a draft
+match.py            checks a whole text against a constraint
+explain.py          errors of llguidance in the user's terms
 """
 
 from paceline.constraints.compiler import Compiler, check
@@ -22,17 +22,17 @@ from paceline.constraints.grammars import (
     Json,
     Lark,
     Regex,
-    Triggered,
+    StructuralTag,
     Whitespace,
     response_format,
 )
 from paceline.constraints.python_types import Output, output
-from paceline.constraints.request import ANYTHING, OutputSpec
+from paceline.constraints.request import UNCONSTRAINED, OutputSpec
 from paceline.constraints.template import Template
 from paceline.constraints.tool_grammar import tool_calls
 
 __all__ = [
-    "ANYTHING",
+    "UNCONSTRAINED",
     "Choice",
     "Compiler",
     "Constraint",
@@ -41,8 +41,8 @@ __all__ = [
     "Output",
     "OutputSpec",
     "Regex",
+    "StructuralTag",
     "Template",
-    "Triggered",
     "Whitespace",
     "check",
     "output",

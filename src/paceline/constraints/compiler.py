@@ -1,4 +1,4 @@
-"""From a constraint to a cursor, for one model's tokenizer. What was compiled is kept."""
+"""From a constraint to a cursor, for one model's tokenizer. Compiled grammars are cached."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, Triggered, quoted
+from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, quoted
 from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-KEPT: Final = 256  # compiled grammars
-KEPT_BYTES: Final = 16 << 20  # of their texts
+MAX_CACHED: Final = 256  # compiled grammars
+MAX_CACHED_BYTES: Final = 16 << 20  # of their texts
 _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: line and column
-# Work that one grammar may cause, so that a hostile one ends with an error instead of holding up the rest.
+# Work that one grammar may cause: a hostile one ends with an error instead of delaying other requests.
 LIMITS: Final = {
     "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 200_000,
@@ -37,44 +37,46 @@ LIMITS: Final = {
 }
 
 
-class _Kept(Generic[K, V]):
-    """What was made last, up to a number of things and of bytes."""
+class _LruCache(Generic[K, V]):
+    """Least recently used values go first, beyond a number of values and of bytes."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._things: OrderedDict[K, tuple[V, int]] = OrderedDict()
+    def __init__(self, max_values: int, max_bytes: int) -> None:
+        self._max_values, self._max_bytes = max_values, max_bytes
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: K, size: int, make: Callable[[], V]) -> V:
         with self._lock:
-            if key in self._things:
-                self._things.move_to_end(key)
-                return self._things[key][0]
-        made = make()
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = make()
         with self._lock:
-            if key not in self._things:
-                self._things[key] = made, size
+            if key not in self._values:
+                self._values[key] = value, size
                 self._bytes += size
-            while len(self._things) > 1 and (
-                len(self._things) > self._most or self._bytes > self._most_bytes
+            while len(self._values) > 1 and (
+                len(self._values) > self._max_values or self._bytes > self._max_bytes
             ):
-                self._bytes -= self._things.popitem(last=False)[1][1]
-        return made
+                self._bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
 
 class Compiler:
-    """Makes cursors. The tokenizer's tables are built when the first constraint comes."""
+    """Makes cursors. The tokenizer's tables are built for the first constraint."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._vocab = vocab_size  # rows of the model's output, which may be more than the tokenizer has
-        self._grammars: _Kept[str, Grammar] = _Kept(KEPT, KEPT_BYTES)
-        self._triggers: _Kept[tuple[str, Triggered], Trigger] = _Kept(KEPT, KEPT_BYTES)
+        self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
+        self._grammars: _LruCache[str, Grammar] = _LruCache(MAX_CACHED, MAX_CACHED_BYTES)
+        self._triggers: _LruCache[tuple[str, StructuralTag], Trigger] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES
+        )
 
-    def cursor(self, constraint: Constraint | Triggered, ignore_eos: bool = False) -> Cursor:
-        """At the start of an output. ignore_eos: an end token does not end its free text."""
-        if isinstance(constraint, Triggered):
+    def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
+        """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
+        if isinstance(constraint, StructuralTag):
             return TriggerCursor(self._trigger(constraint), ignore_eos)
         return GrammarCursor(self._grammar(constraint))
 
@@ -83,35 +85,35 @@ class Compiler:
         return self._grammars.get(
             rules,
             len(rules),
-            lambda: Grammar(lambda: compiled(rules, self._tables), self._tables),
+            lambda: Grammar(lambda: compile_grammar(rules, self._tables), self._tables),
         )
 
-    def _trigger(self, switched: Triggered) -> Trigger:
-        grammar = "" if switched.then is None else switched.then.rules("start", self.spell)
-        return self._triggers.get((grammar, switched), len(grammar), lambda: self._new_trigger(switched))
+    def _trigger(self, tag: StructuralTag) -> Trigger:
+        grammar = "" if tag.then is None else tag.then.rules("start", self.spell)
+        return self._triggers.get((grammar, tag), len(grammar), lambda: self._new_trigger(tag))
 
-    def _new_trigger(self, switched: Triggered) -> Trigger:
-        grammar = None if switched.then is None else self._grammar(switched.then)
+    def _new_trigger(self, tag: StructuralTag) -> Trigger:
+        grammar = None if tag.then is None else self._grammar(tag.then)
 
         def start(written: bytes) -> Cursor | None:
             if grammar is None:
                 return None
             cursor = GrammarCursor(grammar)
-            fed = self._tables.tokenize_bytes(written) if written else []
-            return cursor if all(cursor.advance(token) for token in fed) else None
+            consumed = self._tables.tokenize_bytes(written) if written else []
+            return cursor if all(cursor.advance(token) for token in consumed) else None
 
         return Trigger(
-            switched.trigger.encode(),
+            tag.trigger.encode(),
             self._pieces,
             start,
-            switched.again,
-            switched.anywhere,
+            tag.again,
+            tag.anywhere,
             self._tokenizer.eos_ids,
-            switched.must,
+            tag.must,
         )
 
     def spell(self, text: str) -> str:
-        """Fixed text as items of a rule: the model's own marks as single tokens, the rest as strings."""
+        """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""
         items, plain = [], b""
         for token in self._tokenizer.encode(text, special=True, bos=False):
             if token in self._tokenizer.added:
@@ -140,20 +142,20 @@ class Compiler:
 
 def check(constraint: Constraint) -> None:
     """Raises if the constraint cannot be enforced, whatever the model."""
-    bytewise(constraint)
+    byte_matcher(constraint)
 
 
-def bytewise(constraint: Constraint) -> "LLMatcher":
+def byte_matcher(constraint: Constraint) -> "LLMatcher":
     """A matcher whose tokens are the text's bytes."""
-    return compiled(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
+    return compile_grammar(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
 
 
-def compiled(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
-    """A matcher at the start of the grammar, to be copied for each output."""
+def compile_grammar(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
+    """A matcher at the start of the grammar; every output gets a copy."""
     library = _library()
     limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
     matcher: LLMatcher = library.LLMatcher(tables, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():  # a grammar that nothing fits shows it only when asked what may come first
+    if not matcher.is_error():  # a grammar that no text fits fails only when its first mask is computed
         first = matcher.deep_copy()
         first.compute_bitmask()
         matcher = first if first.is_error() else matcher
@@ -184,20 +186,20 @@ def _library() -> ModuleType:
 
 
 def _for_grammars(tokenizer: str) -> str:
-    """A description by which a grammar's text is cut into tokens that can write it.
+    """The tokenizer's description, changed so that the tokens of a grammar's text always write that text.
 
-    Without a normal form that changes the text, and with names for a model's marks that no text holds: where
-    a text must come that reads like one, it is written as text.
+    No Unicode normalisation, and special tokens get names that no text holds: text that looks like one is
+    written as text.
     """
-    described: dict[str, Any] = json.loads(tokenizer)
-    if (described.get("normalizer") or {}).get("type") in ("NFC", "NFKC"):
-        described["normalizer"] = None
-    vocab = described["model"]["vocab"]
-    for token in described["added_tokens"]:
+    description: dict[str, Any] = json.loads(tokenizer)
+    if (description.get("normalizer") or {}).get("type") in ("NFC", "NFKC"):
+        description["normalizer"] = None
+    vocab = description["model"]["vocab"]
+    for token in description["added_tokens"]:
         content, name = token["content"], f"\ufdd0{token['id']}\ufdd1"
         mark = token["special"] or (content.startswith("<") and content.endswith(">"))
         if mark and isinstance(vocab, dict):
             if content in vocab:
                 vocab[name] = vocab.pop(content)
             token |= {"content": name, "special": True}
-    return json.dumps(described, ensure_ascii=False)
+    return json.dumps(description, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""A place in a grammar.
+"""A position in a grammar: an llguidance matcher with cheap forks.
 
-The matcher is never rolled back: it was seen to keep a mask over a rollback and to give it for another text.
-A fork shares its origin's matcher until either of them moves on, and then takes a copy with it.
+The matcher is never rolled back: after a rollback it was seen to return the mask of another text. A fork
+shares its origin's matcher until either of the two advances, which then takes a copy.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Grammar:
-    """A grammar as compiled, to be copied for each output.
+    """A compiled grammar, copied for each output.
 
-    Copies share the memory of their lexer, so an error in one spoils all: then it is compiled anew.
+    Copies share the lexer's memory, so an error in one breaks all of them: then it is compiled again.
     """
 
     def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer") -> None:
@@ -33,12 +33,12 @@ class Grammar:
         self.matcher = self._make()
 
 
-class _Read:
-    """The tokens read so far, the last one first."""
+class _TokenList:
+    """The tokens consumed so far, the last one first."""
 
     __slots__ = ("before", "token")
 
-    def __init__(self, before: "_Read | None", token: int) -> None:
+    def __init__(self, before: "_TokenList | None", token: int) -> None:
         self.before = before
         self.token = token
 
@@ -46,10 +46,10 @@ class _Read:
 class GrammarCursor:
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._of = grammar.matcher  # what ours is a copy of
+        self._origin = grammar.matcher  # ours is a copy of it
         self._matcher = grammar.matcher.deep_copy()
         self._shared = False  # with a fork
-        self._read: _Read | None = None
+        self._consumed: _TokenList | None = None
         self._ended = False
         self._stopped = self._matcher.is_stopped()  # only an end may follow
 
@@ -62,9 +62,9 @@ class GrammarCursor:
         return copy(self)
 
     def fill(self, row: Bits) -> bool:
-        """An error would leave a row that allows an end, as if the output were complete."""
+        """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""
         assert not self.finished, "nothing can follow"
-        self._ask(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+        self._query(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
         return True
@@ -72,55 +72,55 @@ class GrammarCursor:
     def advance(self, token: int) -> bool:
         if self.finished or not 0 <= token < self._grammar.tokenizer.vocab_size:
             return False
-        if token in self._grammar.eos:  # never shown to the matcher: a stopped one would not count it
-            self._ended = self._guess(lambda matcher: matcher.is_accepting(), False)
+        if token in self._grammar.eos:  # not fed to the matcher: a stopped one would not count it
+            self._ended = self._query_or(lambda matcher: matcher.is_accepting(), False)
             return self._ended
         if self._shared:
             self._matcher, self._shared = self._matcher.deep_copy(), False
-        taken, stopped = self._guess(
+        accepted, stopped = self._query_or(
             lambda matcher: (matcher.try_consume_tokens([token]) == 1, matcher.is_stopped()), (False, False)
         )
-        if taken:
-            self._read, self._stopped = _Read(self._read, token), stopped
-        return taken
+        if accepted:
+            self._consumed, self._stopped = _TokenList(self._consumed, token), stopped
+        return accepted
 
     def forced(self) -> list[int]:
-        return [] if self.finished else self._guess(lambda matcher: matcher.compute_ff_tokens(), [])
+        return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
 
     def canonical(self) -> list[int]:
         """Text that ends within a word is left alone: the model would write the whole word as one token."""
-        text = b"" if self.finished else self._guess(lambda matcher: matcher.compute_ff_bytes(), b"")
+        text = b"" if self.finished else self._query_or(lambda matcher: matcher.compute_ff_bytes(), b"")
         if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
             return []
         return self._grammar.tokenizer.tokenize_bytes(text)
 
-    def _guess(self, question: "Callable[[LLMatcher], T]", otherwise: T) -> T:
+    def _query_or(self, query: "Callable[[LLMatcher], T]", default: T) -> T:
         try:
-            return self._ask(question)
+            return self._query(query)
         except ConstraintError:
-            return otherwise
+            return default
 
-    def _ask(self, question: "Callable[[LLMatcher], T]") -> T:
-        """What a matcher says that stands here. An error counts only if a new matcher makes it too."""
+    def _query(self, query: "Callable[[LLMatcher], T]") -> T:
+        """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
         message = ""
         for _ in range(2):
-            if self._of is self._grammar.matcher or self._start_again():
-                said = question(self._matcher)
+            if self._origin is self._grammar.matcher or self._replay():
+                answer = query(self._matcher)
                 if not self._matcher.is_error():
-                    return said
-            message = _broken(self._matcher)
+                    return answer
+            message = _error_message(self._matcher)
             self._grammar.renew()
         raise ConstraintError(message)
 
-    def _start_again(self) -> bool:
-        """After an error, in this output or in another: a new matcher reads it all.
+    def _replay(self) -> bool:
+        """Feeds all tokens to a new matcher, after an error in this output or in another.
 
-        A mask comes before each token, as when an output is written token by token: how much a matcher may
-        still be asked depends on what it was asked before.
+        A mask is computed before each token, as when the output was written: a matcher's remaining fuel
+        depends on the queries before.
         """
-        self._of = self._grammar.matcher
-        self._matcher, self._shared = self._of.deep_copy(), False
-        tokens, at = [], self._read
+        self._origin = self._grammar.matcher
+        self._matcher, self._shared = self._origin.deep_copy(), False
+        tokens, at = [], self._consumed
         while at is not None:
             tokens.append(at.token)
             at = at.before
@@ -131,6 +131,6 @@ class GrammarCursor:
         return True
 
 
-def _broken(matcher: "LLMatcher") -> str:
+def _error_message(matcher: "LLMatcher") -> str:
     reason = matcher.get_error().strip().splitlines()
     return f"the grammar cannot be followed any further: {reason[0] if reason else matcher.stop_reason()}"

@@ -1,4 +1,4 @@
-"""What may follow each guess of a draft: masks for all of them, in one walk of the grammar."""
+"""Token masks for every node of a draft, in one walk of the grammar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import numpy as np
 from paceline.errors import ConstraintError
 from paceline.types import ROOT, Bits, Cursor, Draft
 
-Row = Bits | ConstraintError | None  # None: any token may come; an error: why nobody can say
+Row = Bits | ConstraintError | None  # None: any token may follow; an error: the mask is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Row node + 1 is what may follow that node; row 0, what may follow the text. No rows: anything may."""
+    """Row 0 is the mask after the text, row node + 1 the mask after that node. No rows: no constraint."""
 
     rows: Sequence[Row]
 
     def after(self, node: int) -> Bits | None:
-        """None: anything may. Raises what went wrong there, which matters only if the output comes by."""
+        """None: any token may follow. Raises the node's error, which counts only if the output gets here."""
         row = self.rows[node + 1] if self.rows else None
         if isinstance(row, ConstraintError):
             raise row
@@ -27,38 +27,38 @@ class Masks:
 
 
 FREE: Final = Masks(())
-UNREACHED: Final = ConstraintError("a row was read that no legal text leads to")
+UNREACHABLE: Final = ConstraintError("the mask after a token that the grammar forbids is not known")
 
 
-def refused(token: int) -> ConstraintError:
+def rejected(token: int) -> ConstraintError:
     return ConstraintError(f"the grammar allowed token {token} and then could not take it")
 
 
 def words(vocab: int) -> int:
-    """The length of a row of bits."""
+    """32-bit words in a row."""
     return (vocab + 31) // 32
 
 
 def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
-    """`cursor` stands where the draft begins, and stays there. width: that of a row, in words.
+    """`cursor` is at the draft's root, and stays there. width: words in a row.
 
-    The target never chooses a node that the grammar forbids, so nothing is known of what follows one. What
-    follows an end is never committed, so anything may.
+    The target never chooses a node that the grammar forbids, so there is no mask after one. A token after an
+    end is never committed, so any may follow.
     """
     cursors: dict[int, Cursor] = {ROOT: cursor}
     rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):
         before = cursors.get(draft.parent(node))
-        row: Row = UNREACHED
+        row: Row = UNREACHABLE
         if before is not None and before.finished:
             cursors[node], row = before, None
-        elif before is not None and _legal(rows[draft.parent(node) + 1], token):
-            alone = draft.parents is None and node  # in a chain nobody comes back to the node before
+        elif before is not None and _allowed(rows[draft.parent(node) + 1], token):
+            alone = draft.parents is None and node  # in a chain the node before has no other child
             here = before if alone else before.fork()
             if here.advance(token):
                 cursors[node], row = here, _filled(here, width)
             else:
-                row = refused(token)
+                row = rejected(token)
         rows.append(row)
     return Masks(rows)
 
@@ -73,7 +73,7 @@ def _filled(cursor: Cursor, width: int) -> Row:
         return error
 
 
-def _legal(row: Row, token: int) -> bool:
+def _allowed(row: Row, token: int) -> bool:
     return row is None or (not isinstance(row, ConstraintError) and allows(row, token))
 
 

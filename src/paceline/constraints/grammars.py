@@ -1,4 +1,4 @@
-"""What a user can ask for, each written as rules of one Lark grammar, in llguidance's dialect."""
+"""Constraints a user can give, each as rules of one Lark grammar in llguidance's dialect."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, Protocol, get_args
 from paceline.errors import ConstraintError
 from paceline.strings import short
 
-Spell = Callable[[str], str]  # fixed text, as items of a rule: a model's own marks are single tokens
+Spell = Callable[[str], str]  # fixed text as items of a rule: special tokens are single tokens
 
-# White space in JSON is part of what is enforced. fixed: what json.dumps writes, which models have seen most
-# of; compact: none; flexible: up to eight characters of it wherever JSON allows it.
+# White space in JSON is enforced too. fixed: that of json.dumps, which models have seen most often;
+# compact: none; flexible: up to eight characters wherever JSON allows it.
 Whitespace = Literal["fixed", "compact", "flexible"]
 WHITESPACE: Final[tuple[Whitespace, ...]] = get_args(Whitespace)
 _OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
@@ -22,19 +22,19 @@ _OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
 }
 PARAM_COMMENT: Final = "// request parameter: "
 MAX_BYTES: Final = 1 << 20  # of one schema or grammar
-MAX_PATTERNS: Final = 100  # of properties' names in a schema: the work grows with their square
+MAX_PATTERNS: Final = 100  # patternProperties of a schema: the work grows with their square
 
 
 class Constraint(Protocol):
-    """What an output, or a part of it, must look like."""
+    """The form of an output or of a part of it."""
 
     def rules(self, name: str, spell: Spell) -> str:
-        """Lark text that defines the rule `name`; any others it needs have names that begin with it."""
+        """Lark text that defines the rule `name`. Further rules have names that begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """JSON that a JSON Schema describes; {} describes any JSON."""
+    """JSON of a JSON Schema; {} allows any JSON."""
 
     schema: str  # as JSON
     whitespace: Whitespace = "fixed"
@@ -70,7 +70,7 @@ class Json:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """Text that a regular expression matches from end to end. No look-around, no back-references."""
+    """Text that a regular expression matches as a whole. No look-around, no back-references."""
 
     pattern: str
 
@@ -83,7 +83,7 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """Text of a context-free language: Lark's syntax, with a rule `start`."""
+    """Text of a context-free grammar in Lark's syntax, with a rule `start`."""
 
     text: str
 
@@ -127,18 +127,21 @@ class RequestPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Triggered:
-    """Free text until `trigger` appears; from there on `then`, whose text begins with the trigger."""
+class StructuralTag:
+    """Free text until `trigger` appears, then the grammar `then`, whose text begins with the trigger.
+
+    The structural tags of XGrammar and vLLM.
+    """
 
     trigger: str
     then: Constraint | None  # None: the trigger must not appear
-    again: bool = False  # free text may follow, and another trigger
+    again: bool = False  # free text and another trigger may follow
     anywhere: bool = True  # False: the trigger counts only at the very start
     must: bool = False  # the text cannot end before the trigger
 
 
 @dataclass(frozen=True, slots=True)
-class _After:
+class _Sequence:
     """Fixed text, then a constraint."""
 
     text: str
@@ -149,13 +152,13 @@ class _After:
         return f"{name}: {spell(self.text)} /\\s{{0,4}}/ {inner}\n{self.constraint.rules(inner, spell)}"
 
 
-def after(mark: str, constraint: Constraint) -> Triggered:
-    """Free text up to a mark, the end of a model's reasoning for one; then the constraint."""
-    return Triggered(mark, _After(mark, constraint), must=True)
+def after(mark: str, constraint: Constraint) -> StructuralTag:
+    """Free text up to a mark, such as the end of a model's reasoning; then the constraint."""
+    return StructuralTag(mark, _Sequence(mark, constraint), must=True)
 
 
 def response_format(given: Mapping[str, Any], whitespace: Whitespace = "fixed") -> Constraint | None:
-    """From OpenAI's parameter of that name; None: plain text."""
+    """From OpenAI's parameter of this name; None: plain text."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if kind == "text":
         return None
@@ -187,7 +190,7 @@ def parsed(text: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """As a string of a Lark grammar, which holds no character DEL."""
+    """A string of a Lark grammar, which may not hold the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -201,13 +204,13 @@ def _patterns(schema: Any) -> int:
 
 
 def _slashed(pattern: str) -> str:
-    """Between the slashes of a Lark grammar, which no slash and no line break may end."""
+    """Escapes slashes and line breaks, which would end a regular expression of a Lark grammar."""
     changed = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
     return re.sub(r"\\.|/|\n", lambda m: changed.get(m[0], m[0]), pattern, flags=re.DOTALL)
 
 
 def _unanchored(pattern: str) -> str:
-    """The whole text is matched in any case; anchors at the ends say so, and are not known inside."""
+    """Without anchors at its ends: the whole text is matched anyway, and the engine knows none."""
     body = pattern.removeprefix("^").removeprefix("\\A")
     if body.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", body):
         body = body[:-1]

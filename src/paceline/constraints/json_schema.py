@@ -1,9 +1,9 @@
-"""JSON Schemas as data: what stands where in them, and changes that are safe."""
+"""JSON Schemas as data: walking their subschemas, and changes that are safe."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Final
 
-# Where the schemas within a schema stand: everything else in it is data.
+# Keywords that hold subschemas; everything else in a schema is data.
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE: Final = (
@@ -17,16 +17,10 @@ _SINGLE: Final = (
     "else",
     "propertyNames",
 )
-_JOINED: Final = (
-    "allOf",
-    "if",
-    "then",
-    "else",
-    "not",
-    "dependentSchemas",
-)  # what is in them is one of several
+# Their subschemas apply beside others to the same object.
+_JOINED: Final = ("allOf", "if", "then", "else", "not", "dependentSchemas")
 _CHOICES: Final = ("anyOf", "oneOf")
-# Beside these, an alternative or a reference says only a part of what its object may be.
+# Beside these, an alternative or a reference describes only a part of its object.
 _SHAPING: Final = (
     "properties",
     "required",
@@ -40,7 +34,7 @@ _COMPOSED: Final = (*_CHOICES, "allOf", "$ref", "$dynamicRef", "if", "not", "pat
 
 
 def parts(schema: Any) -> Iterator[tuple[str, str | int | None, Any]]:
-    """The schemas within a schema: under which keyword, under which name or number in it, and the schema."""
+    """The subschemas: keyword, name or index under it, and the subschema."""
     if not isinstance(schema, Mapping):
         return
     for key, value in schema.items():
@@ -53,7 +47,7 @@ def parts(schema: Any) -> Iterator[tuple[str, str | int | None, Any]]:
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """The schema with each schema in it changed, the innermost first."""
+    """The schema with every subschema changed, innermost first."""
     if not isinstance(schema, Mapping):
         return schema
     inner = dict(schema)
@@ -68,10 +62,10 @@ def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> A
 
 
 def closed(schema: Any) -> Any:
-    """The schema without properties that it does not list, wherever it alone says what an object may be.
+    """Adds additionalProperties: false wherever one schema alone describes an object.
 
-    Arguments that a tool does not know are refused by most tools, and a model should not spend time on them.
-    What this allows, the schema as given allows too.
+    Most tools refuse arguments that they do not know, and a model should not spend time on them. Every text
+    that the result allows, the given schema allows too.
     """
     shared: set[str] = set()
     while not shared >= (more := set(_shared(schema, shared, "#"))):
@@ -79,40 +73,40 @@ def closed(schema: Any) -> Any:
     return _closed(schema, shared, "#")
 
 
-def _closed(schema: Any, shared: Set[str], place: str, alone: bool = True) -> Any:
+def _closed(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     inner = dict(schema)
     for key, name, part in parts(schema):
-        here = f"{place}/{key}" if name is None else f"{place}/{key}/{name}"
+        here = f"{pointer}/{key}" if name is None else f"{pointer}/{key}/{name}"
         done = _closed(part, shared, here, _alone(key, here, schema, shared, alone))
         if name is None:
             inner[key] = done
         else:
             inner[key] = _with(inner[key], name, done)
     listed = "properties" in schema and "additionalProperties" not in schema
-    if alone and place not in shared and listed and not any(key in schema for key in _COMPOSED):
+    if alone and pointer not in shared and listed and not any(key in schema for key in _COMPOSED):
         inner["additionalProperties"] = False
     return inner
 
 
-def _shared(schema: Any, shared: Set[str], place: str, alone: bool = True) -> Iterator[str]:
-    """The references to schemas that say only a part of what an object may be."""
+def _shared(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> Iterator[str]:
+    """References to schemas that describe only a part of an object."""
     if not isinstance(schema, Mapping):
         return
     reference = schema.get("$ref")
-    if isinstance(reference, str) and not (alone and place not in shared and _unshaped(schema)):
+    if isinstance(reference, str) and not (alone and pointer not in shared and _unshaped(schema)):
         yield reference
     for key, name, part in parts(schema):
-        here = f"{place}/{key}" if name is None else f"{place}/{key}/{name}"
+        here = f"{pointer}/{key}" if name is None else f"{pointer}/{key}/{name}"
         yield from _shared(part, shared, here, _alone(key, here, schema, shared, alone))
 
 
-def _alone(key: str, place: str, schema: Mapping[str, Any], shared: Set[str], alone: bool) -> bool:
-    """Whether a schema within this one says all that its object may be."""
+def _alone(key: str, pointer: str, schema: Mapping[str, Any], shared: Set[str], alone: bool) -> bool:
+    """Whether a subschema describes all of its object."""
     if key in _CHOICES:
         return alone and _unshaped(schema) and "$ref" not in schema
-    return key not in _JOINED and place not in shared
+    return key not in _JOINED and pointer not in shared
 
 
 def _unshaped(schema: Mapping[str, Any]) -> bool:

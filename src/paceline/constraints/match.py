@@ -1,16 +1,16 @@
-"""Whether a text fits a constraint, told by the same engine that enforces it."""
+"""Checks a text against a constraint, with the engine that enforces it."""
 
 from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from paceline.constraints.compiler import bytewise
+from paceline.constraints.compiler import byte_matcher
 from paceline.constraints.grammars import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-KEPT: Final = 256  # compiled constraints
+MAX_CACHED: Final = 256  # compiled constraints
 
 
 def fits(constraint: Constraint, text: str) -> bool:
@@ -18,19 +18,19 @@ def fits(constraint: Constraint, text: str) -> bool:
     return any(True for _ in ends(constraint, raw, 0, [len(raw)]))
 
 
-def ends(constraint: Constraint, text: bytes, start: int, places: Iterable[int]) -> Iterator[int]:
-    """Those of the places, which ascend, up to which the text from `start` on fits the constraint."""
-    assert isinstance(constraint, Hashable), "every constraint is a key of caches"
+def ends(constraint: Constraint, text: bytes, start: int, positions: Iterable[int]) -> Iterator[int]:
+    """The positions, of ascending ones, up to which the text from `start` on fits the constraint."""
+    assert isinstance(constraint, Hashable), "constraints are keys of caches"
     matcher = _pristine(constraint).deep_copy()
     at = start
-    for place in places:
-        if matcher.try_consume_tokens(list(text[at:place])) != place - at:
-            if matcher.is_error():  # which spoils the copies to come
+    for position in positions:
+        if matcher.try_consume_tokens(list(text[at:position])) != position - at:
+            if matcher.is_error():  # later copies would be broken too
                 _pristine.cache_clear()
             return
-        at = place
+        at = position
         if matcher.is_accepting():
-            yield place
+            yield position
 
 
 def as_bytes(text: str) -> bytes:
@@ -38,6 +38,6 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-@lru_cache(KEPT)
+@lru_cache(MAX_CACHED)
 def _pristine(constraint: Constraint) -> "LLMatcher":
-    return bytewise(constraint)
+    return byte_matcher(constraint)

@@ -1,4 +1,4 @@
-"""Schemas of Python types, by Pydantic, made such that they can be enforced and their texts always parse."""
+"""Pydantic's schemas of Python types, changed so that they can be enforced and their texts always parse."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any, Final
 from paceline.constraints.json_schema import closed, mapped
 
 Schema = dict[str, Any]
-Mend = Callable[[Schema, Mapping[str, Any]], Schema]  # a type's schema, and what Pydantic knows of the type
+Fix = Callable[[Schema, Mapping[str, Any]], Schema]  # a type's schema, and Pydantic's core schema of it
 
 _YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP_YEAR: Final = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -26,8 +26,8 @@ _BASE64: Final = "(?:{0}{{4}})*(?:{0}{{2}}==|{0}{{3}}=)?"
 _WHOLE: Final = "-?(?:0|[1-9][0-9]*)"
 _LABEL: Final = "[a-z][a-z0-9]{0,30}(?:-[a-z0-9]{1,30})?"
 
-# The engine's own patterns for some formats allow what Python has no value for: February 29 in any year, a
-# second 60, durations of any number of days. Other formats it does not know. None: any text will do.
+# The engine's patterns of some formats allow texts without a Python value: February 29 in any year, a second
+# 60, durations of any number of days. Other formats it does not know. None: any text.
 FORMATS: Final[Mapping[str, str | None]] = {
     "date": _DATE,
     "time": f"{_CLOCK}{_ZONE}?",
@@ -53,27 +53,27 @@ _PLAIN_DECIMALS: Final = 15  # digits before the point; with a bound, a number h
 
 
 def schema_of(adapter: Any) -> Schema:
-    """Of a Pydantic TypeAdapter. Objects have no properties but those they list."""
+    """The schema of a Pydantic TypeAdapter. Objects have only the properties they list."""
     made = adapter.json_schema(schema_generator=_generator())
     return closed(mapped(made, _enforceable))  # type: ignore[no-any-return]
 
 
 @cache
 def _generator() -> Any:
-    """Pydantic's maker of schemas, with some of its methods mended."""
+    """Pydantic's schema generator, with some of its methods changed."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    methods = {name: _mended(getattr(GenerateJsonSchema, name), mend) for name, mend in _MENDED.items()}
+    methods = {name: _fixed(getattr(GenerateJsonSchema, name), fix) for name, fix in _FIXES.items()}
     return type("Enforceable", (GenerateJsonSchema,), methods)
 
 
-def _mended(method: Callable[[Any, Any], Schema], mend: Mend) -> Callable[[Any, Any], Schema]:
-    return lambda maker, core: mend(method(maker, core), core)
+def _fixed(method: Callable[[Any, Any], Schema], fix: Fix) -> Callable[[Any, Any], Schema]:
+    return lambda maker, core: fix(method(maker, core), core)
 
 
 def _enforceable(schema: Schema) -> Schema:
     if "discriminator" in schema and "oneOf" in schema:
-        # The discriminator's value tells the alternatives apart, so that at most one fits in any case.
+        # At most one alternative fits anyway: they differ in the discriminator's value.
         schema["anyOf"] = schema.pop("oneOf")
         del schema["discriminator"]
     if schema.get("type") == "string" and schema.get("format") in FORMATS:
@@ -84,7 +84,7 @@ def _enforceable(schema: Schema) -> Schema:
 
 
 def _set(schema: Schema, core: Mapping[str, Any]) -> Schema:
-    """The engine cannot keep items apart. Reading a list into a set drops what is there twice anyway."""
+    """The engine cannot enforce unique items. Reading a list into a set drops duplicates anyway."""
     schema.pop("uniqueItems", None)
     return schema
 
@@ -98,19 +98,20 @@ def _url(schema: Schema, core: Mapping[str, Any]) -> Schema:
     schemes = core.get("allowed_schemes")
     if not schemes:
         return schema
-    place = "(?::[1-9][0-9]{0,3})?(?:/[A-Za-z0-9._~/-]*)?(?:\\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?"
-    return {"type": "string", "pattern": f"^(?:{'|'.join(schemes)})://{_LABEL}(?:\\.{_LABEL}){{0,5}}{place}$"}
+    rest = "(?::[1-9][0-9]{0,3})?(?:/[A-Za-z0-9._~/-]*)?(?:\\?[A-Za-z0-9._~=&-]*)?(?:#[A-Za-z0-9._~-]*)?"
+    return {"type": "string", "pattern": f"^(?:{'|'.join(schemes)})://{_LABEL}(?:\\.{_LABEL}){{0,5}}{rest}$"}
 
 
 def _decimal(schema: Schema, core: Mapping[str, Any]) -> Schema:
-    """As a number, never as text, and with no more digits than there may be."""
+    """A number, never text, with no more digits than allowed."""
     numbers = [part for part in schema.get("anyOf", ()) if part.get("type") == "number"]
     if not numbers:
         return schema
-    most, places = core.get("max_digits"), core.get("decimal_places")
-    if most is None or places is not None:
-        return _digits(numbers[0], (most or _PLAIN_DECIMALS + (places or 0)) - (places or 0), places)
-    return {"anyOf": [_digits(numbers[0], most - after, after) for after in range(most + 1)]}
+    digits, decimals = core.get("max_digits"), core.get("decimal_places")
+    if digits is None or decimals is not None:
+        before = (digits or _PLAIN_DECIMALS + (decimals or 0)) - (decimals or 0)
+        return _digits(numbers[0], before, decimals)
+    return {"anyOf": [_digits(numbers[0], digits - after, after) for after in range(digits + 1)]}
 
 
 def _digits(number: Schema, before: int, after: int | None) -> Schema:
@@ -125,7 +126,7 @@ def _digits(number: Schema, before: int, after: int | None) -> Schema:
 
 
 def _dict(schema: Schema, core: Mapping[str, Any]) -> Schema:
-    """Keys that are not any text are said as patterns or as properties: the engine knows no propertyNames."""
+    """Keys of other types than str become patterns or properties: the engine knows no propertyNames."""
     keys = core.get("keys_schema", {})
     values = schema.get("additionalProperties", True)
     pattern, names = _KEYS.get(str(keys.get("type"))), _names(keys)
@@ -140,14 +141,14 @@ def _dict(schema: Schema, core: Mapping[str, Any]) -> Schema:
 
 
 def _names(keys: Mapping[str, Any]) -> list[str] | None:
-    """The texts that may be keys, if the type lists them."""
+    """The keys, if the type lists them."""
     listed = keys.get("expected") if keys.get("type") == "literal" else None
     if keys.get("type") == "enum":
         listed = [member.value for member in keys["members"]]
     return listed if listed and all(isinstance(name, str) for name in listed) else None
 
 
-_MENDED: Final[Mapping[str, Mend]] = {
+_FIXES: Final[Mapping[str, Fix]] = {
     "set_schema": _set,
     "frozenset_schema": _set,
     "datetime_schema": _datetime,

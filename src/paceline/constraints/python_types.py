@@ -1,4 +1,4 @@
-"""Python types as constraints: what the output must look like, and the value that its text stands for."""
+"""Python types as constraints, and the values of the texts they allow."""
 
 import inspect
 import json
@@ -22,19 +22,19 @@ EXPECTED: Final = (
     "expected a Pydantic model, a dataclass or another type that JSON can hold, a Literal or Enum of texts, "
     "a compiled regular expression, a JSON Schema, or one of Json, Regex, Lark, Choice and Template"
 )
-_FLAGS: Final = {re.IGNORECASE: "i", re.DOTALL: "s"}  # as the engine writes them, which knows no others
-_SHOWN: Final = 4  # reasons why a value is refused
-KEPT: Final = 256  # outputs: to make one of a type takes milliseconds
+_FLAGS: Final = {re.IGNORECASE: "i", re.DOTALL: "s"}  # in the engine's syntax, which has no others
+_MAX_REASONS: Final = 4  # why a value is rejected
+MAX_CACHED: Final = 256  # outputs: making one from a type takes milliseconds
 
 Parse = Callable[[str], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A constraint, and how its text becomes a value."""
+    """A constraint, and a parser from its text to a value."""
 
     constraint: Constraint
-    parse: Parse  # raises if the text does not fit, as one that was cut short may
+    parse: Parse  # raises if the text does not fit: it may be cut short
 
 
 def output(of: Any, whitespace: Whitespace = "fixed") -> Output:
@@ -45,22 +45,22 @@ def output(of: Any, whitespace: Whitespace = "fixed") -> Output:
     """
     if isinstance(of, Mapping):
         of = Json.of(of, whitespace)
-    return _kept(of, whitespace) if _hashes(of) else _made(of, whitespace)
+    return _cached(of, whitespace) if _hashes(of) else _build(of, whitespace)
 
 
 def _hashes(of: Any) -> bool:
     try:
         hash(of)
-    except TypeError:  # a type may be annotated with what has none
+    except TypeError:  # an annotation of the type may have no hash
         return False
     return True
 
 
-def _made(of: Any, whitespace: Whitespace) -> Output:
+def _build(of: Any, whitespace: Whitespace) -> Output:
     if isinstance(of, re.Pattern):
-        return _made(Regex(_pattern(of)), whitespace)
+        return _build(Regex(_pattern(of)), whitespace)
     if isinstance(of, bool):
-        return _made(Json.of(of, whitespace), whitespace)
+        return _build(Json.of(of, whitespace), whitespace)
     if hasattr(of, "rules") and not isinstance(of, type):
         return Output(of, _reader(of))
     if of is str:
@@ -73,11 +73,11 @@ def _made(of: Any, whitespace: Whitespace) -> Output:
     )
 
 
-_kept = lru_cache(KEPT, typed=True)(_made)
+_cached = lru_cache(MAX_CACHED, typed=True)(_build)
 
 
 def _pattern(pattern: re.Pattern[Any]) -> str:
-    """In the engine's syntax. The whole text is matched, so that an anchor in front of it says nothing."""
+    """In the engine's syntax. The whole text is matched, so an anchor at the start is redundant."""
     if not isinstance(pattern.pattern, str):
         raise ConstraintError(f"{short(pattern)} is a pattern of bytes: expected one of text")
     flags = re.RegexFlag(pattern.flags) & ~re.UNICODE
@@ -93,7 +93,7 @@ def _pattern(pattern: re.Pattern[Any]) -> str:
 
 
 def _texts(of: Any) -> dict[str, Any] | None:
-    """The value of each text, for a type with nothing but texts."""
+    """The value of each text, for a type that has only texts."""
     if get_origin(of) is Literal:
         pairs = [(value, value) for value in get_args(of)]
     elif isinstance(of, type) and issubclass(of, Enum):
@@ -155,11 +155,13 @@ def _validated(adapter: "TypeAdapter[Any]", text: str) -> Any:
 
 
 def _reasons(problem: "ValidationError") -> str:
-    found = problem.errors(include_url=False, include_context=False)
-    said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in found[:_SHOWN]]
-    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return " ".join("; ".join(said + more).split())
+    errors = problem.errors(include_url=False, include_context=False)
+    reasons = [
+        f"{'.'.join(map(str, e['loc']))}: {e['msg']}".removeprefix(": ") for e in errors[:_MAX_REASONS]
+    ]
+    more = [f"and {len(errors) - _MAX_REASONS} more"] if len(errors) > _MAX_REASONS else []
+    return " ".join("; ".join(reasons + more).split())
 
 
-def _short(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[:most] + " ..."
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[:limit] + " ..."

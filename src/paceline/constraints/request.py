@@ -1,4 +1,4 @@
-"""From what a request says to the one constraint it means."""
+"""From the parameters of a request to one constraint."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from paceline.constraints.grammars import (
     Constraint,
     RequestPart,
     Spell,
-    Triggered,
+    StructuralTag,
     Whitespace,
     after,
     response_format,
@@ -21,15 +21,12 @@ from paceline.errors import ConstraintError
 from paceline.strings import short
 from paceline.text import ToolFormat
 
-THINKING: Final = (
-    "<think>",
-    "</think>",
-)  # a prompt may end with the first; the answer begins after the second
+THINKING: Final = ("<think>", "</think>")  # a prompt may end with the first; the answer follows the second
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What an answer must look like, as a request says it. Without any of it, anything goes."""
+    """The form of an answer, as the parameters of a request give it. Without any, every text is allowed."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
@@ -46,28 +43,28 @@ class OutputSpec:
         read_tools(self.tools, self.whitespace)
 
     @property
-    def calls(self) -> bool:
-        """Whether the answer may hold tool calls."""
+    def may_call(self) -> bool:
+        """Whether the answer may contain tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
-    def constraint(self, form: ToolFormat, opening: str = "") -> Constraint | Triggered | None:
-        """`opening`: how the prompt lets the model begin. Reasoning that it opens is free."""
+    def constraint(self, form: ToolFormat, prompt_end: str = "") -> Constraint | StructuralTag | None:
+        """prompt_end: the end of the prompt's text. Reasoning that it opens is not constrained."""
         answer = self._answer()
         if not self.tools:
             if self.tool_choice not in ("auto", "none"):
                 raise ConstraintError(
                     f"{short(self.tool_choice)} needs tools: give at least one", "tool_choice"
                 )
-            return _thought(answer, opening)
+            return _with_reasoning(answer, prompt_end)
         calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
         if answer is None or self.tool_choice not in ("auto", "none"):
-            return _thought(calls, opening)
-        if isinstance(calls, Triggered) and calls.then is not None:
-            answer = Either((calls.then, answer))
-        return _thought(answer, opening)
+            return _with_reasoning(calls, prompt_end)
+        if isinstance(calls, StructuralTag) and calls.then is not None:
+            answer = Alternatives((calls.then, answer))
+        return _with_reasoning(answer, prompt_end)
 
     @property
-    def bound(self) -> bool:
+    def constrained(self) -> bool:
         return bool(self.tools) or self.output is not None or self.response_format is not None
 
     def _answer(self) -> Constraint | None:
@@ -84,20 +81,20 @@ class OutputSpec:
         except ConstraintError as error:
             raise error.within(self.output_param) from None
 
-    def parser(self, opening: str = "") -> Callable[[str], Any] | None:
-        """From a complete answer's text to its value."""
+    def parser(self, prompt_end: str = "") -> Callable[[str], Any] | None:
+        """Reads the value of a complete answer."""
         if self.output is None:
             return None
         parse = self._output().parse
-        return (lambda text: parse(_said(text))) if thinks(opening) else parse
+        return (lambda text: parse(_after_reasoning(text))) if thinks(prompt_end) else parse
 
 
-ANYTHING: Final = OutputSpec()
+UNCONSTRAINED: Final = OutputSpec()
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
-    """One constraint or another."""
+class Alternatives:
+    """One of several constraints."""
 
     options: tuple[Constraint, ...]
 
@@ -107,19 +104,20 @@ class Either:
         return "\n".join([f"{name}: {' | '.join(names)}", *rules])
 
 
-def thinks(opening: str) -> bool:
+def thinks(prompt_end: str) -> bool:
     """Whether the prompt leaves the model's reasoning open."""
-    begun, ended = THINKING
-    return opening.rfind(begun) > opening.rfind(ended)
+    begin, end = THINKING
+    return prompt_end.rfind(begin) > prompt_end.rfind(end)
 
 
-def _thought(constraint: Constraint | Triggered | None, opening: str) -> Constraint | Triggered | None:
-    """Tool calls wait for their trigger in any case; everything else waits for the end of reasoning."""
-    if constraint is None or isinstance(constraint, Triggered) or not thinks(opening):
+def _with_reasoning(
+    constraint: Constraint | StructuralTag | None, prompt_end: str
+) -> Constraint | StructuralTag | None:
+    """Tool calls wait for their trigger anyway; everything else waits for the end of reasoning."""
+    if constraint is None or isinstance(constraint, StructuralTag) or not thinks(prompt_end):
         return constraint
     return after(THINKING[1], constraint)
 
 
-def _said(text: str) -> str:
-    """What follows the reasoning."""
+def _after_reasoning(text: str) -> str:
     return text.partition(THINKING[1])[2].lstrip()

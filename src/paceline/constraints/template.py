@@ -1,8 +1,8 @@
 """Fixed text with gaps, each with a constraint of its own, as one grammar.
 
-Holes that are regular languages make one terminal together with the fixed text around them: the engine's
-lexer takes the longest text it can for each terminal, and a hole of its own would swallow the fixed text that
-follows wherever it may also be the hole's.
+Holes that are regular languages form one terminal together with the fixed text around them. The engine's
+lexer is greedy: a hole that is a terminal of its own would consume the fixed text after it wherever the hole
+may contain that text too.
 """
 
 import string
@@ -16,7 +16,7 @@ from paceline.constraints.match import as_bytes, ends
 from paceline.constraints.python_types import Output, output
 from paceline.errors import ConstraintError
 
-# Numbers and truth values are bare in JSON too; as patterns they may stand right before any text.
+# Numbers and booleans are bare in JSON too; as patterns they may stand right before any text.
 _BARE: Final = {
     int: r"-?(?:0|[1-9][0-9]*)",
     float: r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?",
@@ -26,7 +26,7 @@ _BARE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    path: tuple[str, ...]  # its name, after those of the holes that it lies in
+    path: tuple[str, ...]  # its name, after the names of the holes around it
     output: Output | None  # None: free text, up to the fixed text that follows
 
     def constraint(self, following: str) -> Constraint:
@@ -56,7 +56,7 @@ class Template:
     """
 
     text: str
-    pieces: tuple[Piece, ...]  # fixed texts, none of them empty, and holes; never two of a kind in a row
+    pieces: tuple[Piece, ...]  # non-empty fixed texts and holes, alternating
 
     def __init__(self, text: str, /, **holes: Any) -> None:
         object.__setattr__(self, "text", text)
@@ -78,7 +78,7 @@ class Template:
         return "\n".join([f"{name}: {' '.join(sequence)}", *rules])
 
     def parse(self, text: str) -> dict[str, Any]:
-        """What the holes were filled with: the first of several ways to read the text, if there are."""
+        """The values of the holes; if the text can be read in several ways, the first."""
         raw = as_bytes(text)
         values: dict[str, Any] = {}
         for hole, (start, end) in zip(_holes(self.pieces), _Search(self.pieces, raw).spans(), strict=True):
@@ -90,7 +90,7 @@ class Template:
 
 
 def _read(text: str, holes: Mapping[str, Any]) -> Iterator[Piece]:
-    """The template's fixed texts and holes in order, those of templates inside it included."""
+    """Fixed texts and holes in order, those of nested templates included."""
     seen: set[str] = set()
     try:
         parts = list(string.Formatter().parse(text))
@@ -134,7 +134,7 @@ def _filled(name: str, given: Any) -> Iterator[Piece]:
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """With fixed texts that follow each other made one, and no empty ones."""
+    """Joins adjacent fixed texts, and drops empty ones."""
     joined: list[Piece] = []
     for fixed, run in groupby(pieces, lambda piece: isinstance(piece, str)):
         alike = list(run)
@@ -164,12 +164,12 @@ def _holes(pieces: Iterable[Piece]) -> list[Hole]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of the template's rule."""
+    """A part of the template's rule."""
 
     item: str
     regular: bool = False  # may be part of a terminal
     hole: bool = False
-    rules: str = ""  # that define the item
+    rules: str = ""  # those that define the item
 
 
 def _parts(pieces: Sequence[Piece], name: str, spell: Spell) -> Iterator[_Part]:
@@ -187,13 +187,13 @@ def _parts(pieces: Sequence[Piece], name: str, spell: Spell) -> Iterator[_Part]:
 
 
 def _terminal(name: str, run: Iterable[_Part], lazy: bool) -> str:
-    """Lazy, it ends as soon as it can: else it could go on into the rule that follows, and never end."""
+    """A lazy terminal ends as soon as it can; otherwise it could consume the text of the next rule."""
     terminal = name.upper()
     return f"{name}{'[lazy]' if lazy else ''}: {terminal}\n{terminal}: {' '.join(part.item for part in run)}"
 
 
 class _Search:
-    """For where the holes of a filled template lie. What was found to lead nowhere is not tried again."""
+    """Backtracking search for the spans of the holes in a text. Dead ends are remembered."""
 
     def __init__(self, pieces: Sequence[Piece], text: bytes) -> None:
         self._pieces = pieces
@@ -209,7 +209,7 @@ class _Search:
         return found
 
     def _from(self, piece: int, at: int) -> list[tuple[int, int]] | None:
-        """The spans of the holes from a piece on, whose text begins at a byte."""
+        """The spans of the holes from this piece on, which begins at byte `at`."""
         self._furthest = max(self._furthest, at)
         if piece == len(self._pieces):
             return [] if at == len(self._text) else None
@@ -228,19 +228,19 @@ class _Search:
     def _filled(self, piece: int, at: int, hole: Hole) -> list[tuple[int, int]] | None:
         following = self._pieces[piece + 1] if piece + 1 < len(self._pieces) else ""
         assert isinstance(following, str)
-        for end in ends(hole.constraint(following), self._text, at, self._places(following, at)):
+        for end in ends(hole.constraint(following), self._text, at, self._hole_ends(following, at)):
             rest = self._from(piece + 1, end)
             if rest is not None:
                 return [(at, end), *rest]
         return None
 
-    def _places(self, fixed: str, at: int) -> Iterator[int]:
-        """Where a hole may end: wherever the fixed text after it stands, or at the very end."""
+    def _hole_ends(self, fixed: str, at: int) -> Iterator[int]:
+        """Positions where a hole may end: before the fixed text after it, or at the end of the text."""
         raw = as_bytes(fixed)
         if not raw:
             yield len(self._text)
             return
-        place = self._text.find(raw, at)
-        while place >= 0:
-            yield place
-            place = self._text.find(raw, place + 1)
+        position = self._text.find(raw, at)
+        while position >= 0:
+            yield position
+            position = self._text.find(raw, position + 1)

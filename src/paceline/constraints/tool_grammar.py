@@ -1,11 +1,19 @@
-"""Tool calls in a model family's own format: which may be made, and with which arguments."""
+"""Grammars of tool calls in a model family's own format."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints.grammars import Constraint, Json, RequestPart, Spell, Triggered, Whitespace, quoted
+from paceline.constraints.grammars import (
+    Constraint,
+    Json,
+    RequestPart,
+    Spell,
+    StructuralTag,
+    Whitespace,
+    quoted,
+)
 from paceline.constraints.json_schema import closed
 from paceline.errors import ConstraintError
 from paceline.strings import short
@@ -32,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One or more calls, from the text that announces them to the text that ends them."""
+    """One or more calls, with the text that begins and ends them."""
 
     calls: tuple[Call, ...]
     format: ToolFormat
@@ -59,27 +67,29 @@ def tool_calls(
     form: ToolFormat,
     parallel: bool = True,
     whitespace: Whitespace = "fixed",
-) -> Constraint | Triggered:
+) -> Constraint | StructuralTag:
     """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
-    auto: free text, in which each call that the model begins is enforced. required: nothing but calls.
-    A tool's name: nothing but calls of it. none: free text without calls.
+    auto: free text; every call that the model begins is enforced. required: only calls. A tool's name: only
+    calls of it. none: free text without calls.
     """
     known = read_tools(tools, whitespace)
     if choice == "none":
-        return Triggered(form.trigger, None, anywhere=form.anywhere)
+        return StructuralTag(form.trigger, None, anywhere=form.anywhere)
     if not known:
         raise ConstraintError(f"{short(choice)} needs tools: give at least one", "tool_choice")
     named = _named(choice, known)
     calls = tuple(Call(n, s, form) for n, s in known.items() if n == named or named is None)
     if choice == "auto":
         several = parallel and not form.wraps_each
-        return Triggered(form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere)
+        return StructuralTag(
+            form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere
+        )
     return Calls(calls, form, several=parallel and named is None)
 
 
 def _named(choice: str | Mapping[str, Any], known: Mapping[str, Constraint]) -> str | None:
-    """The one tool that may be called; None: any."""
+    """The only tool that may be called; None: any."""
     inner = choice.get("function", choice) if isinstance(choice, Mapping) else {"name": choice}
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if choice in ("auto", "required"):

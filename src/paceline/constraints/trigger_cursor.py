@@ -1,8 +1,8 @@
 """Free text until a trigger appears, then a grammar.
 
-The trigger is looked for in the bytes of the text, wherever its tokens' edges fall. While it is half written,
-the tokens that would complete it are those the grammar takes; all others stay free. The grammar's own text
-begins with the trigger, so that it is told of the part already written, and then of what completes it.
+The trigger is searched in the bytes of the text, wherever token boundaries fall. A token that would complete
+it must be one that the grammar accepts; all others stay free. The grammar's text begins with the trigger, so
+its cursor first consumes the part already written, and then the token that completes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ import numpy as np
 
 from paceline.types import Bits, Cursor
 
-NEVER: Final = -1  # the trigger counts only at the start, and the text began otherwise
+DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
 
-Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes; None: it cannot read them
+Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes, if it accepts them
 
 
 @dataclass(slots=True)
 class Trigger:
-    """A trigger, and what the vocabulary has to do with it."""
+    """A trigger, and the tokens that matter for it."""
 
     text: bytes
     pieces: Sequence[bytes]  # [vocab]
@@ -38,45 +38,45 @@ class Trigger:
         self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
 
     def completes(self, written: int, token: int) -> bool:
-        """Whether the trigger is there once this token is, `written` bytes of it being there before."""
+        """Whether this token completes the trigger, of which `written` bytes stand before it."""
         text = self.text[:written] + self.pieces[token]
         return self.text in text if self.anywhere else text.startswith(self.text)
 
     def after(self, written: int, token: int) -> int:
-        """How much of the trigger the text ends with after a token that does not complete it."""
+        """Bytes of the trigger that the text ends with after a token that does not complete it."""
         text = self.text[:written] + self.pieces[token]
         if not self.anywhere:
-            return len(text) if self.text.startswith(text) else NEVER
-        most = min(len(text), len(self.text) - 1)
-        return next((n for n in range(most, 0, -1) if text.endswith(self.text[:n])), 0)
+            return len(text) if self.text.startswith(text) else DISABLED
+        longest = min(len(text), len(self.text) - 1)
+        return next((n for n in range(longest, 0, -1) if text.endswith(self.text[:n])), 0)
 
     def entered(self, written: int, token: int) -> Cursor | None:
-        """The grammar's cursor after a token that completes the trigger, if the grammar takes it."""
-        begun, piece = self.text[:written], self.pieces[token]
-        for n in range(written, -1, -1):  # a trigger half written may be given up for a new one
-            if begun.endswith(self.text[:n]) and piece.startswith(self.text[n:]):
+        """The grammar's cursor after a token that completes the trigger, if the grammar accepts it."""
+        begin, piece = self.text[:written], self.pieces[token]
+        for n in range(written, -1, -1):  # a partial trigger may be abandoned for a new one
+            if begin.endswith(self.text[:n]) and piece.startswith(self.text[n:]):
                 cursor = self.start(self.text[:n])
                 return cursor if cursor is not None and cursor.advance(token) else None
         return None  # the token begins with other text
 
     def gate(self, written: int) -> Bits | None:
-        """What may come while free: None if any token may."""
-        if written == NEVER and not self.must:
+        """The mask of free text: None if any token may follow."""
+        if written == DISABLED and not self.must:
             return None
         if written not in self._gates:
-            self._gates[written] = self._closed(written)
+            self._gates[written] = self._mask(written)
         return self._gates[written]
 
-    def _closed(self, written: int) -> Bits | None:
-        completing = [t for t in self._last if written != NEVER and self.completes(written, t)]
+    def _mask(self, written: int) -> Bits | None:
+        completing = [t for t in self._last if written != DISABLED and self.completes(written, t)]
         words = (len(self.pieces) + 31) // 32
         row = np.full(words, 0xFFFFFFFF, np.uint32)
-        shut = [t for t in completing if self.entered(written, t) is None]
+        forbidden = [t for t in completing if self.entered(written, t) is None]
         if self.must:
-            shut += self.eos
-        for token in shut:
+            forbidden += self.eos
+        for token in forbidden:
             row[token // 32] &= ~np.uint32(1 << token % 32)
-        return row if shut else None
+        return row if forbidden else None
 
 
 class TriggerCursor:
@@ -84,7 +84,7 @@ class TriggerCursor:
         self._trigger = trigger
         self._ignore_eos = ignore_eos  # in free text
         self._written = 0  # bytes of the trigger that the text ends with
-        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger is there
+        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger is complete
         self._ended = False
 
     @property
@@ -116,15 +116,15 @@ class TriggerCursor:
         if token in trigger.eos and not self._ignore_eos:
             self._ended = not trigger.must
             return self._ended
-        if self._written != NEVER and trigger.completes(self._written, token):
+        if self._written != DISABLED and trigger.completes(self._written, token):
             self._inner = trigger.entered(self._written, token)
             return self._inner is not None
-        if self._written != NEVER:
+        if self._written != DISABLED:
             self._written = trigger.after(self._written, token)
         return True
 
     def _leave(self, token: int) -> None:
-        """The grammar is complete. Free text follows, unless the model itself has ended the output."""
+        """The grammar is complete. Free text follows, unless the model has ended the output."""
         if self._trigger.again and token not in self._trigger.eos:
             self._inner, self._written = None, 0
         else:

@@ -1,4 +1,14 @@
-"""Trained heads and models in the formats of other engines: written for them, and read from them."""
+"""Conversion of draft heads and models to and from the formats of other engines.
+
+export               a trained head in the speculators format
+import_head          a published checkpoint as a drafter's folder
+foreign_checkpoint   records and files of other formats
+speculators          the speculators format: parts that its heads share
+dspark               block heads as DSpark
+eagle3               EAGLE-3 heads, in the speculators format and as published
+medusa               Medusa heads as published
+hf_model             models as Hugging Face folders
+"""
 
 from paceline.convert.export import METHODS, export
 from paceline.convert.hf_model import export_model

@@ -58,7 +58,7 @@ def to_checkpoint(net: BlockHead, card: Card, target: TargetModel, verifier: str
     pairs = own["markov_in.weight"]
     tensors = {theirs: own[ours] for ours, theirs in _names(shape.layers).items()} | {
         EMBED: torch.cat((target.embed, own["mask"])),
-        MARKOV_IN: torch.cat((pairs[net.number], pairs[-1:])),
+        MARKOV_IN: torch.cat((pairs[net.draft_index], pairs[-1:])),
         MARKOV_OUT: own["markov_out.weight"],
         f"{SURE}.weight": own["sure.weight"],
         f"{SURE}.bias": own["sure.bias"],
@@ -96,7 +96,7 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
     )
     _require_known(source, layer)
     common = decoder_shape(source, layer)
-    reads = layer.whole("vocab_size")
+    reads = layer.integer("vocab_size")
     require_target(source, target, common["width"], vocab if reads == vocab + 1 else reads)
     ids, rows = draft_order(source, target)
     shape = BlockConfig(
@@ -104,10 +104,10 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
         vocab=vocab,
         draft_vocab=len(ids),
         taps=taps_of(source, config.raw("aux_hidden_state_layer_ids"), target),
-        layers=layer.whole("num_hidden_layers", most=1000),
-        block=config.whole("block_size", speculative_tokens(source, 8), 1000),
-        markov_rank=config.whole("markov_rank"),
-        window=config.fields(METADATA).whole("window", WHOLE_TEXT),
+        layers=layer.integer("num_hidden_layers", maximum=1000),
+        block=config.integer("block_size", speculative_tokens(source, 8), 1000),
+        markov_rank=config.integer("markov_rank"),
+        window=config.fields(METADATA).integer("window", WHOLE_TEXT),
     )
     _require_targets_own(source, shape, reads, target, ids, rows)
     return ImportedHead("block", shape, ids, _weights(source, shape, reads, target, ids, rows))
@@ -175,7 +175,7 @@ def _weights(
 
 def _mask(source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel) -> Tensor:
     """[1, width]: the row that stands in empty slots."""
-    mask = source.config.whole(MASK, most=reads - 1)
+    mask = source.config.integer(MASK, maximum=reads - 1)
     borrowed = mask < shape.vocab and EMBED not in source.tensors
     table = target.embed if borrowed else source.weight(EMBED, reads, shape.width)
     return table[mask : mask + 1]

@@ -84,7 +84,7 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
     published = not layer.values
     layer = source.config if published else layer
     _require_known(source, layer)
-    vocab, biased = layer.whole("vocab_size"), layer.flag("attention_bias", False)
+    vocab, biased = layer.integer("vocab_size"), layer.flag("attention_bias", False)
     common = decoder_shape(source, layer)
     tensors = {_plain(name): tensor for name, tensor in source.tensors.items()}
     if biased:  # some have none on o
@@ -99,7 +99,7 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
         draft_vocab=len(ids),
         taps=taps_of(source, _layers_read(source.config, target), target),
         block=speculative_tokens(source, GUESSES),
-        window=layer.whole("sliding_window") if _slides(layer) else WHOLE_TEXT,
+        window=layer.integer("sliding_window") if _slides(layer) else WHOLE_TEXT,
         tap_norm=_tap_norm(source.config),
         normed_residual=source.config.flag("norm_before_residual", not published),
         feeds_normed=source.config.flag("norm_output", False),
@@ -114,7 +114,7 @@ def _plain(theirs: str) -> str:
 
 
 def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
-    kind, layers = layer.raw("model_type") or "llama", layer.whole("num_hidden_layers", 1)
+    kind, layers = layer.raw("model_type") or "llama", layer.integer("num_hidden_layers", 1)
     if kind != "llama":
         raise unusable(source, f"a layer of type {str(kind)[:40]!r}", "llama")
     if layers != 1:

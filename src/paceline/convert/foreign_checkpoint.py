@@ -112,7 +112,7 @@ def vocab_maps(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor
 def draft_order(source: SourceCheckpoint, target: TargetModel) -> tuple[Tensor, Tensor]:
     """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
     vocab = len(target.embeddings.embed)
-    size = source.config.whole("draft_vocab_size", vocab)
+    size = source.config.integer("draft_vocab_size", vocab)
     if size == vocab and "d2t" not in source.tensors:
         return torch.arange(vocab), torch.arange(vocab)
     offset = source.tensor("d2t")

@@ -21,8 +21,8 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
     source = SourceCheckpoint(
         source.name, source.config, {n: t for n, t in tensors.items() if n[:1].isdigit()}
     )
-    heads = source.config.whole(HEADS, 5, 100)
-    layers = source.config.whole(LAYERS, 1, 100)
+    heads = source.config.integer(HEADS, 5, 100)
+    layers = source.config.integer(LAYERS, 1, 100)
     vocab, own = _sizes(source, layers, target)
     shape = MedusaConfig(
         width=own.shape[1],

@@ -88,8 +88,11 @@ def decoder_shape(source: SourceCheckpoint, layer: Fields) -> dict[str, Any]:
     kind = rope.raw("rope_type") or rope.raw("type") or "default"
     if kind != "default" or (layer.raw("partial_rotary_factor") or 1) != 1:
         raise unusable(source, f"rotary positions of type {str(kind)[:40]!r}", "default")
-    width, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
-    kv_heads, head_dim = layer.whole("num_key_value_heads", heads), layer.whole("head_dim", width // heads)
+    width, heads = layer.integer("hidden_size"), layer.integer("num_attention_heads")
+    kv_heads, head_dim = (
+        layer.integer("num_key_value_heads", heads),
+        layer.integer("head_dim", width // heads),
+    )
     if heads % kv_heads:
         raise layer.unusable("num_key_value_heads", kv_heads, f"a part of {heads}, num_attention_heads")
     if head_dim % 2:
@@ -99,7 +102,7 @@ def decoder_shape(source: SourceCheckpoint, layer: Fields) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "ff_width": layer.whole("intermediate_size"),
+        "ff_width": layer.integer("intermediate_size"),
         "norm_eps": layer.number("rms_norm_eps", 1e-6, 1.0),
         "theta": rope.number("rope_theta", layer.number("rope_theta", 1e4, _THETA), _THETA),
     }
@@ -147,7 +150,7 @@ def speculative_tokens(source: SourceCheckpoint, default: int) -> int:
     """How many guesses it was made for."""
     methods = source.config.fields("speculators_config").raw("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
-    return Fields(source.config.source, first if isinstance(first, Mapping) else {}).whole(
+    return Fields(source.config.source, first if isinstance(first, Mapping) else {}).integer(
         "speculative_tokens", default, 1000
     )
 

@@ -13,13 +13,13 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.draft_masks import masks, refused, words
+from paceline.constraints.draft_masks import masks, rejected, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduled import Pass, Scheduled
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
-from paceline.log import log_problem
+from paceline.log import log_error
 from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
@@ -243,7 +243,7 @@ class Engine:
         except PacelineError as error:
             return s.round(cost, finish="error", error=error)
         except Exception as problem:
-            log_problem(log, f"request {s.seq.id} failed", problem)
+            log_error(log, f"request {s.seq.id} failed", problem)
             return s.round(cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
     def _commit(self, s: Scheduled, rows: "_RowsOnHost", first: int, cost: Pass) -> Round:
@@ -269,7 +269,7 @@ class Engine:
         for token in new:
             seq.tokens.append(token)
             if seq.cursor is not None and not seq.cursor.advance(token):
-                raise refused(token)
+                raise rejected(token)
             if (reason := self._ends(seq, token)) is not None:
                 return reason
         return None

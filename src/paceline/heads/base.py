@@ -1,6 +1,7 @@
-"""What all heads have in common: the pieces they borrow from their target, and how they are made."""
+"""Base of all draft heads: the target embeddings they share, the interface, RMS norm and rotary positions."""
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -9,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Table(Protocol):
-    """A row for each token of the target: a tensor [vocab, width], or what gives the rows of one."""
+class EmbeddingTable(Protocol):
+    """A row for each token of the target: a tensor [vocab, width], or an object that decodes its rows."""
 
     @property
     def device(self) -> torch.device: ...
@@ -20,63 +21,69 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class TargetEmbeddings:
-    """What a head borrows from its target and never changes."""
+    """The tensors of the target that a head reads and never changes."""
 
-    embed: Table
-    head: Table  # may be the same memory
-    norm: Tensor  # [width], the target's last
+    embed: EmbeddingTable
+    head: EmbeddingTable  # may be the same memory
+    norm: Tensor  # [width]: the target's final norm
     fingerprint: str  # of the target
     embed_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class DenseTargetEmbeddings(TargetEmbeddings):
-    """The same, whole: what new weights are made with."""
+    """The same as whole tensors: new weights are initialised from them."""
 
     embed: Tensor  # [vocab, width]
     head: Tensor  # [vocab, width]
 
 
 class HeadConfig(Protocol):
-    """A frozen dataclass of whole numbers, numbers, and the list of taps."""
+    """A frozen dataclass of numbers, flags and the list of taps."""
 
     @property
-    def taps(self) -> tuple[int, ...]: ...  # the target's layers that are read
+    def taps(self) -> tuple[int, ...]: ...  # indices of the target's layers whose output is read
     @property
     def draft_vocab(self) -> int: ...
     @property
-    def block(self) -> int: ...  # most guesses in one draft
+    def block(self) -> int: ...  # tokens of one draft, at most
 
 
 class DraftHead(nn.Module):
-    """A head. Its parameters are its own weights; what is the target's is held beside them, not stored."""
+    """A draft head. Parameters are its own weights; the target's tensors are buffers that are not saved."""
 
-    draft_ids: Tensor  # [draft_vocab]: the tokens it can guess, ascending
-    number: Tensor  # [vocab]: a token's place among them, draft_vocab for one that is not
-    vocab_parameters: ClassVar[
-        tuple[str, ...]
-    ] = ()  # how parameters are called that have a row for each of them
+    draft_ids: Tensor  # [draft_vocab]: the draft vocabulary, ascending
+    draft_index: Tensor  # [vocab]: index of a token in draft_ids; draft_vocab for a token outside
+    vocab_parameters: ClassVar[tuple[str, ...]] = ()  # prefixes of parameters with a row per draft token
 
     @property
     @abstractmethod
     def shape(self) -> HeadConfig: ...
 
-    def attach_target(self, pieces: TargetEmbeddings, draft_ids: Tensor, **others: Tensor) -> None:
-        """Holds the ids it can guess, each token's place among them, and what else is the target's."""
-        device, ids = pieces.embed.device, draft_ids.cpu()
-        number = torch.full((len(pieces.embed),), len(ids), device="cpu")
-        number[ids] = torch.arange(len(ids), device="cpu")
-        for name, tensor in {"draft_ids": ids, "number": number, **others}.items():
+    def attach_target(self, embeddings: TargetEmbeddings, draft_ids: Tensor, **others: Tensor) -> None:
+        """Registers the draft vocabulary, its inverse, and other tensors of the target."""
+        device, ids = embeddings.embed.device, draft_ids.cpu()
+        index = torch.full((len(embeddings.embed),), len(ids), device="cpu")
+        index[ids] = torch.arange(len(ids), device="cpu")
+        for name, tensor in {"draft_ids": ids, "draft_index": index, **others}.items():
             self.register_buffer(name, tensor, persistent=False)
         self.to(device)
 
     @abstractmethod
-    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
-        """New weights."""
+    def init_weights(self, embeddings: DenseTargetEmbeddings, generator: torch.Generator) -> None:
+        """Sets new weights."""
+
+    def init_from_target(self, target: Mapping[str, Tensor], layers: int) -> None:
+        """Copies what fits of the target's last layers. target: its `layers` layers, by canonical names."""
+        return
+
+    def normalize_taps(self, rms: Sequence[float]) -> None:
+        """Scales new weights as if the rows of every tap had the size 1. rms: the size they have."""
+        return
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32 whatever the types of row and weight are."""
+    """Root-mean-square norm, computed in float32 whatever the dtypes of row and weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -88,13 +95,13 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """[...] -> cosines and signed sines, each [..., head_dim]."""
+    """Rotary positions (2104.09864), half-rotation layout: [...] -> cosines, signed sines [..., head_dim]."""
     dims = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions[..., None].float() * theta ** (-dims / head_dim)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def apply_rotary(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = turn
+def apply_rotary(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = tables
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)

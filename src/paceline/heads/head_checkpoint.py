@@ -1,4 +1,4 @@
-"""A trained head on disk: drafter.json says what it is and for whom, drafter.safetensors has its weights."""
+"""Checkpoints of draft heads: drafter.json, the card, and drafter.safetensors in int8 or float32."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ Storage = Literal["int8", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What drafter.json says."""
+    """The content of drafter.json."""
 
     kind: str
     shape: HeadConfig
@@ -48,7 +48,10 @@ class Card:
 
 
 def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 [rows, columns] with float32 scales [rows, groups] beside them; the rest as it is."""
+    """Matrices as int8 [rows, columns] with float32 scales [rows, groups]; the rest unchanged.
+
+    A group is 64 columns, or the whole row where 64 do not divide it.
+    """
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() != 2 or not weight.is_floating_point():
@@ -63,7 +66,7 @@ def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Int8Weights(Mapping[str, Tensor]):
-    """The floats that they stand for, made one matrix at a time as they are asked for."""
+    """Dequantizes one matrix at a time, on access."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -88,14 +91,14 @@ def _dequantize(weight: Tensor, scale: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StoredHead:
-    """As it lies on disk."""
+    """A checked checkpoint, before its network is built."""
 
     card: Card
-    draft_ids: Tensor  # [draft_vocab]: see Net
-    weights: Int8Weights  # all that its network wants
+    draft_ids: Tensor  # [draft_vocab]: see DraftHead
+    weights: Int8Weights  # of the whole network
 
-    def net(self, pieces: TargetEmbeddings) -> DraftHead:
-        net = HEAD_TYPES[self.card.kind].net(self.card.shape, pieces, self.draft_ids)
+    def net(self, embeddings: TargetEmbeddings) -> DraftHead:
+        net = HEAD_TYPES[self.card.kind].net(self.card.shape, embeddings, self.draft_ids)
         net.load_state_dict(dict(self.weights))
         return net
 
@@ -107,7 +110,7 @@ class LoadedHead:
 
 
 def save(folder: Path, card: Card, net: DraftHead) -> None:
-    """Both files; what was there before is replaced only once the new ones are whole."""
+    """Writes both files; each replaces an old one atomically."""
     from safetensors.torch import save as encoded
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,14 +125,14 @@ def save_card(folder: Path, card: Card) -> None:
     write_json(folder / CARD, {"format": FORMAT, **asdict(card), _INTERVALS: card.intervals()}, indent=1)
 
 
-def load(folder: Path, pieces: TargetEmbeddings) -> LoadedHead:
-    """The head with its weights as they are served, beside the pieces of the target it was trained for."""
-    stored = read(folder, pieces.fingerprint, len(pieces.embed))
-    return LoadedHead(stored.card, stored.net(pieces))
+def load(folder: Path, embeddings: TargetEmbeddings) -> LoadedHead:
+    """The head with its weights as they are served."""
+    stored = read(folder, embeddings.fingerprint, len(embeddings.embed))
+    return LoadedHead(stored.card, stored.net(embeddings))
 
 
 def read(folder: Path, fingerprint: str, vocab: int) -> StoredHead:
-    """fingerprint: of the target it is to serve. vocab: how many tokens that has."""
+    """fingerprint, vocab: of the target that the head is to draft for."""
     card = read_card(folder)
     if card.fingerprint != fingerprint:
         raise DrafterMismatch(
@@ -166,7 +169,7 @@ def _card(table: dict[str, Any]) -> Card:
     kind = table.get("kind")
     if kind not in HEAD_TYPES:
         raise UnknownArchitecture(
-            f"{CARD} tells of a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(HEAD_TYPES))}"
+            f"{CARD} describes a drafter of kind {str(kind)[:40]!r}; known: {', '.join(sorted(HEAD_TYPES))}"
         )
     try:
         shape = _shape(HEAD_TYPES[kind].shape, table.pop("shape"))
@@ -181,20 +184,20 @@ def _card(table: dict[str, Any]) -> Card:
         if not whole or card.weights not in get_args(Storage) or not isinstance(card.data, dict):
             raise ValueError("a value is of the wrong type")
         if calibration is not None and {len(calibration.scale), len(calibration.shift)} != {shape.block}:
-            raise ValueError(f"calibration is not for {shape.block} places")
+            raise ValueError(f"calibration is not for {shape.block} positions")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(CARD, f"{type(error).__name__}: {str(error)[:120]}") from None
     return card
 
 
 def _shape(cls: type[HeadConfig], table: Mapping[str, Any]) -> HeadConfig:
-    """Numbers above 0, whole where the shape has whole ones, words, yes or no, and the list of layers."""
+    """Checks each value against the type of its field; numbers must be positive."""
     given: dict[str, Any] = dict(table)
     for f in fields(cls):  # type: ignore[arg-type]
         value = given.get(f.name)
         if f.type in (int, float) and value is not None:
-            wanted = (int,) if f.type is int else (int, float)
-            if isinstance(value, bool) or not isinstance(value, wanted) or not 0 < value < 2**31:
+            types = (int,) if f.type is int else (int, float)
+            if isinstance(value, bool) or not isinstance(value, types) or not 0 < value < 2**31:
                 raise ValueError(f"{f.name} is {value!r}")
         elif f.type is bool:
             if f.name in given and not isinstance(value, bool):
@@ -225,11 +228,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _damaged(path.name, str(error)[:120]) from None
 
 
-def _require_shapes(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    if wanted != found:
-        name = next(iter({*wanted.items()} ^ {*found.items()}))[0]
-        expected, there = wanted.get(name, "nothing"), found.get(name, "nothing")
-        raise _damaged(WEIGHTS, f"{name[:80]} should be {expected} and is {there}")
+def _require_shapes(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> None:
+    if expected != actual:
+        name = next(iter({*expected.items()} ^ {*actual.items()}))[0]
+        should, there = expected.get(name, "nothing"), actual.get(name, "nothing")
+        raise _damaged(WEIGHTS, f"{name[:80]} should be {should} and is {there}")
 
 
 def _damaged(name: str, what: str) -> CorruptModel:

@@ -1,7 +1,7 @@
-"""Further heads on the target's last hidden state, each for one place ahead; none knows what the others say.
+"""Medusa heads (2401.10774): independent output heads on the target's last hidden state.
 
-Head i reads the row of a token and guesses the token i + 2 places after it: the one right after it is chosen
-by the target itself. At first every head says what the target's own would.
+Head i predicts the token i + 2 positions after the row it reads; the next token is the target's own choice.
+New heads start equal to the target's.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from paceline.heads.base import DenseTargetEmbeddings, DraftHead, TargetEmbeddin
 class MedusaConfig:
     width: int  # the target's
     vocab: int  # the target's
-    draft_vocab: int  # how many of its tokens can be guessed
+    draft_vocab: int  # tokens of the target that can be drafted
     taps: tuple[int, ...]  # the target's last layer
     block: int = 4  # heads
     layers: int = 1  # residual blocks of each head
     norm_eps: float = 1e-5
-    own_heads: bool = False  # every head reads its row by a matrix of its own rather than by the target's
+    own_heads: bool = False  # each head has an lm_head of its own, not the target's
 
 
 class MedusaHead(DraftHead):
     vocab_parameters = ("heads.",)
     head: Tensor  # [draft_vocab, width], where it is the target's
-    norm: Tensor  # [width], the target's last
+    norm: Tensor  # [width]: the target's final norm
 
-    def __init__(self, shape: MedusaConfig, pieces: TargetEmbeddings, draft_ids: Tensor) -> None:
+    def __init__(self, shape: MedusaConfig, embeddings: TargetEmbeddings, draft_ids: Tensor) -> None:
         super().__init__()
         self._shape = shape
         width = shape.width
@@ -38,22 +38,22 @@ class MedusaHead(DraftHead):
         if shape.own_heads:
             sizes = (width, shape.draft_vocab)
             self.heads = nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(shape.block))
-            self.attach_target(pieces, draft_ids, norm=pieces.norm)
+            self.attach_target(embeddings, draft_ids, norm=embeddings.norm)
         else:
-            head = pieces.head[draft_ids.to(pieces.head.device)]
-            self.attach_target(pieces, draft_ids, head=head, norm=pieces.norm)
+            head = embeddings.head[draft_ids.to(embeddings.head.device)]
+            self.attach_target(embeddings, draft_ids, head=head, norm=embeddings.norm)
 
     @property
     def shape(self) -> MedusaConfig:
         return self._shape
 
-    def init_weights(self, pieces: DenseTargetEmbeddings, generator: torch.Generator) -> None:
+    def init_weights(self, embeddings: DenseTargetEmbeddings, generator: torch.Generator) -> None:
         with torch.no_grad():
             for weight in self.blocks.parameters():
                 weight.zero_()
             if self.shape.own_heads:
                 for weight in self.heads.parameters():
-                    weight.copy_(pieces.head[self.draft_ids])
+                    weight.copy_(embeddings.head[self.draft_ids])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The last layer's output [..., width] -> logits [..., block, draft_vocab]."""
@@ -63,15 +63,15 @@ class MedusaHead(DraftHead):
         return F.linear(torch.stack(rows, -2).to(self.head.dtype), self.head).float()
 
     def logits(self, hidden: Tensor, i: int) -> Tensor:
-        """What head i says: [..., width] -> [..., draft_vocab]."""
+        """Logits of head i: [..., width] -> [..., draft_vocab]."""
         row = self._row(hidden, i)
-        said: Tensor = (
+        logits: Tensor = (
             self.heads[i](row) if self.shape.own_heads else F.linear(row.to(self.head.dtype), self.head)
         )
-        return said.float()
+        return logits.float()
 
     def _row(self, hidden: Tensor, i: int) -> Tensor:
-        """What head i makes logits of, [..., width]."""
+        """The input of head i's lm_head, [..., width]."""
         shape = self.shape
         x = F.rms_norm(hidden.float(), (shape.width,), self.norm.float(), shape.norm_eps)
         x = x.to(next(self.parameters()).dtype)

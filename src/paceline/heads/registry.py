@@ -1,4 +1,4 @@
-"""The kinds of heads there are."""
+"""The kinds of draft heads: a config and a network for each name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from paceline.heads.medusa import MedusaConfig, MedusaHead
 
 @dataclass(frozen=True, slots=True)
 class HeadType:
-    shape: type[Any]  # a Shape, which the network is made of
+    shape: type[Any]  # its HeadConfig
     net: Callable[[Any, TargetEmbeddings, Tensor], DraftHead]
 
 
@@ -26,8 +26,8 @@ HEAD_TYPES: Final = {
 }
 
 
-class _Nothing:
-    """A table that has no numbers. A tensor would do, but for what torch loads to index one without any."""
+class _MetaTable:
+    """An embedding table without data. Indexing a meta tensor would do, but makes torch import much."""
 
     device = torch.device("meta")
 
@@ -42,10 +42,8 @@ class _Nothing:
 
 
 def parameter_shapes(kind: str, shape: Any) -> dict[str, tuple[int, ...]]:
-    """What the network's own weights are called, and how large each is; none is made."""
-    nothing, ids = _Nothing(shape.width), torch.zeros(shape.draft_vocab, dtype=torch.int64)
-    with nothing.device:
-        net = HEAD_TYPES[kind].net(
-            shape, TargetEmbeddings(nothing, nothing, torch.empty(shape.width), ""), ids
-        )
+    """Names and shapes of the network's own weights; no weight is allocated."""
+    table, ids = _MetaTable(shape.width), torch.zeros(shape.draft_vocab, dtype=torch.int64)
+    with table.device:
+        net = HEAD_TYPES[kind].net(shape, TargetEmbeddings(table, table, torch.empty(shape.width), ""), ids)
     return {name: tuple(weight.shape) for name, weight in net.state_dict().items()}

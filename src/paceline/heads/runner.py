@@ -1,4 +1,4 @@
-"""What a drafter needs computed of a network that fills blocks, and how torch computes it."""
+"""Inference with a block head: the interface that the drafter uses, and its implementation in torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,13 @@ from paceline.heads.head_checkpoint import StoredHead
 from paceline.types import Target
 
 Floats = NDArray[np.float32]
-# Of each text the guesses, one after the other, and the logits of confidence; beyond what was asked for they
-# mean nothing.
+# For each text its drafted tokens and their confidence logits; values beyond the requested size mean nothing.
 Chains = tuple[list[list[int]], list[list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """Some rows of a tensor, which only those cut who must: that takes long, for a draft."""
+    """A slice of a tensor, made only where it is needed: slicing takes long, compared with a draft."""
 
     whole: Tensor  # [first + count or more, layers, 2, kv_heads, head_dim], of the type of a runner's `like`
     first: int
@@ -35,12 +34,12 @@ class CacheRows:
 
 @dataclass(frozen=True, slots=True)
 class TapInput:
-    """What the target made of some tokens."""
+    """Hidden states of some tokens, and the cache rows to fill from them."""
 
     start: int  # position of the first
-    hidden: Mapping[int, Tensor]  # of each layer tapped: [first + count or more, width] float32
-    rows: CacheRows  # to be filled
-    first: int = 0  # which of the hidden states is the first
+    hidden: Mapping[int, Tensor]  # tap -> [first + count or more, width] float32
+    rows: CacheRows  # output
+    first: int = 0  # index of the first row in `hidden`
 
     def of(self, tap: int) -> Tensor:
         return self.hidden[tap][self.first : self.first + self.rows.count]
@@ -48,26 +47,28 @@ class TapInput:
 
 @dataclass(frozen=True, slots=True)
 class BlockOutput:
-    """A block, before it is known which tokens stand in it."""
+    """The output of one block pass, before its tokens are chosen."""
 
-    slots: int  # how many there are of it
+    slots: int  # valid rows
     base: Tensor  # [slots or more, draft_vocab] float32
     hidden: Tensor  # [slots or more, width]
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorContext:
-    """An anchor, and what its block sees of the text before it."""
+    """An anchor and the cache rows that its block attends to."""
 
     token: int
     position: int
-    positions: Sequence[int]  # of the rows, and of others before and behind them: those of the whole tensor
+    positions: Sequence[int]  # of all rows of the whole tensor
     rows: CacheRows  # as `read` made them
-    old: BlockOutput | None = None  # a block that nobody needs any more: its memory may be used
+    old: BlockOutput | None = None  # a block that is no longer needed: its memory may be reused
 
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
+    """A slot of a block from which tokens are chosen one after the other."""
+
     block: BlockOutput
     slot: int
     previous: int  # the token before it
@@ -75,55 +76,55 @@ class ChainStart:
 
 @dataclass(frozen=True, slots=True)
 class SampleCall:
-    """How C++ draws the guesses of a chain: see sampling/csrc/choose.cpp."""
+    """How C++ samples the tokens of a chain: see sampling/csrc/choose.cpp."""
 
-    choose: int  # where paceline_choose_among is
-    settings: int  # and what it is given
-    keys: Sequence[tuple[int, int]]  # of each guess
-    owner: object  # of the settings
-
-
-First = tuple[int, int]  # a slot, and the token before it
-SampleCalls = Sequence[SampleCall | None]  # of each chain, None for the likeliest; or of none at all
+    choose: int  # address of paceline_choose_among
+    settings: int  # address of its settings
+    keys: Sequence[tuple[int, int]]  # of each token
+    owner: object  # keeps the settings alive
 
 
-def chain_starts(blocks: Sequence[BlockOutput], firsts: Sequence[First]) -> list[ChainStart]:
+SlotStart = tuple[int, int]  # a slot, and the token before it
+SampleCalls = Sequence[SampleCall | None]  # for each chain, None for the likeliest tokens; () for none
+
+
+def chain_starts(blocks: Sequence[BlockOutput], firsts: Sequence[SlotStart]) -> list[ChainStart]:
     return [ChainStart(block, *first) for block, first in zip(blocks, firsts, strict=True)]
 
 
 class BlockRunner(Protocol):
     shape: BlockConfig
     draft_ids: Tensor  # [draft_vocab]: see Net
-    like: Tensor  # of the type that rows are
-    draws: bool = False  # whether guesses of chains can be drawn; else they are the likeliest
-    prefers_batched_lookup: bool = True  # whether one look at several places is quicker than several looks
+    like: Tensor  # dtype and device of cache rows
+    samples: bool = False  # chains can be sampled; else they are greedy
+    prefers_batched_lookup: bool = True  # one call for several positions is faster than several calls
 
     def read(self, parts: Sequence[TapInput]) -> None:
-        """Fills the rows of each part."""
+        """Computes the cache rows of each part."""
 
     def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
-        """One pass for all of them. slots: how many rows each block has."""
+        """One pass for all anchors. slots: rows of each block."""
 
-    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
-        """The likeliest tokens from each place on, or those drawn. sizes: how many of each."""
+    def chains(self, starts: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
+        """Greedy or sampled tokens from each start on. sizes: how many for each."""
 
-    def guess(
+    def draft_chains(
         self,
         parts: Sequence[TapInput],
         texts: Sequence[AnchorContext],
         slots: int,
-        firsts: Sequence[First],
+        firsts: Sequence[SlotStart],
         sizes: Sequence[int],
-        draws: SampleCalls = (),
+        samples: SampleCalls = (),
     ) -> tuple[list[BlockOutput], Chains]:
-        """Reads, fills, and says what `chains` does from the first place of each on."""
+        """`read`, `fill` and `chains` in one call."""
         if parts:
             self.read(parts)
         filled = self.fill(texts, slots)
-        return filled, self.chains(chain_starts(filled, firsts), sizes, draws)
+        return filled, self.chains(chain_starts(filled, firsts), sizes, samples)
 
-    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
-        """Logits [places, draft_vocab], and the logits of confidence."""
+    def logits_at(self, starts: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
+        """Logits [starts, draft_vocab], and confidence logits."""
 
 
 class HeadTarget(Target, Protocol):
@@ -160,20 +161,20 @@ class TorchBlock(BlockRunner):
         positions, context = self._context(texts)
         tokens = torch.tensor([[text.token] for text in texts], device=device)
         anchors = torch.tensor([[text.position] for text in texts], device=device)
-        hidden = net.block(tokens, anchors, context, net.sees(anchors, positions), slots)[:, 0]
+        hidden = net.block(tokens, anchors, context, net.visible(anchors, positions), slots)[:, 0]
         base = net.base_logits(hidden)
         return [BlockOutput(slots, *both) for both in zip(base, hidden, strict=True)]
 
     @torch.inference_mode()
-    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
-        """Without leaving the device, and without drawing."""
+    def chains(self, starts: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
+        """Greedy; stays on the device until the end."""
         net, device = self._net, self._net.draft_ids.device
-        base = pad_sequence([place.block.base for place in places], batch_first=True)
-        hidden = pad_sequence([place.block.hidden for place in places], batch_first=True)
-        last = torch.tensor([place.block.slots for place in places], device=device) - 1
-        first = torch.tensor([place.slot for place in places], device=device)
-        previous = torch.tensor([place.previous for place in places], device=device)
-        row, tokens, sure = torch.arange(len(places), device=device), [], []
+        base = pad_sequence([start.block.base for start in starts], batch_first=True)
+        hidden = pad_sequence([start.block.hidden for start in starts], batch_first=True)
+        last = torch.tensor([start.block.slots for start in starts], device=device) - 1
+        first = torch.tensor([start.slot for start in starts], device=device)
+        previous = torch.tensor([start.previous for start in starts], device=device)
+        row, tokens, sure = torch.arange(len(starts), device=device), [], []
         for step in range(max(sizes)):
             at = torch.minimum(first + step, last)
             sure.append(net.confidence(hidden[row, at], previous))
@@ -182,11 +183,11 @@ class TorchBlock(BlockRunner):
         return torch.stack(tokens, 1).tolist(), torch.stack(sure, 1).tolist()
 
     @torch.inference_mode()
-    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
+    def logits_at(self, starts: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         net = self._net
-        previous = torch.tensor([place.previous for place in places], device=net.draft_ids.device)
-        base = torch.stack([place.block.base[place.slot] for place in places])
-        hidden = torch.stack([place.block.hidden[place.slot] for place in places])
+        previous = torch.tensor([start.previous for start in starts], device=net.draft_ids.device)
+        base = torch.stack([start.block.base[start.slot] for start in starts])
+        hidden = torch.stack([start.block.hidden[start.slot] for start in starts])
         logits: Floats = (base + net.markov(previous)).numpy(force=True)
         return logits, net.confidence(hidden, previous).tolist()
 

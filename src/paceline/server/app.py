@@ -1,4 +1,4 @@
-"""The HTTP application: paths, middleware, lifespan, and the paths of those who watch the server."""
+"""The HTTP application: paths, middleware, lifespan, health and metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator

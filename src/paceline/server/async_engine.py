@@ -14,7 +14,7 @@ from typing import Protocol
 from paceline import __version__
 from paceline.errors import PacelineError, ShuttingDown
 from paceline.llm import LLM
-from paceline.log import log_problem
+from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.openai.params import GenerateParams
@@ -92,7 +92,7 @@ class AsyncEngine:
             spec=params.spec,
             prediction=params.prediction,
             tenant=context.tenant,
-            learn=context.remember,
+            remember=context.remember,
             template=params.template,
         )
         output.seq.priority, output.seq.deadline = context.priority, context.deadline
@@ -211,7 +211,7 @@ class EngineThread:
             try:
                 rounds = self._engine.step()
             except Exception as problem:
-                log_problem(log, "a pass failed; the requests in it end", problem)
+                log_error(log, "a pass failed; the requests in it end", problem)
                 rounds = self._engine.give_up(PacelineError(f"internal error: {type(problem).__name__}"))
             self._deliver_rounds(rounds)
 
@@ -236,7 +236,7 @@ class EngineThread:
         except PacelineError as error:
             message.answer(error)
         except Exception as problem:
-            log_problem(log, "a request could not be admitted", problem)
+            log_error(log, "a request could not be admitted", problem)
             message.answer(PacelineError(f"internal error: {type(problem).__name__}"))
         else:
             self._delivers[message.seq.id] = message.deliver
@@ -246,7 +246,7 @@ class EngineThread:
         try:
             call()
         except Exception as problem:
-            log_problem(log, "a change between passes failed", problem)
+            log_error(log, "a change between passes failed", problem)
 
     def _refuse_all(self) -> None:
         """Nobody waits forever for a thread that has ended."""

@@ -1,4 +1,4 @@
-"""Puts a server together from its settings and runs it."""
+"""Builds a server from its settings and runs it."""
 
 import logging
 import signal
@@ -27,7 +27,7 @@ from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.tracing import spans_from_environment
-from paceline.target.hardware import share_heaps
+from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_keys import KeyFile
@@ -39,24 +39,24 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Everything `paceline serve` can be told."""
+    """The settings of `paceline serve`."""
 
     model: str
     host: str = "127.0.0.1"
     port: int = 8000
     draft_model: str | None = None
-    trained: tuple[str, ...] | None = None  # drafters of `paceline train`, by name or folder; None: the usual
-    drafters: tuple[str, ...] | None = None  # None: the usual ones
+    trained: tuple[str, ...] | None = None  # heads of `paceline train`, by name or folder; None: the default
+    drafters: tuple[str, ...] | None = None  # None: the default ones
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
     routes: str | None = None  # a file of routes
-    store: str | None = None  # where traces go; "none": nowhere; None: the usual place
+    store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     cors: tuple[str, ...] = ()  # origins that may ask from a browser
     max_body: int = MAX_BODY  # bytes
-    drain_s: float = 30.0  # for running requests to end, once asked to stop
+    drain_s: float = 30.0  # for running requests to end when the server stops
     keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
 
     learn: InitVar[bool | None] = None  # the names of `remember` and `online_training` before 0.2
@@ -78,7 +78,7 @@ class ServerSettings:
                     "online_training needs remember=True: without it no text is kept to train on"
                 )
         if self.host not in LOOPBACK and self.keys is None:
-            log.warning("%s can be reached from outside, and anybody may ask: consider --keys", self.host)
+            log.warning("%s can be reached from outside without a key: consider --keys", self.host)
 
 
 def build(settings: ServerSettings) -> App:
@@ -141,18 +141,18 @@ def _recorder(settings: ServerSettings) -> Recorder | None:
 
 
 def asgi(app: App, settings: ServerSettings) -> ASGIApp:
-    made = app.asgi()
+    application = app.asgi()
     if settings.cors:
-        made.user_middleware.append(
+        application.user_middleware.append(
             Middleware(
                 CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
             )
         )
-    return made
+    return application
 
 
 class _Server(uvicorn.Server):
-    """Lets running requests end when asked to stop, and ends them cleanly when that takes too long."""
+    """Drains running requests at a stop, and ends them with an error when that takes too long."""
 
     def __init__(self, config: uvicorn.Config, app: App, drain_s: float, greeting: str) -> None:
         super().__init__(config)
@@ -200,7 +200,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
-    share_heaps()
+    limit_heap_arenas()
     app = build(settings)
     config = uvicorn.Config(
         asgi(app, settings),

@@ -11,9 +11,9 @@ from paceline.output import RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import ChatRequest
-from paceline.server.telemetry.genai_messages import first_user_text, input_messages, output_messages
 from paceline.server.telemetry.metrics import Metrics, draft_share, target_share
-from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork
+from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, input_messages, output_messages
+from paceline.text import content_text
 from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
 from paceline.trace.recorder import Recorder
@@ -131,7 +131,7 @@ class RequestLog:
         self._recorder.finished(record, seq.id, context.route.trace_text)
 
     def _add_training_sample(self, context: RequestContext, output: RequestOutput) -> None:
-        """Unless the request, its route or the server asked that nothing of it be kept."""
+        """Unless the request, its route or the server opted out."""
         if self.trainer is None or output.finish not in ("stop", "length"):
             return
         allowed = (
@@ -139,11 +139,13 @@ class RequestLog:
         )
         if not allowed or not isinstance(context.request, ChatRequest):
             return
-        if opening := first_user_text(context.request.messages):
+        if opening := _first_user_text(context.request.messages):
             seq = output.seq
             wrong = rejected_positions(output.rounds)
             constrained = seq.cursor is not None
-            self.trainer.keep(TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained))
+            self.trainer.add_sample(
+                TrainingSample(tuple(seq.tokens), seq.prompt_len, wrong, opening, constrained)
+            )
 
     def _end_span(self, context: RequestContext, ended: Sequence[RequestStats], code: str | None) -> None:
         span, outputs = context.span, context.outputs
@@ -155,6 +157,12 @@ class RequestLog:
         else:
             rounds = [r for output in outputs for r in output.rounds]
             span.end(ended, speculative_metrics(rounds, False), spec_work(rounds), context.id)
+
+
+def _first_user_text(messages: Sequence[Any]) -> str:
+    """The text of the first user message: all turns of a conversation share it."""
+    content = next((m.get("content") for m in messages if m.get("role") == "user"), "")
+    return content_text(content) if isinstance(content, list) else str(content or "")
 
 
 def _refusal(context: RequestContext, error: BaseException) -> str | None:

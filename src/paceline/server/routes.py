@@ -1,4 +1,4 @@
-"""Routes: which requests speculate how, and within which limits. From a YAML file (docs/routes.md)."""
+"""Routes: speculation, limits and priority by request, from a YAML file (docs/routes.md)."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from paceline.web.config_file import (
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
 
-MAX_PROMPT_CHARS: Final = 20_000  # looked at, from the end
+MAX_PROMPT_CHARS: Final = 20_000  # classified, from the end
 _FENCE: Final = re.compile(r"^[ \t]*(?:```|~~~)", re.M)
 _CODE_LINE: Final = re.compile(
     r"\s*(?:(?:async )?def \w|class \w|(?:from \S+ )?import \w|#include|func(?:tion)? \w|fn \w|return\b"
@@ -45,12 +45,12 @@ class RouteError(ConfigFileError):
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What a request can be known by."""
+    """The features of a request that routes match."""
 
     path: str = ""
     model: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    tools: frozenset[str] = frozenset()  # names of those offered
+    tools: frozenset[str] = frozenset()  # names
     prompt: PromptClass = "chat"
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class RouteRequest:
         prompt = body.get("messages", body.get("prompt", body.get("input")))
         tools = body.get("tools")
         offered = tools if isinstance(tools, list) else []
-        answer = body.get("text")  # where /v1/responses keeps the format
+        answer = body.get("text")  # /v1/responses has the format here
         format_ = answer.get("format") if isinstance(answer, Mapping) else body.get("response_format")
         model = body.get("model")
         return cls(
@@ -120,7 +120,7 @@ _Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember
 
 
 class Match(Checked):
-    """What must hold for a request to take a route: all that is given here."""
+    """Conditions of a route; all that are set must hold."""
 
     path: str | None = None  # glob
     model: str | None = None  # glob
@@ -150,7 +150,7 @@ def _not_empty(match: Match) -> Match:
 
 
 class Route(Checked):
-    """What a route sets for its requests. None: not set, the server's own value holds."""
+    """The settings of a route. None: the server's own value holds."""
 
     name: Annotated[str, AfterValidator(identifier)]
     match: Annotated[Match, AfterValidator(_not_empty)] | None = None  # None: takes every request
@@ -174,7 +174,7 @@ class Route(Checked):
         return self.match is None or self.match.holds(request)
 
     def spec(self, base: SpecConfig) -> SpecConfig:
-        """`base` with what this route sets."""
+        """`base` with the settings of this route."""
         accept = self.accept or base.accept
         width = base.tree_width if self.tree_width is None else self.tree_width
         drafters = base.drafters if self.drafters is None else self.drafters

@@ -23,7 +23,7 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FeedRecord:
     """The feed of one sequence in the last pass."""
 
     base: int  # rows that were valid before
@@ -31,7 +31,7 @@ class Fed:
     draft: Draft
 
 
-F = TypeVar("F", bound=Fed)
+F = TypeVar("F", bound=FeedRecord)
 
 
 class PagedTarget(ABC, Generic[F]):
@@ -41,7 +41,7 @@ class PagedTarget(ABC, Generic[F]):
 
     def __init__(self, cache: PagedCache, max_context: int) -> None:
         self._cache = cache
-        self._fed: dict[str, F] = {}
+        self._feeds: dict[str, F] = {}
         self.capacity = cache.blocks * cache.block
         self.max_context = min(max_context, self.capacity)
 
@@ -76,7 +76,7 @@ class PagedTarget(ABC, Generic[F]):
                 self._release_memory()
 
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
-        fed = self._fed.pop(seq_id, None)
+        fed = self._feeds.pop(seq_id, None)
         if fed is None or length < fed.base:
             self._cache.truncate(seq_id, length)
             return
@@ -102,7 +102,7 @@ class PagedTarget(ABC, Generic[F]):
             self._cache.extend(feed.seq_id, start + len(feed.tokens) - held)
 
     def close(self, seq_id: str) -> None:
-        self._fed.pop(seq_id, None)
+        self._feeds.pop(seq_id, None)
         self._cache.close(seq_id)
 
     def _fill_with_noise(self, slots: list[int]) -> None:

@@ -88,13 +88,13 @@ def _try_amx() -> Amx:
     return "works" if trial.returncode == 0 else "illegal"
 
 
-def give_back_memory() -> None:
+def trim_heap() -> None:
     """Hands freed heap memory to the system; glibc keeps it after many weights were made and dropped."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def share_heaps() -> None:
+def limit_heap_arenas() -> None:
     """Lets threads share two heaps, to be called before they start.
 
     By default glibc gives each its own, and what one frees the others cannot use: a server seems to leak.

@@ -14,24 +14,24 @@ from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingErr
 from paceline.target.base import ModelTarget
 from paceline.target.cuda.driver import unusable
 from paceline.target.cuda.target import CudaTarget, make_launcher
-from paceline.target.cuda.weights import reason_against as cuda_reason_against
+from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
-from paceline.target.native.packing import plan, reason_against
+from paceline.target.native.packing import plan, unsupported_reason
 from paceline.target.native.target import NativeTarget
-from paceline.target.weights.reader import load, open_checkpoint, placed_tensors
+from paceline.target.weights.reader import canonical_tensors, load, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 
-MOST_OF_TARGET: Final = 0.75  # a copy that reads more bytes in a pass saves too little
-LEAST_CACHE_MB: Final = 64  # of a copy
+MAX_COPY_SHARE: Final = 0.75  # a copy that reads more bytes in a pass saves too little
+MIN_CACHE_MB: Final = 64  # of a copy
 GPU_SETTING: Final = "PACELINE_GPU"
 GPU_CHOICES: Final = ("auto", "cuda", "torch")
 
 log = logging.getLogger("paceline")
 
 
-class _Unsuited(Exception):
+class _Unsupported(Exception):
     """The native engine cannot run this here; its text says why."""
 
 
@@ -46,7 +46,7 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
         return _native(path, config)
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
-    except _Unsuited as reason:
+    except _Unsupported as reason:
         if config.dtype == "int8" or library.chosen() not in ("auto", "torch"):
             raise UsageError(f"{path.name} cannot run on the native engine: {reason}") from None
         if library.chosen() == "auto":
@@ -63,7 +63,7 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarg
         return TorchTarget.load(path, config)
     try:
         checkpoint = open_checkpoint(path)
-        against = unusable(device) or cuda_reason_against(checkpoint.shape, checkpoint.tensors)
+        against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors)
         if against:
             raise NotCompiled(against)
         launcher = make_launcher(checkpoint.shape, config)
@@ -80,22 +80,52 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarg
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
     """A model that only guesses: float weights too are run in 8 bits each, where the native engine can."""
     if config.dtype == "auto" and placement(config)[0].type == "cpu":
-        with suppress(_Unsuited):
+        with suppress(_Unsupported):
             return _native(path, replace(config, dtype="int8"))
     return load_target(path, config)
 
 
-def load_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTarget:
+def load_quantized_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTarget:
     """The same model in 4 bits a weight, with a smaller cache of its own: something to guess with."""
-    if placement(config)[0].type != "cpu":
-        raise _no_copy(path, "nothing here runs such weights on a GPU")
-    smaller = replace(config, cache_mb=min(config.cache_mb, max(LEAST_CACHE_MB, config.cache_mb // 4)))
+    if reason := unsupported_copy_reason(path, config, target.bytes_held):
+        raise _no_copy(path, reason)
+    smaller = replace(config, cache_mb=min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4)))
     try:
-        return _native(path, smaller, most_bytes=int(MOST_OF_TARGET * target.bytes_held))
+        return _native(path, smaller, four_bits=True)
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
-    except _Unsuited as reason:
-        raise _no_copy(path, str(reason)) from None
+    except _Unsupported as problem:
+        raise _no_copy(path, str(problem)) from None
+
+
+def unsupported_copy_reason(path: Path, config: EngineConfig, target_bytes: int | None = None) -> str | None:
+    """Why a copy of a model in 4 bits cannot draft for it, without reading its weights; None: it can.
+
+    target_bytes: those of the loaded model's weights; without it, those it would have.
+    """
+    device, dtype = placement(config)
+    if device.type != "cpu":
+        return "nothing here runs such weights on a GPU"
+    where, why = native_path()
+    if where is None:
+        return why
+    try:
+        checkpoint = open_checkpoint(path)
+    except OSError as error:
+        raise ModelError.unreadable(path, error) from error
+    tensors = dict(canonical_tensors(checkpoint))
+    if against := unsupported_reason(checkpoint.shape, tensors, quantise=True):
+        return against
+    if target_bytes is None:
+        native = config.dtype in ("auto", "int8") and not unsupported_reason(
+            checkpoint.shape, tensors, quantise=config.dtype == "int8"
+        )
+        dense = sum(entry.elements for entry in tensors.values()) * dtype.itemsize
+        target_bytes = plan(tensors).nbytes if native else dense
+    mb, max_mb = plan(tensors, four_bits=True).nbytes / 1e6, MAX_COPY_SHARE * target_bytes / 1e6
+    if mb <= max_mb:
+        return None
+    return f"it would take {mb:.0f} MB, and more than {max_mb:.0f} MB save too little of a pass"
 
 
 def _no_copy(path: Path, reason: str) -> DrafterMismatch:
@@ -104,26 +134,22 @@ def _no_copy(path: Path, reason: str) -> DrafterMismatch:
     )
 
 
-def _native(path: Path, config: EngineConfig, most_bytes: int | None = None) -> NativeTarget:
-    """most_bytes: for a copy in 4 bits a weight, which is of no use if it takes more."""
-    copied = most_bytes is not None
+def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> NativeTarget:
+    """four_bits: weights that take more are rounded to 4 bits."""
     where, why = native_path()
     if where is None:
-        raise _Unsuited(why)
+        raise _Unsupported(why)
     checkpoint = open_checkpoint(path)
-    tensors = dict(placed_tensors(checkpoint))
-    against = reason_against(checkpoint.shape, tensors, quantise=copied or config.dtype == "int8")
+    tensors = dict(canonical_tensors(checkpoint))
+    against = unsupported_reason(checkpoint.shape, tensors, quantise=four_bits or config.dtype == "int8")
     if against:
-        raise _Unsuited(against)
-    if most_bytes is not None and (nbytes := plan(tensors, four_bits=True).nbytes) > most_bytes:
-        mb, most = nbytes / 1e6, most_bytes / 1e6
-        raise _Unsuited(f"it would take {mb:.0f} MB, and more than {most:.0f} MB save too little of a pass")
-    mark = fingerprint(checkpoint.identity, tensors.items())
+        raise _Unsupported(against)
+    weights_id = fingerprint(checkpoint.identity, tensors.items())
     try:
-        weights = load_packed(checkpoint, tensors, mark, library.load(where), four_bits=copied)
+        weights = load_packed(checkpoint, tensors, weights_id, library.load(where), four_bits=four_bits)
     except NotCompiled as error:
-        raise _Unsuited(str(error)) from error
-    return NativeTarget(checkpoint.shape, weights, mark, where, config)
+        raise _Unsupported(str(error)) from error
+    return NativeTarget(checkpoint.shape, weights, weights_id, where, config)
 
 
 def native_path() -> tuple[str | None, str]:

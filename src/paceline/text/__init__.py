@@ -1,11 +1,28 @@
-"""The only place where text exists: tokenizer, chat template, streaming, tool calls."""
+"""Text: the only room where it exists. Everything below works on tokens.
 
-from paceline.text.chat_template import Message, Tool
-from paceline.text.detokenizer import Detokenizer, StopStrings, TextStream
+tokenizer.py      one model's tokenizer: text to tokens and back
+vocab/            a tokenizer from a model's files: a Hugging Face folder or a GGUF file
+chat_template.py  conversations and tools to a prompt, with the model's own template in a sandbox
+detokenizer.py    tokens to text as they come: whole characters, nothing from a stop string on
+tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
+"""
+
+from paceline.text.chat_template import Message, Tool, content_text
+from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.tool_calls.formats import FORMATS, ToolCall, ToolFormat, render_calls, tool_format
-from paceline.text.tool_calls.parse import parse_tool_calls
-from paceline.text.tool_calls.stream import CallDelta, ContentDelta, Delta, ToolStream, call_id
+from paceline.text.tool_calls import (
+    FORMATS,
+    CallDelta,
+    ContentDelta,
+    Delta,
+    ToolCall,
+    ToolFormat,
+    ToolStream,
+    call_id,
+    parse_tool_calls,
+    render_calls,
+    tool_format,
+)
 
 __all__ = [
     "FORMATS",
@@ -13,15 +30,16 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "Detokenizer",
+    "IncrementalDecoder",
     "Message",
-    "StopStrings",
-    "TextStream",
+    "StopChecker",
     "Tokenizer",
     "Tool",
     "ToolCall",
     "ToolFormat",
     "ToolStream",
     "call_id",
+    "content_text",
     "parse_tool_calls",
     "render_calls",
     "tool_format",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.errors import TextError
 from paceline.strings import one_line
-from paceline.text.tool_calls.parse import text_of, tool_prompt, without_tool_roles
+from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -37,6 +37,21 @@ _PROBES: Final[Mapping[str, Sequence[Message]]] = {  # by the role of the last m
     ],
 }
 TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
+
+# The SmolLM2 family's own tool prompt, shortened. The templates of its smaller models know no tools.
+_TOOL_PROMPT: Final = """\
+You are an expert in composing functions. You are given a question and a set of possible functions.
+Based on the question, you will need to make one or more function/tool calls to achieve the purpose.
+If none of the functions can be used, point it out.
+
+You have access to the following tools:
+<tools>%s</tools>
+
+The output MUST strictly adhere to the following format, and NO other text MUST be included.
+Please make sure the parameter type is correct. If no function call is needed, use an empty list '[]'.
+<tool_call>[
+{"name": "func_name1", "arguments": {"argument1": "value1", "argument2": "value2"}}
+]</tool_call>"""
 
 
 class ChatTemplate:
@@ -204,7 +219,7 @@ def _message(message: Any, source: str) -> dict[str, Any]:
     if message["role"] == "developer" and "developer" not in source:
         message = {**message, "role": "system"}  # its newer name, which few templates know
     content = message.get("content")
-    return {**message, "content": text_of(content)} if isinstance(content, list) else message
+    return {**message, "content": content_text(content)} if isinstance(content, list) else message
 
 
 def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
@@ -242,3 +257,66 @@ def _plain(value: Any) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as problem:
         raise TextError(f"messages and tools must be plain JSON data: {one_line(problem)}") from None
+
+
+def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:
+    """System text that offers tools to a model whose template knows none."""
+    return _TOOL_PROMPT % json.dumps([t.get("function", t) for t in tools], ensure_ascii=False)
+
+
+def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
+    """The conversation in the roles every template has: system, user, assistant.
+
+    `system`, if there is any, follows the conversation's own system text; calls become the assistant's text,
+    and results the user's.
+    """
+    chat = [_plain_role(m) for m in messages]
+    if not system:
+        return chat
+    if chat and chat[0].get("role") == "system":
+        first = {**chat[0], "content": f"{chat[0].get('content') or ''}\n\n{system}".strip()}
+        return [first, *chat[1:]]
+    return [{"role": "system", "content": system}, *chat]
+
+
+def content_text(parts: list[Any]) -> str:
+    """The text of a content given in parts."""
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise TextError("a message's content holds parts that are not text: only text can be read")
+    if not all(isinstance(part.get("text"), str) for part in parts):
+        raise TextError("a message's content holds a part without its text: expected type and text")
+    return "".join(part["text"] for part in parts)
+
+
+def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content") or ""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = _calls(message.get("tool_calls") or [])
+    if not calls:
+        return {**message, "content": content}
+    written = render_calls(
+        [ToolCall(c.get("name") or "", _loaded(c.get("arguments"))) for c in calls], SMOLLM2
+    )
+    return {"role": message.get("role"), "content": f"{content}\n{written}".lstrip()}
+
+
+def _calls(given: Any) -> list[dict[str, Any]]:
+    found = (
+        [c.get("function", c) if isinstance(c, dict) else c for c in given]
+        if isinstance(given, list)
+        else [given]
+    )
+    if not all(isinstance(call, dict) for call in found):
+        raise TextError('tool_calls cannot be read: expected a list of {"function": {"name": ..., ...}}')
+    return found
+
+
+def _loaded(arguments: Any) -> Any:
+    """Arguments are sometimes written as JSON inside a string."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        return arguments

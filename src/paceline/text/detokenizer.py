@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Speller(Protocol):
+class TokenDecoder(Protocol):
     """What a tokenizer must offer to be streamed."""
 
     strips_first_space: bool
@@ -13,14 +13,14 @@ class Speller(Protocol):
     def shown(self, token: int, skip_special: bool) -> bytes: ...
 
 
-class Detokenizer:
+class IncrementalDecoder:
     """All pieces joined, with flush() last, are exactly tokenizer.decode of all tokens.
 
     With skip_special, control tokens are left out, but for those in `keep`.
     """
 
     def __init__(
-        self, tokenizer: Speller, skip_special: bool = False, keep: frozenset[int] = frozenset()
+        self, tokenizer: TokenDecoder, skip_special: bool = False, keep: frozenset[int] = frozenset()
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
@@ -43,7 +43,7 @@ class Detokenizer:
         return text.removeprefix(" ")
 
 
-class TextStream:
+class Detokenizer:
     """Text ready to be shown: it ends before the first stop string, and no part of one ever gets out.
 
     The first stop string is the one that is complete first; of two that end together, the longer.
@@ -51,12 +51,12 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Speller,
+        tokenizer: TokenDecoder,
         stop: Sequence[str] = (),
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special, keep)
+        self._detokenizer = IncrementalDecoder(tokenizer, skip_special, keep)
         self._stop = tuple(stop)
         self._held = ""  # may be the beginning of a stop string
         self.stopped = False
@@ -80,12 +80,12 @@ class TextStream:
         if found:
             self.stopped = True
             return text[: min(found)[1]]
-        keep = held_back(text, self._stop)
+        keep = partial_match_len(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def held_back(text: str, marks: Sequence[str]) -> int:
+def partial_match_len(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of the text could begin one of the marks."""
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(_starts(marks, n))), 0)
@@ -95,17 +95,17 @@ def _starts(marks: Sequence[str], length: int) -> tuple[str, ...]:
     return tuple(mark[:length] for mark in marks if len(mark) > length)
 
 
-class StopStrings:
+class StopChecker:
     """Told each new token; True once the output holds a stop string. Fits `Seq.stopped_by`."""
 
     def __init__(
         self,
-        tokenizer: Speller,
+        tokenizer: TokenDecoder,
         stop: Sequence[str],
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
     ) -> None:
-        self._stream = TextStream(tokenizer, stop, skip_special, keep)
+        self._stream = Detokenizer(tokenizer, stop, skip_special, keep)
 
     def __call__(self, token: int) -> bool:
         self._stream.push(token)

@@ -149,7 +149,7 @@ def _replay_batch(
     for i, text in enumerate(texts):
         anchors = text.anchors()
         start = anchors[0] if anchors else 0
-        seq = Seq(f"replay {first + i}", list(text.tokens[:start]), start, _GREEDY, _SPEC, learn=False)
+        seq = Seq(f"replay {first + i}", list(text.tokens[:start]), start, _GREEDY, _SPEC, remember=False)
         active.append(_Replay(i, text, seq, iter(anchors)))
         drafter.begin(seq)
     outcomes, seqs = [], [p.seq for p in active]

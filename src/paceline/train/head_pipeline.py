@@ -301,7 +301,7 @@ def _recipe(
     ids = torch.from_numpy(answers.draft_ids(len(known), known).ids)
     net = with_draft_vocab(job.train.kind, before.net, pieces_of(model), ids)
     digest = hashlib.sha256((job.start / WEIGHTS).read_bytes()).hexdigest()
-    loss = loss_of(net, model, job.train.anchors)
+    loss = loss_of(job.train.kind, net, model, job.train.anchors)
     return Recipe(job.train.kind, net, loss, before.card.calibration, digest)
 
 

@@ -1,4 +1,4 @@
-"""Who changes which weights: AdamW all of them, or Muon the matrices of the layers and AdamW the rest."""
+"""Optimizers: AdamW for all weights, or Muon for the matrices of the layers and AdamW for the rest."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ from paceline.train.recipe import TrainConfig
 
 
 class Optimizers:
-    """As one; rates are set anew for every step."""
+    """Several optimizers as one; learning rates are set at every step."""
 
     def __init__(self, *made: tuple[torch.optim.Optimizer, float]) -> None:
         """Each with its learning rate."""
         self._made = made
 
     def step(self, rate: float) -> None:
-        """rate: the share of the learning rates to use."""
+        """rate: factor of the learning rates."""
         for optimizer, lr in self._made:
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
@@ -36,7 +36,7 @@ def adamw(weights: Sequence[Tensor], lr: float, decay: float) -> tuple[torch.opt
 
 
 def optimizers_of(weights: Mapping[str, Tensor], config: TrainConfig) -> Optimizers:
-    """Of a head's weights, by name."""
+    """weights: of a head, by name."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, weight in weights.items():

@@ -1,12 +1,13 @@
-"""What is trained and how: settings, and for each kind of head a network and its loss."""
+"""Settings of head training, and a recipe for each kind of head: a network and its loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from paceline.config import require, require_min, require_positive, require_whole
 from paceline.heads.base import DenseTargetEmbeddings, DraftHead, HeadConfig
 from paceline.heads.block import BlockConfig, BlockHead
 from paceline.heads.calibration import Calibration
@@ -24,7 +25,7 @@ from paceline.train.train_decoder import TrainDecoder
 Kind = Literal["block", "eagle", "medusa"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Optimizer = Literal["adamw", "muon"]
-_SAMPLE: Final = 256  # tokens
+_RMS_TOKENS: Final = 256  # random ones, to measure the scale of the taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,42 +33,43 @@ class TrainConfig(Schedule):
     kind: Kind = "block"
     optimizer: Optimizer = "adamw"
     lr: float = 6e-4
-    muon_lr: float = 1e-3  # of matrices, with muon
-    eval_steps: int = 300  # between two looks at held-out text
-    taps: int = 5  # layers of the target that are read; medusa reads the last one only
+    muon_lr: float = 1e-3  # of matrices, with Muon
+    eval_steps: int = 300  # between two evaluations on held-out text
+    taps: int = 5  # layers of the target that are read; Medusa reads the last one only
     draft_vocab: int = 8192
     layers: int = 2
     ff_width: int = 0  # 0: the target's
-    block: int = 8  # guesses in one draft
+    block: int = 8  # tokens of a draft
     markov_rank: int = 64
     window: int = 1024
-    anchors: int = 128  # most places of each text that are guessed from in one step; medusa takes them all
-    from_target: bool = True  # a new block begins with copies of the target's last layers
+    anchors: int = 128  # positions of each text to draft from in one step, at most; Medusa takes all
+    from_target: bool = True  # a new block head starts with copies of the target's last layers
 
     def __post_init__(self) -> None:
         Schedule.__post_init__(self)
         for name in ("kind", "optimizer"):
             known = get_args(Kind if name == "kind" else Optimizer)
-            if getattr(self, name) not in known:
-                raise self.unusable(name, f"one of {', '.join(known)}")
-        self.require_whole(eval_steps=1, taps=1, draft_vocab=1, layers=1, block=2)
-        self.require_whole(markov_rank=1, window=1, anchors=1)
-        self.require_positive("lr", "muon_lr")
+            require(known.__contains__, name, getattr(self, name), f"one of {', '.join(known)}")
+        counts = {"eval_steps": 1, "taps": 1, "draft_vocab": 1, "layers": 1, "block": 2}
+        counts |= {"markov_rank": 1, "window": 1, "anchors": 1}
+        require_whole(self, *counts)
+        require_min(self, **counts)
+        require_positive(self, "lr", "muon_lr")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One kind of head for one target: all that the trainer knows of it."""
+    """A head for one target, and its loss."""
 
     kind: Kind
     net: DraftHead
     loss: Loss
-    calibration: Calibration | None = None  # of the drafter it goes on from
-    began_from: str = ""  # and a digest of that one's weights
+    calibration: Calibration | None = None  # of the drafter that it continues
+    began_from: str = ""  # digest of that drafter's weights
 
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
-    """Evenly from the second layer to the third from the end."""
+    """Evenly spaced, from the second layer to the third from the end."""
     last = max(layers - 3, 0)
     first = min(1, last)
     step = (last - first) / max(count - 1, 1)
@@ -83,39 +85,52 @@ def pieces_of(model: TrainDecoder) -> DenseTargetEmbeddings:
 def new_recipe(
     config: TrainConfig, model: TrainDecoder, draft_ids: Tensor, weights: Mapping[str, Tensor] | None = None
 ) -> Recipe:
-    """A new network for this target, with weights by the seed.
+    """A new network for this target, initialised by the seed.
 
-    draft_ids: what it may guess, ascending. weights: the target's own, for a block to begin from.
+    draft_ids: the draft vocabulary, ascending. weights: the target's own, to start from.
     """
-    pieces = pieces_of(model)
-    net = HEAD_TYPES[config.kind].net(_shape(config, model.shape, len(draft_ids)), pieces, draft_ids)
+    embeddings = pieces_of(model)
+    net = HEAD_TYPES[config.kind].net(_shape(config, model.shape, len(draft_ids)), embeddings, draft_ids)
     generator = torch.Generator().manual_seed(config.seed)
-    net.init_weights(pieces, generator)
-    if isinstance(net, BlockHead):
-        if weights is not None:
-            net.init_from_target(weights, model.shape.layers)
-        net.normalize_taps(_sizes(model, net.shape.taps, draft_ids, generator))
-    return Recipe(config.kind, net, loss_of(net, model, config.anchors))
+    net.init_weights(embeddings, generator)
+    if weights is not None:
+        net.init_from_target(weights, model.shape.layers)
+    net.normalize_taps(_tap_rms(model, net.shape.taps, draft_ids, generator))
+    return Recipe(config.kind, net, loss_of(config.kind, net, model, config.anchors))
 
 
-def loss_of(net: DraftHead, model: TrainDecoder, anchors: int) -> Loss:
-    """anchors: most places of each text that are guessed from in one step; medusa takes them all."""
-    if isinstance(net, BlockHead):
-        return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
-    if isinstance(net, EagleHead):
-        return lambda lesson, progress, generator: eagle_loss(
-            net, lesson, model.head, generator, net.shape.block, anchors
-        )
-    assert isinstance(net, MedusaHead)
-    return lambda lesson, progress, generator: medusa_loss(net, lesson)
+def loss_of(kind: str, net: Any, model: TrainDecoder, anchors: int) -> Loss:
+    """net: a head of this kind. anchors: positions of each text to draft from; Medusa takes all."""
+    return _LOSSES[kind](net, model, anchors)
 
 
-def _sizes(
+def _block_loss(net: BlockHead, model: TrainDecoder, anchors: int) -> Loss:
+    return BlockLoss(net, model.head, BlockLossWeights(anchors=anchors))
+
+
+def _eagle_loss(net: EagleHead, model: TrainDecoder, anchors: int) -> Loss:
+    return lambda batch, progress, generator: eagle_loss(
+        net, batch, model.head, generator, net.shape.block, anchors
+    )
+
+
+def _medusa_loss(net: MedusaHead, model: TrainDecoder, anchors: int) -> Loss:
+    return lambda batch, progress, generator: medusa_loss(net, batch)
+
+
+_LOSSES: Final[dict[str, Callable[[Any, TrainDecoder, int], Loss]]] = {
+    "block": _block_loss,
+    "eagle": _eagle_loss,
+    "medusa": _medusa_loss,
+}
+
+
+def _tap_rms(
     model: TrainDecoder, taps: Sequence[int], draft_ids: Tensor, generator: torch.Generator
 ) -> list[float]:
-    """The root mean square of a row as each layer leaves it: the median over a text of random tokens."""
-    drawn = torch.randint(len(draft_ids), (1, _SAMPLE), generator=generator)
-    hidden, _ = model.features(draft_ids.cpu()[drawn].to(model.device), taps)
+    """Root mean square of a row after each tap: the median over random tokens."""
+    sampled = torch.randint(len(draft_ids), (1, _RMS_TOKENS), generator=generator)
+    hidden, _ = model.features(draft_ids.cpu()[sampled].to(model.device), taps)
     return [float(hidden[tap].float().pow(2).mean(-1).sqrt().median()) for tap in taps]
 
 
@@ -129,7 +144,7 @@ def _shape(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> HeadConfig
 
 
 def _decoder(config: TrainConfig, of: ModelConfig, draft_vocab: int) -> dict[str, Any]:
-    """What heads that are decoders of their own have in common."""
+    """Common fields of heads with decoder layers."""
     return {
         "width": of.width,
         "heads": of.heads,

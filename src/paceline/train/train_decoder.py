@@ -1,7 +1,6 @@
-"""A batched decoder in plain torch, for training and rollouts; the engine serves with another one.
+"""A batched decoder in plain torch, for training and rollouts; the engine uses target/.
 
-All families of target/eager/decoder.py. The residual stream is float32, as it is there, whatever the weights
-are.
+It knows all families of target/eager/decoder.py. The residual stream is float32 whatever the weights are.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,14 +16,14 @@ from paceline.target.weights.model_config import ModelConfig, Weights
 
 # Takes a layer's index and its queries [b, heads, n, head_dim], keys and values [b, kv_heads, n, head_dim].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# Not cuDNN's, which plans anew for every shape: of batches of texts, no two have the same.
+# Not cuDNN's, which plans again for every shape: no two batches have the same.
 _BACKENDS: Final = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 JOINED: Final = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 Rotation = tuple[Tensor, Tensor]  # cosines, signed sines: broadcast over [b, heads, n, head_dim]
 
 
 class TrainDecoder:
-    """The weights stay where they are if they already have the device and dtype."""
+    """Weights that already have the device and dtype are shared, not copied."""
 
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
         self.shape, self.fingerprint = weights.shape, weights.fingerprint
@@ -42,7 +41,7 @@ class TrainDecoder:
         ]
 
     def local(self, layer: int) -> bool:
-        """Whether the layer sees no further back than the window."""
+        """True if the layer attends to a sliding window only."""
         return bool(self.shape.local_layers) and self.shape.local_layers[layer]
 
     def rotations(self, length: int) -> tuple[Rotation, Rotation]:
@@ -55,7 +54,7 @@ class TrainDecoder:
     def features(self, tokens: Tensor, taps: Collection[int] = ()) -> tuple[dict[int, Tensor], Tensor]:
         """tokens [b, n], right-padded -> outputs of the layers `taps`, and the final hidden states, normed.
 
-        All [b, n, width] in the model's dtype; rows of padding mean nothing, and no other row sees them.
+        All [b, n, width] in the model's dtype; rows of padding mean nothing and no other row attends to them.
         """
         hidden = self.run(tokens, self.rotations(tokens.shape[1]), self.causal(tokens.shape[1]), taps)
         return hidden, hidden.pop(-1)
@@ -82,7 +81,7 @@ class TrainDecoder:
         return hidden
 
     def causal(self, length: int) -> Attend:
-        """Every row sees itself and the rows before it."""
+        """Causal attention, within the window where the layer is local."""
         window = self.visible(length, self.shape.window) if any(self.shape.local_layers) else None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -95,7 +94,7 @@ class TrainDecoder:
         return attend
 
     def visible(self, length: int, window: int = 0) -> Tensor:
-        """[length, length]: which keys a row sees, those in the window only if there is one."""
+        """[length, length] bool: the keys a row attends to, within the window if there is one."""
         at = torch.arange(length, device=self.device)
         back = at[:, None] - at
         return (back >= 0) & (back < (window or length))
@@ -112,7 +111,9 @@ class Layer:
         }
         self._index, self._shape, self._dtype = index, shape, own["down"].dtype
         self.parts = {name: own[name].float() for name in own if name.endswith("norm")}
-        self.added: dict[str, Callable[[Tensor], Tensor]] = {}  # to what a matrix makes of its input
+        self.added: dict[
+            str, Callable[[Tensor], Tensor]
+        ] = {}  # LoRA adapters: added to the output of a matrix
         for name, joined in JOINED.items():
             self.parts |= _joined(own, name, joined)
 

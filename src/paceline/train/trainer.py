@@ -1,7 +1,7 @@
-"""The trainer: steps until the time or their number is used up, whatever it is that learns.
+"""The training loop of draft heads and draft models: steps until their number or the time is used up.
 
-A training that was killed goes on from its last checkpoint. With a given number of steps it comes out as if
-it had never stopped: what a step does follows from the seed, its number and the weights alone.
+A killed training resumes from its last checkpoint. With a given number of steps the result is the same as
+without the interruption: a step depends on the seed, its number and the weights alone.
 """
 
 import hashlib
@@ -28,33 +28,33 @@ from paceline.train.train_decoder import TrainDecoder
 CHECKPOINT: Final = "training.pt"
 _STATE: Final = {"step", "seconds", "identity", "weights", "optimizers"}
 
-Batches = Callable[[int], Iterable[Batch]]  # all texts once, in an order that follows from the number given
+Batches = Callable[[int], Iterable[Batch]]  # epoch seed -> every text once, in an order that follows from it
 
 
 class Learner(Protocol):
-    """What is trained, in place."""
+    """The model that is trained, in place."""
 
     @property
     def device(self) -> torch.device: ...
     @property
-    def weights(self) -> Mapping[str, Tensor]: ...  # those that change
+    def weights(self) -> Mapping[str, Tensor]: ...  # the trainable ones
     @property
     def optimizers(self) -> Optimizers: ...
     @property
-    def identity(self) -> dict[str, Any]: ...  # all that the outcome follows from beside the settings
+    def identity(self) -> dict[str, Any]: ...  # all that the result depends on, beside the settings
 
     def loss(
         self, batch: Batch, share: float, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """And figures to watch. share: how much of the training is done, 0 to 1."""
+        """The loss and scalar metrics. share: of the training that is done, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress:
     step: int  # done
     loss: float
-    figures: dict[str, float]  # of the last step, as the loss names them
-    held_out: float | None  # what the last look at held-out text gave
+    metrics: dict[str, float]  # of the last step
+    held_out: float | None  # the last evaluation on held-out text
     seconds: float  # used so far
     seconds_left: float  # about
 
@@ -64,7 +64,7 @@ Report = Callable[[TrainProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Measures what learns on held-out text, and leaves it as it is."""
+    """Measures the learner on held-out text, without changing it."""
 
     measured: Callable[[], float]
     every: int  # steps
@@ -79,8 +79,8 @@ def take_steps(
     evaluate: Evaluation | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> TrainProgress:
-    """folder: where checkpoints go, and are found."""
-    run = _Run(learner, schedule, folder, clock)
+    """folder: of the checkpoints, old and new."""
+    run = _TrainRun(learner, schedule, folder, clock)
     for batch in islice(_endless(batches, schedule.seed), run.step, None):
         if run.share >= 1:
             break
@@ -97,7 +97,7 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-class _Run:
+class _TrainRun:
     def __init__(
         self, learner: Learner, schedule: Schedule, folder: Path | None, clock: Callable[[], float]
     ) -> None:
@@ -105,7 +105,7 @@ class _Run:
         self._path = None if folder is None else folder / CHECKPOINT
         self.step, self._used, self._began, self._saved = 0, 0.0, clock(), clock()
         self._loss = torch.zeros(())
-        self._figures: dict[str, Tensor] = {}
+        self._metrics: dict[str, Tensor] = {}
         self.held_out: float | None = None
         self._resume()
 
@@ -115,7 +115,7 @@ class _Run:
 
     @property
     def share(self) -> float:
-        """How much of the training is done, 0 to 1."""
+        """The share of the training that is done, 0 to 1."""
         if self._schedule.steps:
             return self.step / self._schedule.steps
         return min(1.0, self.seconds / (60 * self._schedule.minutes))
@@ -127,29 +127,29 @@ class _Run:
             size = self._schedule.tokens_per_batch
             raise OutOfMemory(
                 f"no memory is left for a step of {size} tokens: give a smaller --batch-tokens, "
-                f"such as {max(1, size // 2)}; the training then goes on from its last checkpoint"
+                f"such as {max(1, size // 2)}; the training then resumes from its last checkpoint"
             ) from None
         self.step += 1
 
     def _learn(self, batch: Batch) -> None:
         share, weights = self.share, list(self._learner.weights.values())
         generator = torch.Generator().manual_seed(self._schedule.seed * 1_000_003 + self.step)
-        self._loss, self._figures = self._learner.loss(batch, share, generator)
+        self._loss, self._metrics = self._learner.loss(batch, share, generator)
         if not self._loss.requires_grad:
-            return  # a batch may hold nothing to learn
+            return  # the batch has no position to train on
         self._loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(weights, self._schedule.clip)
-        if torch.isfinite(norm):  # a broken step changes nothing
+        if torch.isfinite(norm):  # else the step is skipped
             self._learner.optimizers.step(self._schedule.rate(share))
         for weight in weights:
             weight.grad = None
 
     def progress(self) -> TrainProgress:
         share = max(self.share, 1e-9)
-        figures = {name: float(value) for name, value in self._figures.items()}
+        metrics = {name: float(value) for name, value in self._metrics.items()}
         left = self.seconds * (1 - share) / share
         return TrainProgress(
-            self.step, float(self._loss.detach()), figures, self.held_out, self.seconds, left
+            self.step, float(self._loss.detach()), metrics, self.held_out, self.seconds, left
         )
 
     def save_if_due(self) -> None:
@@ -172,7 +172,7 @@ class _Run:
             torch.save(state, fresh)
 
     def _identity(self) -> dict[str, Any]:
-        """How long it may take and how much it does at once can change while it is interrupted."""
+        """Duration and batch size may change between an interruption and its resumption."""
         same = replace(self._schedule, minutes=1.0, checkpoint_seconds=1.0, tokens_per_batch=1)
         return {**asdict(same), **self._learner.identity}
 
@@ -186,7 +186,7 @@ class _Run:
         if state["identity"] != self._identity():
             raise UsageError(
                 f"{self._path.parent.name} holds a training with other settings or of another model: "
-                "go on with those, or give another folder"
+                "continue with those, or give another folder"
             )
         self.step, self._used = state["step"], state["seconds"]
         with torch.no_grad():
@@ -199,9 +199,9 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch has many
-        raise CorruptModel(f"{path.name} is damaged: {str(error)[:80]}; delete it to begin anew") from None
+        raise CorruptModel(f"{path.name} is damaged: {str(error)[:80]}; delete it to start again") from None
     if not isinstance(state, dict) or set(state) != _STATE:
-        raise CorruptModel(f"{path.name} is not a checkpoint of a training; delete it to begin anew")
+        raise CorruptModel(f"{path.name} is not a checkpoint of a training; delete it to start again")
     return state
 
 
@@ -230,10 +230,10 @@ def train(
     look: measures the network on held-out text, and leaves it as it is.
     """
     evaluation = None if evaluate is None else Evaluation(evaluate, config.eval_steps)
-    return take_steps(_Head(recipe, model, config), batches, config, folder, report, evaluation, clock)
+    return take_steps(_HeadLearner(recipe, model, config), batches, config, folder, report, evaluation, clock)
 
 
-class _Head:
+class _HeadLearner:
     def __init__(self, recipe: Recipe, model: TrainDecoder, config: TrainConfig) -> None:
         self._recipe, self._model, self.device = recipe, model, model.device
         self.weights = dict(recipe.net.named_parameters())

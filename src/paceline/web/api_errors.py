@@ -26,7 +26,7 @@ from paceline.errors import (
     UnknownModel,
     UsageError,
 )
-from paceline.log import log_problem
+from paceline.log import log_error
 
 log = logging.getLogger("paceline.web")
 
@@ -118,7 +118,7 @@ def error_code(error: BaseException) -> str:
 def logged(error: Exception, path: str) -> ApiError:
     """The API error for an exception; the log gets those that nobody expected."""
     if not isinstance(error, ApiError | PacelineError):
-        log_problem(log, f"{path} failed", error)
+        log_error(log, f"{path} failed", error)
     return api_error(error)
 
 

@@ -1,4 +1,4 @@
-"""API keys: kept as hashes, checked in constant time, and the tenants they make."""
+"""API keys: stored as hashes, checked in constant time; and the tenants that share caches."""
 
 import hmac
 import json
@@ -52,7 +52,7 @@ class KeyLimits(Checked):
 
 class Key(Checked):
     name: Annotated[str, AfterValidator(identifier)]
-    # SHA-256 of the key, in hex. Keys are 256 random bits: there is nothing to guess that a slow hash would
+    # SHA-256 of the key, in hex. Keys are 256 random bits: they cannot be guessed, so a slow hash would
     # protect, and a slow hash would be paid by every request.
     hash: Annotated[str, AfterValidator(_hash_text)]
     limits: KeyLimits = KeyLimits()
@@ -68,17 +68,17 @@ class Keys:
 
     def check(self, header: str | None) -> Key | None:
         """The key of an Authorization header. Looks at all keys, so that time tells nothing about any."""
-        given = hash_of(_bearer(header))
-        found = None
+        digest = hash_of(_bearer(header))
+        match = None
         for key in self.keys:
-            if hmac.compare_digest(given, key.hash):
-                found = key
-        return found
+            if hmac.compare_digest(digest, key.hash):
+                match = key
+        return match
 
 
 def _bearer(header: str | None) -> str:
-    scheme, _, given = (header or "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    scheme, _, key = (header or "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def hash_of(key: str) -> str:
@@ -134,26 +134,26 @@ def default_file() -> Path:
 
 
 def add(path: Path | str, name: str, limits: Mapping[str, int] | None = None) -> str:
-    """Makes a key, writes its hash and returns the key, which nothing can tell again."""
-    made = _PREFIX + secrets.token_urlsafe(32)
-    entry: dict[str, Any] = {"name": name, "hash": hash_of(made)}
+    """Makes a key, stores its hash and returns the key, which cannot be recovered later."""
+    new = _PREFIX + secrets.token_urlsafe(32)
+    entry: dict[str, Any] = {"name": name, "hash": hash_of(new)}
     if limits:
         entry["limits"] = dict(limits)
     key = checked(_File, {"keys": [entry]}, KeyFileError).keys[0]
     with _locked(Path(path)) as file:
-        kept = load(file).keys if file.exists() else ()
-        if any(k.name == name for k in kept):
+        keys = load(file).keys if file.exists() else ()
+        if any(k.name == name for k in keys):
             raise KeyFileError(f"there is a key {name!r} already: choose another name, or remove it first")
-        _write(file, (*kept, key))
-    return made
+        _write(file, (*keys, key))
+    return new
 
 
 def remove(path: Path | str, name: str) -> None:
     with _locked(Path(path)) as file:
-        kept = load(file).keys
-        left = tuple(key for key in kept if key.name != name)
-        if len(left) == len(kept):
-            listed = ", ".join(key.name for key in kept) or "none"
+        keys = load(file).keys
+        left = tuple(key for key in keys if key.name != name)
+        if len(left) == len(keys):
+            listed = ", ".join(key.name for key in keys) or "none"
             raise KeyFileError(f"there is no key {name!r}. Known: {listed}")
         _write(file, left)
 
@@ -172,7 +172,7 @@ def _locked(path: Path) -> Iterator[Path]:
 
 
 def _write(file: Path, keys: Iterable[Key]) -> None:
-    """Replaces the file as a whole: whoever reads it sees the old keys or the new ones."""
+    """Replaces the file atomically: a reader sees the old keys or the new ones."""
     data = [key.model_dump(exclude_unset=True) for key in keys]
     as_yaml = file.suffix in (".yaml", ".yml")
     text = yaml.safe_dump(data, sort_keys=False) if as_yaml else json.dumps(data, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""Files an operator writes: read safely, checked wholly, read again when they change."""
+"""Configuration files (YAML or JSON): strict parsing, every problem at once, reloading on change."""
 
 import json
 import logging
@@ -55,9 +55,9 @@ class Checked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def expected(what: str) -> PydanticCustomError:
-    """To be raised by a validator: the value is of the right type, but not `what` is expected."""
-    return PydanticCustomError("expected", "{what}", {"what": what})
+def expected(expectation: str) -> PydanticCustomError:
+    """For validators to raise: the value has the right type, but is not as expected."""
+    return PydanticCustomError("expected", "{what}", {"what": expectation})
 
 
 def identifier(value: str) -> str:
@@ -67,14 +67,14 @@ def identifier(value: str) -> str:
     return value
 
 
-def between(least: float, most: float, value: float) -> float:
-    if not least <= value <= most:
-        raise expected(f"{least:,} to {most:,}")
+def between(low: float, high: float, value: float) -> float:
+    if not low <= value <= high:
+        raise expected(f"{low:,} to {high:,}")
     return value
 
 
-def whole_between(least: int, most: int, value: int) -> int:
-    between(least, most, value)
+def whole_between(low: int, high: int, value: int) -> int:
+    between(low, high, value)
     return value
 
 
@@ -146,9 +146,9 @@ def validate(model: type[M], data: Any, show_values: bool = True) -> tuple[M | N
     plain = _plain(data, (), problems)
     try:
         value = model.model_validate_json(json.dumps(plain))
-    except ValidationError as refused:
-        found = [_problem(model, detail, show_values) for detail in refused.errors(include_url=False)]
-        return None, [*problems.values(), *(text for path, text in found if path not in problems)]
+    except ValidationError as error:
+        details = [_problem(model, detail, show_values) for detail in error.errors(include_url=False)]
+        return None, [*problems.values(), *(text for path, text in details if path not in problems)]
     return (None if problems else value), list(problems.values())
 
 
@@ -176,16 +176,16 @@ def _plain(data: Any, at: tuple[int | str, ...], problems: dict[str, str]) -> An
 
 
 def _problem(model: type[BaseModel], detail: ErrorDetails, show_values: bool) -> tuple[str, str]:
-    """The path of a value, and what is wrong with it."""
+    """The path of a value, and the problem with it."""
     kind, loc = detail["type"], detail["loc"]
     path = _path(loc)
     if kind == "extra_forbidden":
         return path, f"{_path(loc[:-1])}: {unknown_key(model, loc)}"
     if kind == "missing":
         return path, f"{_path(loc[:-1])}: {loc[-1]} is missing"
-    what = _EXPECTED.get(kind) or _from_context(detail)
+    expectation = _EXPECTED.get(kind) or _from_context(detail)
     value = f"{short(detail['input'])} is not usable: " if show_values else ""
-    return path, f"{path}: {value}expected {what}"
+    return path, f"{path}: {value}expected {expectation}"
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -198,7 +198,7 @@ def _from_context(detail: ErrorDetails) -> str:
 
 
 class Reloaded(Generic[T]):
-    """What a file says now. A file that breaks changes nothing but the log."""
+    """The value of a file, reloaded when the file changes. A broken file changes nothing but the log."""
 
     def __init__(
         self, path: Path | str, load: Callable[[Path], T], clock: Callable[[], float] = time.monotonic
@@ -207,12 +207,12 @@ class Reloaded(Generic[T]):
         self._load = load
         self._clock = clock
         self._lock = Lock()
-        self._seen = self._stamp()  # before reading: what is written meanwhile is read next time
+        self._seen = self._stamp()  # taken before reading: a change meanwhile is seen next time
         self._value = load(self._path)
         self._checked_at = clock()
 
     def current(self) -> T:
-        """Never waits: while one thread reads the file, the others go on with what it said before."""
+        """Never waits: while one thread reads the file, the others use the old value."""
         if self._lock.acquire(blocking=False):
             try:
                 self._refresh()
@@ -232,16 +232,14 @@ class Reloaded(Generic[T]):
         try:
             self._value = self._load(self._path)
         except ConfigFileError as error:
-            log.error(
-                "%s is not usable, the one before stays: %s", self._path.name, "; ".join(error.problems)
-            )
+            log.error("%s is not usable, the old one stays: %s", self._path.name, "; ".join(error.problems))
         else:
             log.info("%s was read again", self._path.name)
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """Modification time (ns), size and inode; None: there is no file."""
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino

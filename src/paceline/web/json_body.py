@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from paceline.web.api_errors import ApiError
 
-MAX_DIGITS: Final = 300  # of a whole number: what is longer may not fit a float
+MAX_DIGITS: Final = 300  # of a whole number: a longer one may not fit a float
 # A string that does not end takes the rest of the body with it, so that every byte is looked at once.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.S)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -72,19 +72,19 @@ def _loaded(text: str) -> Any:
             text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
         )
     except json.JSONDecodeError as problem:
-        place = f"line {problem.lineno}, column {problem.colno}"
-        raise _bad(f"the body is not JSON: {problem.msg} at {place}") from None
+        position = f"line {problem.lineno}, column {problem.colno}"
+        raise _bad(f"the body is not JSON: {problem.msg} at {position}") from None
     except RecursionError:  # only for a max_depth beyond what Python can follow
         raise _bad("the body is nested too deep: expected fewer levels") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise _bad(f"the body has the key {twice[:40]!r} twice in one object: expected it once")
-    return made
+    return data
 
 
 def _constant(name: str) -> NoReturn:

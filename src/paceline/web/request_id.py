@@ -1,4 +1,4 @@
-"""Every answer has a name: the header x-request-id, the answer's `id`, and its name in the traces."""
+"""Request ids: the header x-request-id, the response's `id`, and the id in the traces are one."""
 
 import re
 import secrets
@@ -13,18 +13,18 @@ _KEY: Final = "paceline.request_id"
 
 
 def new_request_id(scope: Scope, prefix: str, length: int = 12) -> str:
-    """A new name for the answer to a request; it ends with the client's own, if that gave one.
+    """A new id for a response. It ends with the client's own id, if it sent one.
 
-    `length`: of its random part, in bytes. A client's name alone could be that of another request.
+    length: of the random part, in bytes. A client's id alone could be that of another request.
     """
-    given = Headers(scope=scope).get(HEADER, "")
-    ending = f"-{given}" if _USABLE.fullmatch(given) else ""
-    scope[_KEY] = name = f"{prefix}{secrets.token_hex(length)}{ending}"
-    return name
+    client_id = Headers(scope=scope).get(HEADER, "")
+    ending = f"-{client_id}" if _USABLE.fullmatch(client_id) else ""
+    scope[_KEY] = new = f"{prefix}{secrets.token_hex(length)}{ending}"
+    return new
 
 
 class RequestIds:
-    """Puts the name on whatever is answered, errors among it."""
+    """Middleware that adds the id to every response, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -35,9 +35,9 @@ class RequestIds:
             return
         new_request_id(scope, "req-")
 
-        async def named_send(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = scope[_KEY]
             await send(message)
 
-        await self._app(scope, receive, named_send)
+        await self._app(scope, receive, send_with_id)

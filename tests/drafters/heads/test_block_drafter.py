@@ -209,7 +209,7 @@ def test_the_short_way_gives_what_the_long_way_gives(draft_vocab: int) -> None:
     for budget, after in ((3, ()), (9, ()), (9, (7, 8)), (1, (4,) * 4)):
         short = drafter.draft([Ask(seq, budget, after) for seq in seqs])
         for seq, draft in zip(seqs, short, strict=True):
-            (long,) = grow([Ask(seq, budget, after)], drafter._look, "block", VOCAB)
+            (long,) = grow([Ask(seq, budget, after)], drafter._logits_at, "block", VOCAB)
             assert long.tokens == draft.tokens
             assert long.scores == pytest.approx(draft.scores, abs=1e-5)
 
@@ -227,7 +227,7 @@ def test_a_chain_that_a_grammar_refuses_goes_on_with_the_best_it_takes(budget: i
             banned = set(free.tokens[refused : refused + 3])
             cursor = all_but(banned)
             (short,) = drafter.draft([Ask(seq, budget, (), cursor)])
-            (long,) = grow([Ask(seq, budget, (), cursor)], drafter._look, "block", VOCAB)
+            (long,) = grow([Ask(seq, budget, (), cursor)], drafter._logits_at, "block", VOCAB)
             assert short.tokens == long.tokens
             assert len(short) == min(budget, drafter.runner.shape.block)
             assert not banned & set(short.tokens)
@@ -311,18 +311,18 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
     net: BlockHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, looks = TorchBlock(net), list[int]()
-    look = runner.look
+    logits_at = runner.logits_at
 
     def counted(places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         looks.append(len(places))
-        return look(places)
+        return logits_at(places)
 
     monkeypatch.setattr(runner, "look", counted)
     drafter = BlockDrafter(runner)
     seq = ready(drafter, spec=SpecConfig(("block",), tree_width=3))
     (quick,) = drafter.draft([Ask(seq, 14)])
     few = len(looks)
-    drafter._blocks[seq.id].said.clear()
+    drafter._blocks[seq.id].logits.clear()
     monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 14)])
     assert (one_by_one.tokens, one_by_one.parents) == (quick.tokens, quick.parents)

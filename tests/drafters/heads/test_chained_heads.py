@@ -196,9 +196,9 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(net), a_seq()
     a_text(drafter, seq)
     after = tuple(batch.tokens[0, 20:23].tolist())
-    spots = [Position(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
+    positions = [Position(Ask(seq, 4), after[:n], None) for n in (3, 0, 1, 2)]
     with torch.inference_mode():
-        found = drafter._look(spots)
+        found = drafter._logits_at(positions)
     for n, (row, _) in zip((3, 0, 1, 2), found, strict=True):
         assert row is not None
         assert torch.allclose(torch.from_numpy(row[net.draft_ids]), steps[n], atol=1e-4)
@@ -231,7 +231,7 @@ def test_a_tree_is_the_best_of_all_and_needs_few_passes(
     (draft,) = drafter.draft([Ask(seq, 16)])
     assert len(draft) == 16
     quick = len(passes)
-    drafter._ahead["a"].guessed.clear()
+    drafter._paths["a"].nodes.clear()
     monkeypatch.setattr(grow_module, "PREFETCH_WIDTH", 1)
     (one_by_one,) = drafter.draft([Ask(seq, 16)])
     assert (one_by_one.tokens, one_by_one.parents) == (draft.tokens, draft.parents)
@@ -266,12 +266,12 @@ def test_paths_of_some_sequences_beside_few_of_others(eagle: EagleHead) -> None:
     for seq in seqs:
         a_text(drafter, seq)
     (one, other), tails = seqs, [(3,), (5,), (8,)]
-    spots = [Position(Ask(other, 4), (7,), None), *(Position(Ask(one, 4), tail, None) for tail in tails)]
+    positions = [Position(Ask(other, 4), (7,), None), *(Position(Ask(one, 4), tail, None) for tail in tails)]
     with torch.inference_mode():
-        together = [row for row, _ in drafter._look([spots[1], spots[0], *spots[2:]])]
-        for spot, row in zip([spots[1], spots[0], *spots[2:]], together, strict=True):
-            drafter._ahead[spot.ask.seq.id].guessed.clear()
-            ((alone, _),) = drafter._look([spot])
+        together = [row for row, _ in drafter._logits_at([positions[1], positions[0], *positions[2:]])]
+        for position, row in zip([positions[1], positions[0], *positions[2:]], together, strict=True):
+            drafter._paths[position.ask.seq.id].nodes.clear()
+            ((alone, _),) = drafter._logits_at([position])
             assert row is not None
             assert alone is not None
             assert row == pytest.approx(alone, abs=1e-4)

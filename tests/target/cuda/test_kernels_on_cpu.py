@@ -26,7 +26,7 @@ from paceline.target.cuda.batch import PassRows, RowChoices
 from paceline.target.cuda.driver import CpuLauncher
 from paceline.target.cuda.graphs import PassKernels, PassKind
 from paceline.target.cuda.target import CudaTarget
-from paceline.target.cuda.weights import quantise_int8, reason_against
+from paceline.target.cuda.weights import quantise_int8, unsupported_reason
 from paceline.target.weights.model_config import Weights
 from paceline.types import Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
@@ -240,7 +240,7 @@ def test_what_cannot_be_computed_is_refused_before_anything_is_written(target: C
 
 def test_models_that_the_kernels_do_not_know() -> None:
     weights = tiny_weights("qwen3")
-    assert reason_against(weights.shape, weights.tensors) is None
+    assert unsupported_reason(weights.shape, weights.tensors) is None
     changes: list[dict[str, Any]] = [
         {"architecture": "gemma3"},
         {"head_dim": 80},
@@ -248,8 +248,8 @@ def test_models_that_the_kernels_do_not_know() -> None:
         {"activation": "gelu_tanh"},
     ]
     for change in changes:
-        assert reason_against(replace(weights.shape, **change), weights.tensors)
-    assert reason_against(weights.shape, [*weights.tensors, "layers.0.post_attn_norm"])
+        assert unsupported_reason(replace(weights.shape, **change), weights.tensors)
+    assert unsupported_reason(weights.shape, [*weights.tensors, "layers.0.post_attn_norm"])
 
 
 @pytest.mark.parametrize(("temperature", "width"), [(0.0, 1), (0.7, 3)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights, layer_share
 from support import examples
-from support import sketch_checks as checks
+from support import layer_skip_checks as checks
 from support.torch_cases import CONFIG, random_weights, some_layers
 
 LAYERS = 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.config import EngineConfig
 from paceline.target.eager.layer import Layer, Store
-from paceline.target.eager.linear import MOST_ROWS, PlainLinear, Product, RowTile, find_row_tile
+from paceline.target.eager.linear import MAX_ROWS, PlainLinear, Product, RowTile, find_row_tile
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
@@ -33,7 +33,7 @@ def smollm2(smollm2_path: Path) -> TorchTarget:
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("context", "counts"),
-    [(5, range(2, MOST_ROWS + 1)), (250, (2, 7)), (255, (3, 8)), (256, (4, 15)), (700, (5, 16))],
+    [(5, range(2, MAX_ROWS + 1)), (250, (2, 7)), (255, (3, 8)), (256, (4, 15)), (700, (5, 16))],
 )
 def test_row_bits_do_not_depend_on_the_rows_around_them(
     smollm2: TorchTarget, context: int, counts: Sequence[int]
@@ -73,7 +73,7 @@ def test_activations_do_not_depend_on_where_threads_cut() -> None:
     weights = random_weights(ff=5000)
     layer = Layer(0, weights.shape, Store(dict(weights.tensors), torch.device("cpu"), 1e-5))
     layer.gate_up = layer.down = Unchanged()
-    gates = torch.randn(2 * MOST_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
+    gates = torch.randn(2 * MAX_ROWS, 10_000, generator=torch.Generator().manual_seed(0))
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.errors import CacheFull
 from paceline.target.kv.block_table import FreeRuns
-from paceline.target.kv.cache import SLACK, TorchRows
+from paceline.target.kv.cache import SLACK, TorchKVMemory
 from support.kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
@@ -385,7 +385,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def test_buffers_have_the_promised_shape() -> None:
-    rows = TorchRows(3, 2, 8, 5 * 16, dtype=torch.bfloat16)
+    rows = TorchKVMemory(3, 2, 8, 5 * 16, dtype=torch.bfloat16)
     for buffer in (rows.k, rows.v):
         assert buffer.shape == (3, 2, 5 * 16 + SLACK, 8)
         assert buffer.dtype == torch.bfloat16

@@ -13,7 +13,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import DrafterMismatch
 from paceline.target.base import ModelTarget
 from paceline.target.eager.target import TorchTarget
-from paceline.target.load import load_copy, load_target
+from paceline.target.load import load_quantized_copy, load_target
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Round, Seq
 from support.native_cases import SIZES, tiny_model, wanted_path
@@ -35,7 +35,7 @@ def a_model(folder: Path, kind: str, seed: int = 0) -> Path:
 
 def both(path: Path, config: EngineConfig = CONFIG) -> tuple[ModelTarget, NativeTarget]:
     target = load_target(path, config)
-    return target, load_copy(path, config, target)
+    return target, load_quantized_copy(path, config, target)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
@@ -70,10 +70,10 @@ def test_what_is_small_already_gets_no_copy(kind: str, tmp_path: Path) -> None:
     path = a_model(tmp_path, kind)
     target = load_target(path, CONFIG)
     if kind == "Q5_K":
-        assert load_copy(path, CONFIG, target).bytes_held < target.bytes_held
+        assert load_quantized_copy(path, CONFIG, target).bytes_held < target.bytes_held
         return
     with pytest.raises(DrafterMismatch, match=r"save too little of a pass; leave `quantized` out"):
-        load_copy(path, CONFIG, target)
+        load_quantized_copy(path, CONFIG, target)
     assert not list((tmp_path / "packed").glob("*-4bit.bin"))
 
 
@@ -84,7 +84,7 @@ def test_what_the_native_engine_cannot_run_gets_no_copy(
     monkeypatch.setenv("PACELINE_CPU", "torch")
     target = load_target(path, CONFIG)
     with pytest.raises(DrafterMismatch, match="PACELINE_CPU=torch"):
-        load_copy(path, CONFIG, target)
+        load_quantized_copy(path, CONFIG, target)
 
 
 def run(
@@ -119,7 +119,7 @@ def test_text_is_the_models_own_and_guesses_come_true(kind: str, temperature: fl
         fast, rounds = run(target, drafter, spec, temperature)
         assert fast == plain
         assert (known := per_pass(rounds)) > 1.5
-    stranger = load_copy(a_model(tmp_path, kind, seed=9), CONFIG, target)
+    stranger = load_quantized_copy(a_model(tmp_path, kind, seed=9), CONFIG, target)
     shuffled = ModelDrafter(stranger, target.vocab_size, name="quantized")
     out, rounds = run(target, shuffled, SpecConfig(("quantized",), max_draft=4, adaptive=False), temperature)
     assert out == plain

@@ -20,12 +20,12 @@ from paceline.heads.runner import (
     chain_starts,
 )
 from paceline.sampling import CHOICE, chooser, noise_key
-from paceline.target.native.block_head import NativeBlock, reason_against
+from paceline.target.native.block_head import NativeBlock, unsupported_reason
 from support.block_cases import (
     SHAPES,
     a_net,
+    a_pool,
     a_target,
-    a_team,
     a_text,
     all_of,
     as_float32,
@@ -68,12 +68,12 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
     ours, theirs = native(net), TorchBlock(net)
     blocks = ours.fill([a_text(ours, shape, count, seed) for seed, count in enumerate((9, 40))], shape.block)
     strange = next(
-        t for t in range(shape.vocab) if net.number[t] == shape.draft_vocab or t == shape.vocab - 1
+        t for t in range(shape.vocab) if net.draft_index[t] == shape.draft_vocab or t == shape.vocab - 1
     )
     places = [ChainStart(blocks[0], 0, 5), ChainStart(blocks[1], shape.block - 3, strange)]
     same = [replace(place, block=as_float32(place.block)) for place in places]
-    logits, sure = ours.look(places)
-    expected, expected_sure = theirs.look(same)
+    logits, sure = ours.logits_at(places)
+    expected, expected_sure = theirs.logits_at(same)
     assert logits.shape == (2, shape.draft_vocab)
     assert off(torch.from_numpy(logits), torch.from_numpy(expected)) < CLOSE
     assert sure == pytest.approx(expected_sure, abs=1e-4)
@@ -82,7 +82,7 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
     for place, size, tokens, chances in zip(places, sizes, said, said_sure, strict=True):
         at = place
         for token, chance in zip(tokens[:size], chances[:size], strict=True):
-            (row,), (one,) = ours.look([at])
+            (row,), (one,) = ours.logits_at([at])
             assert token == net.draft_ids[int(np.argmax(row))]
             assert chance == pytest.approx(one, abs=1e-5)
             at = ChainStart(place.block, at.slot + 1, token)
@@ -110,7 +110,7 @@ def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockConfig, threads
     for chain in (0, 2):
         at = places[chain]
         for step, token in enumerate(said[chain][: sizes[chain]]):
-            (row,), (one,) = ours.look([at])
+            (row,), (one,) = ours.logits_at([at])
             whole = np.full(shape.vocab, -np.inf, np.float32)
             whole[net.draft_ids.numpy()] = row
             assert token == chooser(params)(whole, keys[step])
@@ -147,7 +147,7 @@ def test_one_call_gives_what_three_give(shape: BlockConfig) -> None:
     parts = [TapInput(0, *given) for given in zip(hidden, map(all_of, rows), strict=True)]
     unread = [replace(text, rows=part.rows) for text, part in zip(texts, parts, strict=True)]
     firsts, sizes = [(0, texts[0].token), (1, 5), (size - 1, 2)], [size, size - 2, 1]
-    filled, (said, sure) = other.guess(parts, unread, size, firsts, sizes)
+    filled, (said, sure) = other.draft_chains(parts, unread, size, firsts, sizes)
     expected = runner.fill(texts, size)
     chains = runner.chains(chain_starts(expected, firsts), sizes)
     for i, (block, same) in enumerate(zip(filled, expected, strict=True)):
@@ -204,9 +204,11 @@ def test_what_it_cannot_run_is_refused() -> None:
     shape = SHAPES["odd"]
     net = a_net(shape)
     target = a_target().shape
-    assert reason_against(shape, target) is None
-    assert reason_against(replace(shape, markov_rank=24), target) == "markov_rank is 24, no multiple of 32"
-    assert reason_against(replace(shape, width=96), target) == "its width is 96, and the target's is 64"
+    assert unsupported_reason(shape, target) is None
+    assert (
+        unsupported_reason(replace(shape, markov_rank=24), target) == "markov_rank is 24, no multiple of 32"
+    )
+    assert unsupported_reason(replace(shape, width=96), target) == "its width is 96, and the target's is 64"
     runner = native(net)
     text = a_text(runner, shape, 4)
     with pytest.raises(ValueError, match="not of this runner's type"):
@@ -254,12 +256,12 @@ def test_a_net_may_be_gone_before_its_runner() -> None:
 
 def test_weights_stay_as_long_as_threads_may_fetch_them() -> None:
     shape = SHAPES["odd"]
-    net, team = a_net(shape), a_team()
-    first = beside(net, team)
+    net, pool = a_net(shape), a_pool()
+    first = beside(net, pool)
     first.fill([a_text(first, shape, 3)], shape.block)
     weights = weakref.ref(first._held[0])
     del first
     assert weights() is not None
-    second = beside(net, team)
+    second = beside(net, pool)
     second.fill([a_text(second, shape, 3)], shape.block)
     assert weights() is None

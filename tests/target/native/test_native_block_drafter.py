@@ -15,7 +15,7 @@ from paceline.heads.runner import BlockRunner, TorchBlock
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
-from support.block_cases import a_target, a_team, a_trained_net, beside, its_words
+from support.block_cases import a_pool, a_target, a_trained_net, beside, its_words
 from support.torch_cases import CONFIG
 
 PLAIN = SpecConfig(("none",), max_draft=0)
@@ -31,7 +31,7 @@ class NoGuess(Drafter):
 
 def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
     net = a_trained_net()
-    return BlockDrafter(runner or beside(net, a_team()))
+    return BlockDrafter(runner or beside(net, a_pool()))
 
 
 def run(
@@ -70,7 +70,7 @@ def test_text_equals_plain_decoding(temperature: float, batch: int, width: int) 
 def test_chains_that_the_runner_draws_are_those_of_the_long_way(more: dict[str, Any]) -> None:
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=LENGTH, **more)
     spec, long = SpecConfig(("block",), adaptive=False), drafter()
-    long.runner.draws = False
+    long.runner.samples = False
     one, other = (run(spec, params, [by], 3)[1] for by in (drafter(), long))
     assert [r.draft for r in one] == [r.draft for r in other]
 

@@ -216,13 +216,13 @@ def test_what_the_pass_takes_for_granted_is_checked(model: Path, monkeypatch: py
 def test_measuring_leaves_no_memory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = native_target(tiny_model(tmp_path / "m.gguf"))
     released: list[bool] = []
-    release = target._rows.release
+    release = target._kv.release
 
     def counted() -> None:
         release()
-        released.append(not target._rows.keys.any() and not target._rows.values.any())
+        released.append(not target._kv.keys.any() and not target._kv.values.any())
 
-    monkeypatch.setattr(target._rows, "release", counted)
+    monkeypatch.setattr(target._kv, "release", counted)
     measure(target)
     assert released == [True, True]  # one for each context
     target.open(Seq("s", [1, 2, 3], 3))
@@ -230,4 +230,4 @@ def test_measuring_leaves_no_memory_behind(tmp_path: Path, monkeypatch: pytest.M
     target.keep("s", 3)
     measure(target)
     assert len(released) == 2  # the cache is in use
-    assert target._rows.keys.any()
+    assert target._kv.keys.any()

@@ -10,7 +10,7 @@ from paceline.errors import ModelError
 from paceline.heads.runner import ChainStart, SampleCall
 from paceline.target.native import library
 from paceline.types import Feed
-from support.block_cases import SHAPES, a_net, a_team, a_text, native
+from support.block_cases import SHAPES, a_net, a_pool, a_text, native
 from support.native_cases import native_target, tiny_model
 from support.packed_cases import built
 from support.scarce import FLAGS, Scarce
@@ -84,6 +84,6 @@ def test_a_guess_that_cannot_be_drawn_is_told(threads: int) -> None:
 def test_nothing_is_made_without_memory(scarce: Scarce, tmp_path: Path) -> None:
     net = a_net(SHAPE)
     model = tiny_model(tmp_path / "model.gguf")
-    assert scarce.failures(lambda: a_team(PATH), "could not start its threads")[0] > 0
+    assert scarce.failures(lambda: a_pool(PATH), "could not start its threads")[0] > 0
     assert scarce.failures(lambda: native(net, PATH), "")[0] > 10
     assert scarce.failures(lambda: native_target(model, PATH), "")[0] > 1

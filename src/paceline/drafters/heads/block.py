@@ -1,7 +1,7 @@
-"""A trained network fills the whole block of guesses in one pass; see heads/block.py for what it is.
+"""Serves block heads (DFlash, DSpark): one pass drafts a whole block; see heads/block.py for the network.
 
-It reads the target's hidden states as they come and keeps what its layers make of them. A round is one pass
-for all sequences, then a table look-up for each guess, so that a guess knows the one before it.
+The head turns the target's hidden states into cache rows as they come. A draft is one pass for all sequences,
+then a table look-up for each token, so that a token depends on the one before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,136 +35,144 @@ from paceline.types import NO_DRAFT, Ask, Bits, Draft, Drafter, HiddenRows, Seq
 @dataclass(frozen=True, slots=True)
 class _Block:
     length: int  # of the text it follows
-    filled: BlockOutput
-    said: dict[tuple[int, ...], tuple[Floats, float]] = field(default_factory=dict)  # after these guesses
+    output: BlockOutput
+    logits: dict[tuple[int, ...], tuple[Floats, float]] = field(
+        default_factory=dict
+    )  # by tokens drafted before
 
 
 @dataclass(slots=True)
-class _Unread:
-    """What was seen of a sequence and not read yet."""
+class _PendingRows:
+    """Hidden rows of a sequence that have no cache rows yet."""
 
     start: int  # positions
     stop: int
-    parts: list[tuple[int, int, int, Mapping[int, Tensor]]] = field(default_factory=list)
+    parts: list[tuple[int, int, int, Mapping[int, Tensor]]] = field(
+        default_factory=list
+    )  # start, first, count
 
 
-def _together(seen: HiddenRows) -> tuple[int, int, Mapping[int, Tensor]]:
-    """States in which the rows seen lie one after the other: the first of them, how many, and all states."""
-    rows = seen.rows
+def _contiguous(hidden_rows: HiddenRows) -> tuple[int, int, Mapping[int, Tensor]]:
+    """States in which the selected rows are contiguous: index of the first, how many, and all states."""
+    rows = hidden_rows.rows
     if isinstance(rows, slice):
-        return rows.start, rows.stop - rows.start, seen.states
-    hidden = seen.hidden
+        return rows.start, rows.stop - rows.start, hidden_rows.states
+    hidden = hidden_rows.hidden
     return 0, len(next(iter(hidden.values()))), hidden
 
 
-_NOTHING: Final[tuple[Floats | None, float]] = (None, 0.0)
-MAX_UNREAD_ROWS: Final = 16  # rows of a sequence
-MIN_BLOCK_ROWS: Final = 4  # of a block: it was not trained with far fewer
+_NO_LOGITS: Final[tuple[Floats | None, float]] = (None, 0.0)
+MAX_PENDING: Final = 16  # hidden rows of a sequence that wait for its next draft
+MIN_BLOCK_ROWS: Final = 4  # the head was not trained with far fewer
 
 
 class BlockDrafter(Drafter):
     name = "block"
 
     def __init__(
-        self, runner: BlockRunner, calibration: Calibration | None = None, remembered: int = DEFAULT_POSITIONS
+        self,
+        runner: BlockRunner,
+        calibration: Calibration | None = None,
+        cached_positions: int = DEFAULT_POSITIONS,
     ) -> None:
-        """remembered: positions of ended sequences: see Kept."""
+        """cached_positions: of ended sequences, see HeadCache."""
         shape = runner.shape
         self.taps = shape.taps
         self.calibration = calibration or identity_calibration(shape.block)
         self.runner = runner
         self._window, self._size, self._vocab = shape.window, shape.block, shape.vocab
         self._ids = runner.draft_ids.numpy(force=True)
-        self._words, self._bits = self._ids // 32, (self._ids % 32).astype(np.uint32)  # of a mask
+        self._mask_words, self._mask_bits = self._ids // 32, (self._ids % 32).astype(np.uint32)
         rows = (shape.layers, 2, shape.kv_heads, shape.head_dim)
-        self._kept = HeadCache(rows, remembered, like=runner.like)
+        self._cache = HeadCache(rows, cached_positions, like=runner.like)
         self._blocks: dict[str, _Block] = {}
-        self._unread: dict[str, _Unread] = {}
+        self._pending: dict[str, _PendingRows] = {}
 
     def begin(self, seq: Seq) -> None:
-        self._read_now(list(self._unread))
-        self._kept.begin(seq)
+        self._cache_pending(list(self._pending))
+        self._cache.begin(seq)
 
     def end(self, seq: Seq) -> None:
         self._blocks.pop(seq.id, None)
         try:
-            self._read_now([seq.id])
+            self._cache_pending([seq.id])
         finally:
-            self._kept.end(seq)
+            self._cache.end(seq)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         """A few rows wait for the next draft, in whose pass they cost little."""
-        many = []
-        for s in hidden_rows:
-            of, (first, count, states) = s.seq.id, _together(s)
-            waiting = self._unread.get(of)
-            if waiting is None or waiting.stop != s.start:
-                if waiting is not None:
-                    self._read_now([of])
-                waiting = self._unread[of] = _Unread(s.start, s.start)
-            waiting.stop += count
-            waiting.parts.append((s.start, first, count, states))
-            if waiting.stop - waiting.start > MAX_UNREAD_ROWS:
-                many.append(of)
-        if many:
-            self._read_now(many)
+        full = []
+        for rows in hidden_rows:
+            seq_id, (first, count, states) = rows.seq.id, _contiguous(rows)
+            pending = self._pending.get(seq_id)
+            if pending is None or pending.stop != rows.start:
+                if pending is not None:
+                    self._cache_pending([seq_id])
+                pending = self._pending[seq_id] = _PendingRows(rows.start, rows.start)
+            pending.stop += count
+            pending.parts.append((rows.start, first, count, states))
+            if pending.stop - pending.start > MAX_PENDING:
+                full.append(seq_id)
+        if full:
+            self._cache_pending(full)
 
-    def _read_now(self, ids: Sequence[str]) -> None:
+    def _cache_pending(self, ids: Sequence[str]) -> None:
         parts = self._parts(ids)
         if parts:
-            with self._dropped_if_broken(ids):
+            with self._dropped_on_error(ids):
                 self.runner.read(parts)
 
     @contextmanager
-    def _dropped_if_broken(self, ids: Sequence[str]) -> Iterator[None]:
-        """Rows there is room for and that nobody filled would be taken for what was read."""
+    def _dropped_on_error(self, ids: Sequence[str]) -> Iterator[None]:
+        """Rows that were reserved and not filled must not stay in the cache."""
         try:
             yield
         except BaseException:
             for seq_id in ids:
-                self._kept.drop(seq_id)
+                self._cache.drop(seq_id)
                 self._blocks.pop(seq_id, None)
             raise
 
     def _parts(self, ids: Sequence[str]) -> list[TapInput]:
-        """What waits to be read of these sequences, and the room for what is made of it."""
+        """The pending hidden rows of these sequences, with room in the cache for the result."""
         parts = []
         for seq_id in ids:
-            waiting = self._unread.pop(seq_id, None)
-            if waiting is not None and self._kept.last(seq_id) > -2:
-                count = waiting.stop - waiting.start
-                whole, row = self._kept.room(seq_id, waiting.start, count, self.runner.like)
-                for at, first, n, states in waiting.parts:
+            pending = self._pending.pop(seq_id, None)
+            if pending is not None and self._cache.last(seq_id) > -2:
+                count = pending.stop - pending.start
+                whole, row = self._cache.room(seq_id, pending.start, count, self.runner.like)
+                for at, first, n, states in pending.parts:
                     parts.append(TapInput(at, states, CacheRows(whole, row, n), first))
                     row += n
         return parts
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        waiting = [ask.seq.id for ask in asks if ask.seq.id in self._unread]
-        with self._dropped_if_broken(waiting):
-            return self._drafts(asks, self._parts(waiting))
+        pending = [ask.seq.id for ask in asks if ask.seq.id in self._pending]
+        with self._dropped_on_error(pending):
+            return self._drafts(asks, self._parts(pending))
 
     def _drafts(self, asks: Sequence[Ask], parts: Sequence[TapInput]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask)]
         new = [ask for ask in ready if self._missing(ask)]
-        simple = [ask for ask in ready if self._is_simple(ask)]
-        if ready and len(new) == len(simple) == len(ready):
-            drafts = self._guesses(ready, parts)
+        plain = [ask for ask in ready if self._is_plain_chain(ask)]
+        if ready and len(new) == len(plain) == len(ready):
+            drafts = self._draft_at_once(ready, parts)
         else:
             if parts:
                 self.runner.read(parts)
-            for slots in {self._slots(ask) for ask in new}:  # what is drawn with a q must not hang on others
+            # By size of the block: a sampled draft must not depend on other sequences.
+            for slots in {self._slots(ask) for ask in new}:
                 self._fill([ask.seq for ask in new if self._slots(ask) == slots], slots)
-            others = [ask for ask in ready if not self._is_simple(ask)]
-            drafts = [*self._chains(simple), *self._grown(others)]
-            ready = [*simple, *others]
+            others = [ask for ask in ready if not self._is_plain_chain(ask)]
+            drafts = [*self._chains(plain), *self._grown(others)]
+            ready = [*plain, *others]
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
-        bound = [ask for ask in simple if ask.cursor is not None]
-        of |= {ask.seq.id: self._mended(ask, of[ask.seq.id]) for ask in bound}
+        bound = [ask for ask in plain if ask.cursor is not None]
+        of |= {ask.seq.id: self._repaired(ask, of[ask.seq.id]) for ask in bound}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
-    def _mended(self, ask: Ask, chain: Draft) -> Draft:
-        """Where the grammar does not take the chain, the best that it does, and a new chain from there."""
+    def _repaired(self, ask: Ask, chain: Draft) -> Draft:
+        """At the first token that is not grammar-valid: the best valid one, and a new chain from there."""
         tokens, scores, rest = list[int](), list[float](), ask
         while rest.cursor is not None and not rest.cursor.finished:
             taken, at = valid_prefix(rest.cursor, chain.tokens, until_forced=ask.forced_budget > 0)
@@ -173,10 +181,10 @@ class BlockDrafter(Drafter):
             if taken == len(chain) or at.finished or (taken and ask.forced_budget > 0 and at.forced()):
                 break
             here = replace(ask, after=(*ask.after, *tokens), cursor=at, budget=1)
-            one = self._allowed(here)
+            one = self._best_valid(here)
             tokens += one.tokens
             scores += one.scores
-            left = self._wanted(ask) - len(tokens)
+            left = self._length(ask) - len(tokens)
             if not one.tokens or not left:
                 break
             rest = replace(
@@ -187,18 +195,18 @@ class BlockDrafter(Drafter):
             (chain,) = self._chains([rest])
         return Draft(tuple(tokens), None, (self.name,) * len(tokens), tuple(scores))
 
-    def _allowed(self, ask: Ask) -> Draft:
-        """The one guess that `grow` would give, without a row of the whole vocabulary where it can be."""
+    def _best_valid(self, ask: Ask) -> Draft:
+        """The one token that `grow` would draft; if greedy, without logits over the target's vocabulary."""
         if ask.seq.params.temperature > 0 or ask.cursor is None or len(ask.after) >= self._size:
             return self._grown([ask])[0]
         mask: Bits = np.zeros((self._vocab + 31) // 32, np.uint32)
         try:
             bound = ask.cursor.fill(mask)
-        except ConstraintError:  # which ends the output only if it comes by here
+        except ConstraintError:  # raised again if the output gets here
             return NO_DRAFT
-        (row,), (logit,) = self.runner.look([self._place(ask, ask.after)])
+        (row,), (logit,) = self.runner.logits_at([self._chain_start(ask, ask.after)])
         if bound:
-            row[(mask[self._words] >> self._bits & 1) == 0] = -np.inf
+            row[(mask[self._mask_words] >> self._mask_bits & 1) == 0] = -np.inf
         best = int(row.argmax())
         if row[best] == -np.inf:
             return NO_DRAFT
@@ -206,109 +214,109 @@ class BlockDrafter(Drafter):
         return Draft((int(self._ids[best]),), None, (self.name,), (score,))
 
     def _ready(self, ask: Ask) -> bool:
-        """Whether all that stands before the last token has been seen, as far as it ever will be."""
-        seen = self._kept.last(ask.seq.id) == len(ask.seq.tokens) - 2
-        return seen and len(ask.after) < self._size
+        """Whether the hidden rows of all tokens but the last have come."""
+        complete = self._cache.last(ask.seq.id) == len(ask.seq.tokens) - 2
+        return complete and len(ask.after) < self._size
 
     def _slots(self, ask: Ask) -> int:
-        """How many rows its block has: those that it may come to."""
+        """The number of rows its block needs."""
         return min(self._size, max(MIN_BLOCK_ROWS, len(ask.after) + ask.budget))
 
     def _missing(self, ask: Ask) -> bool:
-        held = self._blocks.get(ask.seq.id)
-        return held is None or held.length != len(ask.seq.tokens) or held.filled.slots < self._slots(ask)
+        block = self._blocks.get(ask.seq.id)
+        return block is None or block.length != len(ask.seq.tokens) or block.output.slots < self._slots(ask)
 
     def _fill(self, seqs: Sequence[Seq], slots: int) -> None:
-        """One pass for all of them."""
-        filled = self.runner.fill([self._before(seq) for seq in seqs], slots)
-        for seq, block in zip(seqs, filled, strict=True):
-            self._blocks[seq.id] = _Block(len(seq.tokens), block)
+        """One pass for all sequences."""
+        outputs = self.runner.fill([self._context(seq) for seq in seqs], slots)
+        for seq, output in zip(seqs, outputs, strict=True):
+            self._blocks[seq.id] = _Block(len(seq.tokens), output)
 
-    def _before(self, seq: Seq) -> AnchorContext:
+    def _context(self, seq: Seq) -> AnchorContext:
         anchor, old = len(seq.tokens) - 1, self._blocks.get(seq.id)
-        positions, rows, first, count = self._kept.since(seq.id, anchor - self._window)
+        positions, rows, first, count = self._cache.since(seq.id, anchor - self._window)
         return AnchorContext(
-            seq.tokens[-1], anchor, positions, CacheRows(rows, first, count), old.filled if old else None
+            seq.tokens[-1], anchor, positions, CacheRows(rows, first, count), old.output if old else None
         )
 
-    def _guesses(self, asks: Sequence[Ask], parts: Sequence[TapInput]) -> list[Draft]:
-        """All that there is to do, at once: the blocks are as large as any must be."""
-        sizes, texts = list(map(self._wanted, asks)), [self._before(ask.seq) for ask in asks]
+    def _draft_at_once(self, asks: Sequence[Ask], parts: Sequence[TapInput]) -> list[Draft]:
+        """Cache rows, blocks and chains in one call; the blocks are as large as the largest must be."""
+        sizes, texts = list(map(self._length, asks)), [self._context(ask.seq) for ask in asks]
         firsts = [(len(ask.after), (ask.after or ask.seq.tokens)[-1]) for ask in asks]
-        draws, slots = list(map(_draw, asks, sizes)), max(map(self._slots, asks))
-        filled, said = self.runner.guess(parts, texts, slots, firsts, sizes, draws)
-        for ask, block in zip(asks, filled, strict=True):
-            self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), block)
-        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
+        calls, slots = list(map(_sample_call, asks, sizes)), max(map(self._slots, asks))
+        outputs, chains = self.runner.draft_chains(parts, texts, slots, firsts, sizes, calls)
+        for ask, output in zip(asks, outputs, strict=True):
+            self._blocks[ask.seq.id] = _Block(len(ask.seq.tokens), output)
+        return [self._chain(*parts) for parts in zip(asks, sizes, *chains, strict=True)]
 
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
-        """What `grow` would give, for all of them together."""
+        """The drafts that `grow` would give, for all asks together."""
         if not asks:
             return []
-        sizes = list(map(self._wanted, asks))
-        places = [self._place(ask, ask.after) for ask in asks]
-        said = self.runner.chains(places, sizes, list(map(_draw, asks, sizes)))
-        return [self._chain(*given) for given in zip(asks, sizes, *said, strict=True)]
+        sizes = list(map(self._length, asks))
+        starts = [self._chain_start(ask, ask.after) for ask in asks]
+        chains = self.runner.chains(starts, sizes, list(map(_sample_call, asks, sizes)))
+        return [self._chain(*parts) for parts in zip(asks, sizes, *chains, strict=True)]
 
-    def _wanted(self, ask: Ask) -> int:
+    def _length(self, ask: Ask) -> int:
         return min(ask.budget, self._size - len(ask.after))
 
-    def _chain(self, ask: Ask, size: int, said: Sequence[int], logits: Sequence[float]) -> Draft:
+    def _chain(self, ask: Ask, size: int, tokens: Sequence[int], logits: Sequence[float]) -> Draft:
         first = len(ask.after)
         scores = map(unforced, self.calibration.chances(first, logits[:size]))
-        return Draft(tuple(said[:size]), None, (self.name,) * size, tuple(scores))
+        return Draft(tuple(tokens[:size]), None, (self.name,) * size, tuple(scores))
 
     def _grown(self, asks: Sequence[Ask]) -> list[Draft]:
-        foresee = self._foresee if self.runner.prefers_batched_lookup else None
-        drafts = grow(asks, self._look, self.name, self._vocab, foresee)
+        prefetch = self._prefetch if self.runner.prefers_batched_lookup else None
+        drafts = grow(asks, self._logits_at, self.name, self._vocab, prefetch)
         for ask in asks:
-            self._blocks[ask.seq.id].said.clear()  # of a large vocabulary it takes much memory
+            self._blocks[ask.seq.id].logits.clear()  # rows over a large vocabulary take much memory
         return drafts
 
-    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, float]]:
-        """Logits over the target's vocabulary; past the block nothing is known."""
-        self._foresee(spots)
-        return [self._said(spot) for spot in spots]
+    def _logits_at(self, positions: Sequence[Position]) -> list[tuple[Floats | None, float]]:
+        """Logits over the target's vocabulary; none past the block."""
+        self._prefetch(positions)
+        return [self._full_logits(position) for position in positions]
 
-    def _foresee(self, spots: Sequence[Position]) -> None:
-        inside = [spot for spot in spots if len(spot.written) < self._size]
-        new = [spot for spot in inside if spot.written not in self._blocks[spot.ask.seq.id].said]
+    def _prefetch(self, positions: Sequence[Position]) -> None:
+        inside = [p for p in positions if len(p.written) < self._size]
+        new = [p for p in inside if p.written not in self._blocks[p.ask.seq.id].logits]
         if not new:
             return
-        logits, sure = self.runner.look([self._place(spot.ask, spot.written) for spot in new])
-        for spot, row, logit in zip(new, logits, sure, strict=True):
-            chance = self.calibration.chance(len(spot.written), logit)
-            self._blocks[spot.ask.seq.id].said[spot.written] = row, chance
+        logits, confidences = self.runner.logits_at([self._chain_start(p.ask, p.written) for p in new])
+        for p, row, logit in zip(new, logits, confidences, strict=True):
+            chance = self.calibration.chance(len(p.written), logit)
+            self._blocks[p.ask.seq.id].logits[p.written] = row, chance
 
-    def _said(self, spot: Position) -> tuple[Floats | None, float]:
-        said = self._blocks[spot.ask.seq.id].said.get(spot.written)
-        return _NOTHING if said is None else (self._whole(said[0]), said[1])
+    def _full_logits(self, position: Position) -> tuple[Floats | None, float]:
+        entry = self._blocks[position.ask.seq.id].logits.get(position.written)
+        return _NO_LOGITS if entry is None else (self._over_vocab(entry[0]), entry[1])
 
-    def _place(self, ask: Ask, written: Sequence[int]) -> ChainStart:
-        return ChainStart(self._blocks[ask.seq.id].filled, len(written), (written or ask.seq.tokens)[-1])
+    def _chain_start(self, ask: Ask, written: Sequence[int]) -> ChainStart:
+        return ChainStart(self._blocks[ask.seq.id].output, len(written), (written or ask.seq.tokens)[-1])
 
-    def _whole(self, row: Floats) -> Floats:
+    def _over_vocab(self, row: Floats) -> Floats:
         whole = np.full(self._vocab, -np.inf, np.float32)
         whole[self._ids] = row
         return whole
 
-    def _is_simple(self, ask: Ask) -> bool:
-        """Whether the runner can say a chain of guesses, of which the grammar takes what it takes."""
+    def _is_plain_chain(self, ask: Ask) -> bool:
+        """Whether the runner can make the draft: a chain, repaired afterwards where there is a grammar."""
         params, spec = ask.seq.params, ask.seq.spec
         if spec.tree_width > 1 or needs_q(ask.seq) or ask.budget < 1 or penalises(params):
             return False
         if params.temperature == 0:
             return not params.logit_bias
-        cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # by what the grammar allows
-        return self.runner.draws and not (cut and ask.cursor) and chooser(params).among is not None
+        cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # which the grammar would change
+        return self.runner.samples and not (cut and ask.cursor) and chooser(params).among is not None
 
 
-def _draw(ask: Ask, size: int) -> SampleCall | None:
+def _sample_call(ask: Ask, size: int) -> SampleCall | None:
     seq, params = ask.seq, ask.seq.params
     if params.temperature == 0:
         return None
     owner = chooser(params)
     assert owner.among is not None
-    place = len(seq.tokens) - seq.prompt_len + len(ask.after)
-    keys = [noise_key(params.noise_seed, params.choice, CHOICE, place + i) for i in range(size)]
+    index = len(seq.tokens) - seq.prompt_len + len(ask.after)
+    keys = [noise_key(params.noise_seed, params.choice, CHOICE, index + i) for i in range(size)]
     return SampleCall(owner.among.function, owner.among.settings, keys, owner)

@@ -1,8 +1,8 @@
-"""A single layer goes on from the target's hidden states, a guess at a time; see heads/eagle.py.
+"""Serves EAGLE heads (arXiv 2401.15077; EAGLE-3, arXiv 2503.01840): one autoregressive layer.
 
-It keeps what the layer made of each token of the text. All guesses of one length, of all sequences, are one
-pass, and what was made of a guess is remembered while the text stays as it is. Rows over the whole vocabulary
-are made only where one is asked for: most chains need no more than the best guess of each place.
+It continues from the target's hidden states, a token at a time. Paths of one length, of all sequences, are
+one pass, and their states stay while the text is the same. Logits over the target's vocabulary are made only
+where needed: most chains use just the best token of each position.
 """
 
 from collections.abc import Sequence
@@ -16,74 +16,74 @@ from paceline.drafters.heads.head_cache import DEFAULT_POSITIONS, HeadCache
 from paceline.drafters.heads.tree_growth import Position, grow
 from paceline.drafters.support.draft_sampling import needs_q
 from paceline.drafters.support.grammar_filter import unforced
-from paceline.heads.eagle import EagleHead, Rows
+from paceline.heads.eagle import DraftRows, EagleHead
 from paceline.sampling import Floats
 from paceline.sampling.distribution import penalises
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
 
-Path = tuple[int, ...]  # guesses after the text
+Path = tuple[int, ...]  # drafted tokens after the text
 
 
 @dataclass(slots=True)
-class _Guessed:
-    """What the net made of the last token of a path."""
+class _Node:
+    """The state of the head after a path."""
 
-    hidden: Tensor  # [width], fed back
-    chain: Tensor  # [len(path), 2, kv_heads, head_dim]
-    logits: Tensor  # [draft_vocab], of what follows
-    best: int  # the likeliest token to follow
-    chance: float  # of it, as if drawn at temperature 1
-    row: Floats | None = None  # the logits over the target's vocabulary, once they were asked for
+    hidden: Tensor  # [width], the input of the next step
+    keys_values: Tensor  # [len(path), 2, kv_heads, head_dim], of the path
+    logits: Tensor  # [draft_vocab], of the next token
+    best: int  # the most likely next token
+    chance: float  # of it, at temperature 1
+    row: Floats | None = None  # [vocab], made when first used
 
 
 @dataclass(slots=True)
-class _Ahead:
-    """What is known of the places after a text."""
+class _Paths:
+    """The paths computed after a text."""
 
     hidden: Tensor  # [width], the target's, fused, at the last token but one
     length: int = 0  # of the text
-    guessed: dict[Path, _Guessed] = field(default_factory=dict)
+    nodes: dict[Path, _Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
-    """What the texts of some sequences are to their guesses, side by side."""
+class _Contexts:
+    """The cache rows of some sequences, padded to one batch."""
 
     ids: tuple[str, ...]
-    last: Tensor  # [b, 1], the position of the last row of each
+    last: Tensor  # [b, 1], position of the last row of each
     positions: Tensor  # [b, n], -1 for padding
     rows: Tensor  # [b, n, 2, kv_heads, head_dim]
 
 
 class EagleDrafter(Drafter):
-    """The network stays where it is: it should be where the target is."""
+    """The head stays on its device, which should be the target's."""
 
     name = "eagle"
 
-    def __init__(self, net: EagleHead, remembered: int = DEFAULT_POSITIONS) -> None:
+    def __init__(self, net: EagleHead, cached_positions: int = DEFAULT_POSITIONS) -> None:
         shape = net.shape
         self.net = net.eval()
         self.taps = shape.taps
         self._ids = net.draft_ids.numpy(force=True)
         row = (2, shape.kv_heads, shape.head_dim)
-        self._kept = HeadCache(row, remembered, ahead=1, like=net.fc.weight.detach())
-        self._ahead: dict[str, _Ahead] = {}
-        self._texts: _Texts | None = None  # of the pass before, while texts stay as they are
+        self._cache = HeadCache(row, cached_positions, ahead=1, like=net.fc.weight.detach())
+        self._paths: dict[str, _Paths] = {}
+        self._contexts: _Contexts | None = None  # of the last pass, while the texts are the same
 
     def begin(self, seq: Seq) -> None:
-        self._kept.begin(seq)
+        self._cache.begin(seq)
 
     def end(self, seq: Seq) -> None:
-        self._kept.end(seq)
-        self._ahead.pop(seq.id, None)
+        self._cache.end(seq)
+        self._paths.pop(seq.id, None)
 
     @torch.inference_mode()
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
-        self._texts = None
-        parts = [s.hidden for s in hidden_rows]
+        self._contexts = None
+        parts = [part.hidden for part in hidden_rows]
         sizes = [len(part[self.taps[0]]) for part in parts]
         hidden = {tap: torch.cat([part[tap] for part in parts]).to(self._device) for tap in self.taps}
-        fused = self.net.fused(hidden)
+        fused = self.net.fuse_taps(hidden)
         spans = [(s, range(s.start, s.start + n)) for s, n in zip(hidden_rows, sizes, strict=True)]
         positions = self._ints([p for _, span in spans for p in span])
         tokens = self._ints([s.seq.tokens[p + 1] for s, span in spans for p in span])
@@ -91,117 +91,120 @@ class EagleDrafter(Drafter):
         for s, rows, states in zip(
             hidden_rows, torch.split(made, sizes), torch.split(fused, sizes), strict=True
         ):
-            self._kept.append(s.seq.id, s.start, rows)
-            self._ahead[s.seq.id] = _Ahead(states[-1].clone(), s.start + len(rows) + 1)
+            self._cache.append(s.seq.id, s.start, rows)
+            self._paths[s.seq.id] = _Paths(states[-1].clone(), s.start + len(rows) + 1)
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask.seq)]
-        simple = [ask for ask in ready if _is_simple(ask)]
-        others = [ask for ask in ready if not _is_simple(ask)]
+        plain = [ask for ask in ready if _is_greedy_chain(ask)]
+        others = [ask for ask in ready if not _is_greedy_chain(ask)]
         drafts = [
-            *self._chains(simple),
-            *grow(others, self._look, self.name, self.net.shape.vocab, self._foresee),
+            *self._chains(plain),
+            *grow(others, self._logits_at, self.name, self.net.shape.vocab, self._prefetch),
         ]
-        self._texts = None
-        of = {ask.seq.id: draft for ask, draft in zip([*simple, *others], drafts, strict=True)}
+        self._contexts = None
+        of = {ask.seq.id: draft for ask, draft in zip([*plain, *others], drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
     def _chains(self, asks: Sequence[Ask]) -> list[Draft]:
-        """What `grow` would give, without rows over the whole vocabulary."""
+        """The drafts that `grow` would give, without logits over the target's vocabulary."""
         paths, scores = [ask.after for ask in asks], [list[float]() for _ in asks]
         ends = [min(len(ask.after) + ask.budget, self.net.shape.block) for ask in asks]
-        while going := [i for i, path in enumerate(paths) if len(path) < ends[i]]:
-            self._know([(asks[i].seq, paths[i]) for i in going])
-            for i in going:
-                found = self._ahead[asks[i].seq.id].guessed[paths[i]]
-                paths[i] = (*paths[i], found.best)
-                scores[i].append(unforced(found.chance))
+        while active := [i for i, path in enumerate(paths) if len(path) < ends[i]]:
+            self._compute([(asks[i].seq, paths[i]) for i in active])
+            for i in active:
+                node = self._paths[asks[i].seq.id].nodes[paths[i]]
+                paths[i] = (*paths[i], node.best)
+                scores[i].append(unforced(node.chance))
         return [
             Draft(path[len(ask.after) :], None, (self.name,) * len(own), tuple(own))
             for ask, path, own in zip(asks, paths, scores, strict=True)
         ]
 
     def _ready(self, seq: Seq) -> bool:
-        known = self._ahead.get(seq.id)
+        known = self._paths.get(seq.id)
         return known is not None and known.length == len(seq.tokens)
 
-    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, None]]:
-        self._foresee(spots)
-        return [(self._row(spot), None) for spot in spots]
+    def _logits_at(self, positions: Sequence[Position]) -> list[tuple[Floats | None, None]]:
+        self._prefetch(positions)
+        return [(self._row(position), None) for position in positions]
 
-    def _foresee(self, spots: Sequence[Position]) -> None:
-        self._know([(s.ask.seq, s.written) for s in spots if len(s.written) < self.net.shape.block])
+    def _prefetch(self, positions: Sequence[Position]) -> None:
+        self._compute([(p.ask.seq, p.written) for p in positions if len(p.written) < self.net.shape.block])
 
-    def _know(self, near: Sequence[tuple[Seq, Path]]) -> None:
-        """What follows these paths, and what follows those that lead there."""
-        for depth in range(max((len(path) for _, path in near), default=-1) + 1):
-            paths = {(seq.id, path[:depth]): seq for seq, path in near if len(path) >= depth}
-            new = [(seq, path) for (name, path), seq in paths.items() if not self._known(name, path)]
+    def _compute(self, paths: Sequence[tuple[Seq, Path]]) -> None:
+        """The nodes of these paths and of all their prefixes."""
+        for depth in range(max((len(path) for _, path in paths), default=-1) + 1):
+            level = {(seq.id, path[:depth]): seq for seq, path in paths if len(path) >= depth}
+            new = [(seq, path) for (name, path), seq in level.items() if not self._is_known(name, path)]
             if new:
                 self._step(new, depth)
 
-    def _known(self, seq_id: str, path: Path) -> bool:
-        return path in self._ahead[seq_id].guessed
+    def _is_known(self, seq_id: str, path: Path) -> bool:
+        return path in self._paths[seq_id].nodes
 
-    def _row(self, spot: Position) -> Floats | None:
+    def _row(self, position: Position) -> Floats | None:
         """Logits over the target's vocabulary."""
-        found = self._ahead[spot.ask.seq.id].guessed.get(spot.written)
-        if found is not None and found.row is None:
-            found.row = np.full(self.net.shape.vocab, -np.inf, np.float32)
-            found.row[self._ids] = found.logits.numpy(force=True)
-        return None if found is None else found.row
+        node = self._paths[position.ask.seq.id].nodes.get(position.written)
+        if node is not None and node.row is None:
+            node.row = np.full(self.net.shape.vocab, -np.inf, np.float32)
+            node.row[self._ids] = node.logits.numpy(force=True)
+        return None if node is None else node.row
 
     def _step(self, new: Sequence[tuple[Seq, Path]], depth: int) -> None:
-        """One pass for paths of `depth` guesses; those before are known."""
-        hidden = torch.stack([self._before(seq, path) for seq, path in new])
+        """One pass for paths of `depth` tokens; their prefixes are known."""
+        hidden = torch.stack([self._input_hidden(seq, path) for seq, path in new])
         tokens = self._ints([path[-1] if path else seq.tokens[-1] for seq, path in new])
         positions = self._ints([len(seq.tokens) - 2 + depth for seq, _ in new])
         rows = self.net.rows(tokens[None], hidden[None], positions[None])
-        chains = self._with_own(new, rows.keys_values[0])
+        chains = self._keys_values(new, rows.keys_values[0])
         states = self._forward(new, rows, chains)
         logits = self.net.logits(states)
         chances, best = logits.softmax(-1).max(-1)
-        said = zip(self.net.draft_ids[best].tolist(), chances.tolist(), strict=True)
+        best_tokens = zip(self.net.draft_ids[best].tolist(), chances.tolist(), strict=True)
         for (seq, path), state, chain, row, (token, chance) in zip(
-            new, states, chains, logits, said, strict=True
+            new, states, chains, logits, best_tokens, strict=True
         ):
-            self._ahead[seq.id].guessed[path] = _Guessed(state, chain, row, token, chance)
+            self._paths[seq.id].nodes[path] = _Node(state, chain, row, token, chance)
 
-    def _before(self, seq: Seq, path: Path) -> Tensor:
-        known = self._ahead[seq.id]
-        return known.guessed[path[:-1]].hidden if path else known.hidden
+    def _input_hidden(self, seq: Seq, path: Path) -> Tensor:
+        known = self._paths[seq.id]
+        return known.nodes[path[:-1]].hidden if path else known.hidden
 
-    def _with_own(self, new: Sequence[tuple[Seq, Path]], own: Tensor) -> Tensor:
-        """[len(new), depth, ...]: what each of these paths sees of itself; () is of the text."""
-        before = [self._ahead[seq.id].guessed[path[:-1]].chain for seq, path in new if path]
+    def _keys_values(self, new: Sequence[tuple[Seq, Path]], own: Tensor) -> Tensor:
+        """[len(new), depth, ...]: the keys and values of each path; those of () belong to the text."""
+        before = [self._paths[seq.id].nodes[path[:-1]].keys_values for seq, path in new if path]
         if not before:
             return own[:, None][:, :0]
         return torch.cat((torch.stack(before), own[:, None]), 1)
 
-    def _forward(self, new: Sequence[tuple[Seq, Path]], rows: Rows, chains: Tensor) -> Tensor:
-        """[len(new), width]; paths of one sequence stand beside one another, repeated where there are few."""
+    def _forward(self, new: Sequence[tuple[Seq, Path]], rows: DraftRows, chains: Tensor) -> Tensor:
+        """[len(new), width]; the paths of a sequence share a batch row, repeated where there are few."""
         seqs = {seq.id: seq for seq, _ in new}
         members: dict[str, list[int]] = {name: [] for name in seqs}
         for i, (seq, _) in enumerate(new):
             members[seq.id].append(i)
-        most = max(map(len, members.values()))
-        grid = [own + own[:1] * (most - len(own)) for own in members.values()]
-        where = {i: row * most + n for row, own in enumerate(members.values()) for n, i in enumerate(own)}
+        widest = max(map(len, members.values()))
+        grid = [own + own[:1] * (widest - len(own)) for own in members.values()]
+        where = {i: row * widest + n for row, own in enumerate(members.values()) for n, i in enumerate(own)}
         pick = self._ints(grid)
-        texts = self._side_by_side(list(seqs.values()))
-        beside = Rows(*(part[0][pick] for part in (rows.hidden, rows.queries, rows.keys_values)))
-        sees = self.net.sees(texts.last.expand(-1, most), texts.positions) & (texts.positions >= 0)[:, None]
-        out: Tensor = self.net(beside, texts.rows, sees, chains[pick])
+        contexts = self._batched_contexts(list(seqs.values()))
+        beside = DraftRows(*(part[0][pick] for part in (rows.hidden, rows.queries, rows.keys_values)))
+        sees = (
+            self.net.visible(contexts.last.expand(-1, widest), contexts.positions)
+            & (contexts.positions >= 0)[:, None]
+        )
+        out: Tensor = self.net(beside, contexts.rows, sees, chains[pick])
         return out.flatten(0, 1)[self._ints([where[i] for i in range(len(new))])]
 
-    def _side_by_side(self, seqs: Sequence[Seq]) -> _Texts:
+    def _batched_contexts(self, seqs: Sequence[Seq]) -> _Contexts:
         ids = tuple(seq.id for seq in seqs)
-        if self._texts is not None and self._texts.ids == ids:
-            return self._texts
+        if self._contexts is not None and self._contexts.ids == ids:
+            return self._contexts
         lasts = [len(seq.tokens) - 2 for seq in seqs]
         parts = [
-            self._kept.since(name, last - self.net.shape.window + 1)
+            self._cache.since(name, last - self.net.shape.window + 1)
             for name, last in zip(ids, lasts, strict=True)
         ]
         longest = max(count for _, _, _, count in parts)
@@ -210,8 +213,8 @@ class EagleDrafter(Drafter):
         for i, (at, own, first, count) in enumerate(parts):
             positions[i, :count] = torch.from_numpy(np.array(at[first : first + count], np.int64))
             rows[i, :count] = own[first : first + count]
-        self._texts = _Texts(ids, self._ints(lasts)[:, None], positions.to(self._device), rows)
-        return self._texts
+        self._contexts = _Contexts(ids, self._ints(lasts)[:, None], positions.to(self._device), rows)
+        return self._contexts
 
     @property
     def _device(self) -> torch.device:
@@ -221,10 +224,10 @@ class EagleDrafter(Drafter):
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-def _is_simple(ask: Ask) -> bool:
-    """Whether its draft is a chain of the likeliest tokens."""
+def _is_greedy_chain(ask: Ask) -> bool:
+    """Whether its draft is a chain of the most likely tokens."""
     params, spec = ask.seq.params, ask.seq.spec
     if params.temperature > 0 or ask.cursor is not None or spec.tree_width > 1 or needs_q(ask.seq):
         return False
-    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # of which their chances are told
+    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0  # which the scores must reflect
     return not (cut or penalises(params) or params.logit_bias)

@@ -1,7 +1,7 @@
-"""What a drafter made of each position it saw, kept for the sequence and for what follows it.
+"""The head's KV cache. Rows outlive their sequence, so that an agent's next turn can reuse them.
 
-An agent's next turn begins with the text of the last one. The target finds that text in its cache and does
-not compute it again, so nobody sees its hidden states a second time: what was made of them must be kept.
+That turn begins with the text of the last one. The target finds the text in its prefix cache and does not
+compute it again, so no head receives its hidden states a second time: their rows must stay.
 """
 
 from array import array
@@ -9,24 +9,25 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.types import Seq
+from paceline.types import Seq, common_prefix
 
 Ids = NDArray[np.int64]
+Tokens: TypeAlias = "array[int]"
 
 
-class _Track:
+class _Rows:
     """Rows of one sequence, in the order of their positions; grows by doubling."""
 
     def __init__(self, positions: "array[int]", rows: Tensor) -> None:
         self._positions, self._rows, self._count = positions, rows, len(positions)
-        self._most = len(rows)  # that there is room for
+        self._capacity = len(rows)
         self.last = positions[-1] if positions else -1  # position
 
     def __len__(self) -> int:
@@ -41,156 +42,155 @@ class _Track:
         return self._rows[: self._count]
 
     def room(self, start: int, count: int, like: Tensor) -> tuple[Tensor, int]:
-        """The rows, and the first of those for the positions from `start` on, which are yet to be filled."""
+        """The tensor of rows, and the index of the first new one; the caller fills `count` of them."""
         if start <= self.last:
-            raise ValueError(f"rows from position {start} on do not follow those that are held")
+            raise ValueError(f"rows from position {start} on do not follow position {self.last}")
         first, end = self._count, self._count + count
-        if end > self._most:
-            self._most = max(end, 2 * self._most, 64)
-            more = like.new_empty(self._most - first, *self._rows.shape[1:])
+        if end > self._capacity:
+            self._capacity = max(end, 2 * self._capacity, 64)
+            more = like.new_empty(self._capacity - first, *self._rows.shape[1:])
             self._rows = torch.cat([self.rows.to(like), more])
         self._positions.extend(range(start, start + count))
         self._count, self.last = end, max(self.last, start + count - 1)
         return self._rows, first
 
-    def before(self, position: int) -> "_Track":
+    def before(self, position: int) -> "_Rows":
         count = bisect_left(self._positions, position)
-        return _Track(self._positions[:count], self.rows[:count])
+        return _Rows(self._positions[:count], self.rows[:count])
 
     def since(self, position: int) -> tuple["array[int]", Tensor, int, int]:
-        """Positions and rows, of both the first that is meant, and their number."""
+        """All positions and rows, the index of the first at or after `position`, and how many there are."""
         first = bisect_left(self._positions, position)
         return self._positions, self._rows, first, self._count - first
 
-    def copied(self, most: int) -> "_Track":
-        """The last `most` rows, in memory of their own."""
-        first = max(0, self._count - most)
-        return _Track(self._positions[first:], self.rows[first:].clone())
+    def copied(self, max_rows: int) -> "_Rows":
+        """The last `max_rows` rows, in memory of their own."""
+        first = max(0, self._count - max_rows)
+        return _Rows(self._positions[first:], self.rows[first:].clone())
 
 
 @dataclass(frozen=True, slots=True)
-class _Followed:
+class _Running:
     seq: Seq
-    track: _Track
+    rows: _Rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
-    tokens: Ids
-    track: _Track
+class _Ended:
+    tokens: Tokens
+    rows: _Rows
 
 
-DEFAULT_POSITIONS: Final = 16384  # positions, for those who do not know what the target's cache holds
+DEFAULT_POSITIONS: Final = 16384  # used where the size of the target's cache is unknown
 
 
 class HeadCache:
-    """Rows by position, for sequences that run and for those that ended.
+    """Rows by position, of running and of ended sequences.
 
-    ahead: how many tokens after its own position a row was made of. most: positions held of ended sequences:
-    those of the tenants heard of last stay, and of these the ones used last. Tenants never share. shape: that
-    of every row. like: where rows are and of which type.
+    shape: of every row. max_positions: of ended sequences; the least recently used go first, of the tenant
+    that was idle longest. Tenants never share. ahead: the number of tokens after its own position on which a
+    row depends. like: device and type of the rows.
     """
 
     def __init__(
-        self, shape: Sequence[int], most: int = DEFAULT_POSITIONS, ahead: int = 0, like: Tensor | None = None
+        self,
+        shape: Sequence[int],
+        max_positions: int = DEFAULT_POSITIONS,
+        ahead: int = 0,
+        like: Tensor | None = None,
     ) -> None:
-        self._most, self._ahead = most, ahead
-        self._nothing = (torch.empty(0) if like is None else like).new_empty(0, *shape)
-        self._live: dict[str, _Followed] = {}
-        self._past: dict[str, OrderedDict[int, _Past]] = {}  # tenant -> those used last at the end
-        self._ended = 0  # sequences; a past is known by its number
+        self._max_positions, self._ahead = max_positions, ahead
+        self._empty = (torch.empty(0) if like is None else like).new_empty(0, *shape)
+        self._running: dict[str, _Running] = {}
+        self._ended: dict[str, OrderedDict[int, _Ended]] = {}  # tenant -> number -> sequence, LRU first
+        self._next_number = 0
 
     def begin(self, seq: Seq) -> None:
-        """What is known of the positions that the target will not compute is there at once."""
-        self._live[seq.id] = _Followed(seq, self._known(seq).copied(seq.cached))
+        """Takes over rows for the positions that the target found in its prefix cache."""
+        self._running[seq.id] = _Running(seq, self._reusable(seq).copied(seq.cached))
 
     def append(self, seq_id: str, start: int, rows: Tensor) -> None:
-        """rows [count, *shape] of the positions from `start` on, which come after all that are held."""
+        """rows [count, *shape] of the positions from `start` on, which come after all that are cached."""
         whole, first = self.room(seq_id, start, len(rows), rows)
         whole[first : first + len(rows)] = rows
 
     def room(self, seq_id: str, start: int, count: int, like: Tensor) -> tuple[Tensor, int]:
-        """Rows as `append` would add them, to be filled by the caller, and which is the first of them.
+        """Room for rows as `append` adds them, of the type of `like`: the tensor, and the index of the first.
 
-        They are of the type of `like`.
+        The caller must fill them.
         """
-        return self._live[seq_id].track.room(start, count, like)
+        return self._running[seq_id].rows.room(start, count, like)
 
     def rows(self, seq_id: str) -> tuple[Tensor, Tensor]:
-        """Positions [count], ascending, and rows [count, *shape]; good until more are appended."""
-        track = self._live[seq_id].track
-        return torch.from_numpy(track.positions), track.rows
+        """Positions [count], ascending, and rows [count, *shape]; valid until the next append."""
+        rows = self._running[seq_id].rows
+        return torch.from_numpy(rows.positions), rows.rows
 
     def since(self, seq_id: str, position: int) -> tuple["array[int]", Tensor, int, int]:
-        """Positions and rows, the first of them that is not before `position`, and how many there are."""
-        return self._live[seq_id].track.since(position)
+        """All positions and rows, the index of the first at or after `position`, and how many there are."""
+        return self._running[seq_id].rows.since(position)
 
     def last(self, seq_id: str) -> int:
-        """The last position held; -1: none is; -2: it was never begun."""
-        followed = self._live.get(seq_id)
-        return -2 if followed is None else followed.track.last
+        """The last cached position; -1: none is; -2: the sequence is not running."""
+        running = self._running.get(seq_id)
+        return -2 if running is None else running.rows.last
 
     def drop(self, seq_id: str) -> None:
-        """As if it had never begun: nothing is kept of it."""
-        self._live.pop(seq_id, None)
+        """Forgets a running sequence."""
+        self._running.pop(seq_id, None)
 
     def end(self, seq: Seq) -> None:
-        followed = self._live.pop(seq.id, None)
-        if followed is None or not seq.learn or not len(followed.track):
+        running = self._running.pop(seq.id, None)
+        if running is None or not seq.remember or not len(running.rows):
             return
-        tokens, shelf = np.array(seq.tokens, np.int64), self._past.pop(seq.tenant, OrderedDict())
-        self._past[seq.tenant] = shelf  # the tenant heard of last is last
-        track = followed.track.copied(self._most)
-        for number, past in list(shelf.items()):
-            if _common(past.tokens, tokens) == len(past.tokens) and _covers(track, past.track):
-                del shelf[number]  # all that it knows is known of the longer text
-        shelf[self._ended] = _Past(tokens, track)
-        self._ended += 1
+        tokens, ended = array("q", seq.tokens), self._ended.pop(seq.tenant, OrderedDict())
+        self._ended[seq.tenant] = ended  # the most recently used tenant is last
+        rows = running.rows.copied(self._max_positions)
+        for number, other in list(ended.items()):
+            if common_prefix(other.tokens, tokens) == len(other.tokens) and _covers(rows, other.rows):
+                del ended[number]  # the longer sequence has all its rows
+        ended[self._next_number] = _Ended(tokens, rows)
+        self._next_number += 1
         self._shrink()
 
     def _shrink(self) -> None:
-        excess = sum(map(self.held, self._past)) - self._most
+        excess = sum(map(self.cached, self._ended)) - self._max_positions
         while excess > 0:
-            tenant, shelf = next(iter(self._past.items()))
-            _, past = shelf.popitem(last=False)
-            excess -= len(past.track)
-            if not shelf:
-                del self._past[tenant]
+            tenant, ended = next(iter(self._ended.items()))
+            _, oldest = ended.popitem(last=False)
+            excess -= len(oldest.rows)
+            if not ended:
+                del self._ended[tenant]
 
-    def held(self, tenant: str) -> int:
+    def cached(self, tenant: str) -> int:
         """Positions of ended sequences."""
-        return sum(len(past.track) for past in self._past.get(tenant, {}).values())
+        return sum(len(ended.rows) for ended in self._ended.get(tenant, {}).values())
 
     def forget(self, tenant: str) -> None:
-        self._past.pop(tenant, None)
+        self._ended.pop(tenant, None)
 
-    def _known(self, seq: Seq) -> _Track:
-        """The most that any one sequence of the tenant tells about the positions before `seq.cached`."""
-        tokens = np.array(seq.tokens, np.int64)
-        best, used = _Track(array("q"), self._nothing), None
+    def _reusable(self, seq: Seq) -> _Rows:
+        """Rows for positions before `seq.cached`: the most that any one sequence of the tenant has."""
+        best, used = _Rows(array("q"), self._empty), None
         if not seq.cached:
             return best
-        for other in self._live.values():
-            if other.seq.tenant == seq.tenant and other.seq.learn:
-                best = max(best, self._usable(np.array(other.seq.tokens), other.track, tokens, seq), key=len)
-        shelf = self._past.get(seq.tenant, OrderedDict())
-        for number, past in shelf.items():
-            found = self._usable(past.tokens, past.track, tokens, seq)
-            if len(found) > len(best):
-                best, used = found, number
+        tokens = array("q", seq.tokens)
+        for other in self._running.values():
+            if other.seq.tenant == seq.tenant and other.seq.remember:
+                usable = self._usable(array("q", other.seq.tokens), other.rows, tokens, seq)
+                best = max(best, usable, key=len)
+        ended = self._ended.get(seq.tenant, OrderedDict())
+        for number, sequence in ended.items():
+            usable = self._usable(sequence.tokens, sequence.rows, tokens, seq)
+            if len(usable) > len(best):
+                best, used = usable, number
         if used is not None:
-            shelf.move_to_end(used)
+            ended.move_to_end(used)
         return best
 
-    def _usable(self, theirs: Ids, track: _Track, tokens: Ids, seq: Seq) -> _Track:
-        return track.before(min(seq.cached, _common(theirs, tokens) - self._ahead))
+    def _usable(self, others: Tokens, rows: _Rows, tokens: Tokens, seq: Seq) -> _Rows:
+        return rows.before(min(seq.cached, common_prefix(others, tokens) - self._ahead))
 
 
-def _common(a: Ids, b: Ids) -> int:
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
-
-
-def _covers(new: _Track, old: _Track) -> bool:
+def _covers(new: _Rows, old: _Rows) -> bool:
     return bool(np.isin(old.positions, new.positions).all())

@@ -1,4 +1,4 @@
-"""Further heads on the target's last hidden state guess the places to come; see heads/medusa.py."""
+"""Serves Medusa heads (arXiv 2401.10774): one per position, on the target's last hidden state."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from paceline.types import NO_DRAFT, Ask, Draft, Drafter, HiddenRows, Seq
 
 @dataclass(slots=True)
 class _Last:
-    """The last row seen of a sequence, and what the heads say of it."""
+    """The last hidden row of a sequence, and the logits of the heads for it."""
 
     position: int
     hidden: Tensor  # [1, width]
-    rows: list[Floats] | None = None  # of each head, over the target's vocabulary
+    rows: list[Floats] | None = None  # of each head, [vocab]
 
 
 class MedusaDrafter(Drafter):
-    """The network stays where it is: it should be where the target is."""
+    """The head stays on its device, which should be the target's."""
 
     name = "medusa"
 
@@ -37,17 +37,17 @@ class MedusaDrafter(Drafter):
         self._last.pop(seq.id, None)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
-        for s in hidden_rows:
-            rows = s.hidden[self.taps[-1]]
-            self._last[s.seq.id] = _Last(s.start + len(rows) - 1, rows[-1:].clone())
+        for part in hidden_rows:
+            rows = part.hidden[self.taps[-1]]
+            self._last[part.seq.id] = _Last(part.start + len(rows) - 1, rows[-1:].clone())
 
     @torch.inference_mode()
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         ready = [ask for ask in asks if self._ready(ask.seq)]
         new = [last for ask in ready if (last := self._last[ask.seq.id]).rows is None]
         if new:
-            self._say(new)
-        drafts = grow(ready, self._look, self.name, self.net.shape.vocab)
+            self._compute(new)
+        drafts = grow(ready, self._logits_at, self.name, self.net.shape.vocab)
         of = {ask.seq.id: draft for ask, draft in zip(ready, drafts, strict=True)}
         return [of.get(ask.seq.id, NO_DRAFT) for ask in asks]
 
@@ -55,18 +55,18 @@ class MedusaDrafter(Drafter):
         last = self._last.get(seq.id)
         return last is not None and last.position == len(seq.tokens) - 2
 
-    def _say(self, new: Sequence[_Last]) -> None:
+    def _compute(self, new: Sequence[_Last]) -> None:
         hidden = torch.cat([last.hidden for last in new]).to(self.net.draft_ids.device)
         logits: Floats = self.net(hidden).numpy(force=True)
-        for last, said in zip(new, logits, strict=True):
-            whole = np.full((len(said), self.net.shape.vocab), -np.inf, np.float32)
-            whole[:, self._ids] = said
+        for last, of_heads in zip(new, logits, strict=True):
+            whole = np.full((len(of_heads), self.net.shape.vocab), -np.inf, np.float32)
+            whole[:, self._ids] = of_heads
             last.rows = list(whole)
 
-    def _look(self, spots: Sequence[Position]) -> list[tuple[Floats | None, None]]:
-        return [(self._row(spot), None) for spot in spots]
+    def _logits_at(self, positions: Sequence[Position]) -> list[tuple[Floats | None, None]]:
+        return [(self._row(position), None) for position in positions]
 
-    def _row(self, spot: Position) -> Floats | None:
-        rows = self._last[spot.ask.seq.id].rows
-        place = len(spot.written)
-        return rows[place] if rows is not None and place < len(rows) else None
+    def _row(self, position: Position) -> Floats | None:
+        rows = self._last[position.ask.seq.id].rows
+        ahead = len(position.written)
+        return rows[ahead] if rows is not None and ahead < len(rows) else None

@@ -37,7 +37,7 @@ class Recycle(Drafter):
 
     def begin(self, seq: Seq) -> None:
         table = self._tenants.pop(seq.tenant, None)
-        remembered = self.settings.learn and seq.learn
+        remembered = self.settings.learn and seq.remember
         if table is None:
             table = Table(self.settings.successors)
         elif not remembered:

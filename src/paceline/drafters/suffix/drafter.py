@@ -55,7 +55,7 @@ class Suffix(Drafter):
 
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
-        if self.settings.learn and seq.learn:
+        if self.settings.learn and seq.remember:
             self.memory.learn(seq.tenant, seq.tokens)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:

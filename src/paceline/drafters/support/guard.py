@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from paceline.log import place_of
+from paceline.log import origin
 from paceline.types import Drafter
 
 log: Final = logging.getLogger("paceline")
@@ -20,7 +20,7 @@ def guarded(drafter: Drafter, consequence: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        place = place_of(problem)
+        place = origin(problem)
         logged = _failures.setdefault(drafter, set())
         if place not in logged:
             logged.add(place)

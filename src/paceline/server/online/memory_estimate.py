@@ -1,4 +1,4 @@
-"""Whether there is memory for a process that trains drafters, found before it begins."""
+"""An estimate of the memory that the training process needs, made before it starts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,54 +7,58 @@ from typing import Final
 from paceline.heads.head_checkpoint import WEIGHTS, read_card
 from paceline.heads.versions import current
 from paceline.target.hardware import available_memory
-from paceline.target.weights.reader import open_checkpoint, placed_tensors
+from paceline.target.weights.reader import canonical_tensors, open_checkpoint
 from paceline.trace.online import OnlineTrainingConfig
 
 MB: Final = 1 << 20
-FLOAT: Final = 4  # bytes of a number, whatever the server computes in
-PROGRAM: Final = 400 * MB  # without any weights
-JOINED: Final = ("q", "k", "v", "gate", "up")  # weights that are held twice while the model is loaded
-OF_A_WEIGHT: Final = 6  # numbers: itself, its gradient, two of the optimiser; as it is stored, and measured
-OF_A_GUESS: Final = 10  # numbers that a step keeps for each token that could be guessed at a place
-OF_A_LOGIT: Final = 3  # the same, of what the target says there
-ROWS: Final = 6  # that a pass holds of each token, of the model's width
-INNER_ROWS: Final = 4  # and of its inner one
+FLOAT_BYTES: Final = 4  # the process computes in float32, whatever the server does
+BASE_BYTES: Final = 400 * MB  # the interpreter and its libraries, without any weights
+FUSED_WEIGHTS: Final = ("q", "k", "v", "gate", "up")  # held twice while the model is loaded
+# Floats per parameter: weight, gradient, two moments of the optimizer, saved copy, evaluated copy.
+FLOATS_PER_PARAMETER: Final = 6
+FLOATS_PER_DRAFT_LOGIT: Final = 10  # that a training step keeps, at each position
+FLOATS_PER_TARGET_LOGIT: Final = 3
+WIDTH_ROWS: Final = 6  # rows of the model's width that a pass holds for each token
+FF_ROWS: Final = 4  # rows of the feed-forward width
 
 
-def reason_against(
-    model: Path, roots: Sequence[Path], config: OnlineTrainingConfig, room: int | None = None
+def memory_shortage(
+    model: Path, roots: Sequence[Path], config: OnlineTrainingConfig, available: int | None = None
 ) -> str:
-    """Why nothing can be learned; nothing where there is room, or the system does not say.
+    """A message if there is too little memory; empty if there is enough, or the system does not say.
 
-    room: bytes; None: what there is now.
+    available: bytes; None: those available now.
     """
-    room = available_memory() if room is None else room
+    available = available_memory() if available is None else available
     needed = needed_bytes(model, roots, config)
-    if room is None or needed <= room:
+    if available is None or needed <= available:
         return ""
     return (
-        f"learning needs about {needed // MB} MB of memory for a copy of the model, and {room // MB} MB are "
-        "available: drafters stay as they are; give the server more, or leave out --learn"
+        f"online training needs about {needed // MB} MB of memory for a copy of the model, and "
+        f"{available // MB} MB are available: drafters stay as they are; give the server more, "
+        "or leave out --online-training"
     )
 
 
 def needed_bytes(model: Path, roots: Sequence[Path], config: OnlineTrainingConfig) -> int:
-    """The most that is held at once. Drafters are trained one after the other."""
+    """The peak. Drafters are trained one after the other."""
     checkpoint = open_checkpoint(model)
-    sizes = {name: stored.elements for name, stored in placed_tensors(checkpoint)}
+    sizes = {name: stored.elements for name, stored in canonical_tensors(checkpoint)}
     weights = sum(sizes.values())
-    twice = sum(size for name, size in sizes.items() if name.rpartition(".")[2] in JOINED)
+    twice = sum(size for name, size in sizes.items() if name.rpartition(".")[2] in FUSED_WEIGHTS)
     shape = checkpoint.shape
-    one_pass = config.max_len * (ROWS * shape.width + INNER_ROWS * shape.ff_width)
-    batches = max(_of_drafter(root, shape.width, shape.vocab_size, config) for root in roots)
-    return PROGRAM + FLOAT * (weights + max(twice, one_pass + batches))
+    one_pass = config.max_len * (WIDTH_ROWS * shape.width + FF_ROWS * shape.ff_width)
+    batches = max(_drafter_floats(root, shape.width, shape.vocab_size, config) for root in roots)
+    return BASE_BYTES + FLOAT_BYTES * (weights + max(twice, one_pass + batches))
 
 
-def _of_drafter(root: Path, width: int, vocab: int, config: OnlineTrainingConfig) -> int:
-    """Numbers besides the target: its weights, what the target made of the texts, and a step."""
+def _drafter_floats(root: Path, width: int, vocab: int, config: OnlineTrainingConfig) -> int:
+    """Floats besides the target: the head, the target's hidden states of the samples, and one step."""
     folder = current(root).folder
     card = read_card(folder)
-    own = (folder / WEIGHTS).stat().st_size // (1 if card.weights == "int8" else FLOAT)
+    own = (folder / WEIGHTS).stat().st_size // (1 if card.weights == "int8" else FLOAT_BYTES)
     states = config.train_tokens * (len(card.shape.taps) + 1) * width
-    place = OF_A_GUESS * card.shape.block * card.shape.draft_vocab + OF_A_LOGIT * vocab
-    return OF_A_WEIGHT * own + states + config.batch_tokens * place
+    position = (
+        FLOATS_PER_DRAFT_LOGIT * card.shape.block * card.shape.draft_vocab + FLOATS_PER_TARGET_LOGIT * vocab
+    )
+    return FLOATS_PER_PARAMETER * own + states + config.batch_tokens * position

@@ -1,7 +1,7 @@
-"""Trained drafters go on learning from what the server serves, while it has nothing else to do.
+"""Online training: trains drafters further on the server's own traffic, while it is idle.
 
-A request costs no more than a note of its tokens and of where guesses went wrong. All work is that of another
-process, which is stopped for as long as anybody waits for an answer.
+A request costs no more than a note of its tokens and of its rejected drafts. Another process does the work,
+and is paused for as long as anybody waits for an answer.
 """
 
 import logging
@@ -17,14 +17,14 @@ from paceline.errors import PacelineError
 from paceline.heads.versions import take_over
 from paceline.llm import LLM
 from paceline.loading import TrainedHead, head_drafters, read_heads
-from paceline.log import log_problem
-from paceline.server.online.memory_estimate import reason_against
+from paceline.log import log_error
+from paceline.server.online.memory_estimate import memory_shortage
 from paceline.server.online.process import TrainerProcess
 from paceline.server.online.version_watcher import VersionWatcher
 from paceline.server.telemetry.metrics import Metrics
 from paceline.trace.online import MIN_ANSWER_TOKENS, OnlineTrainingConfig, RefreshJob, TrainingSample
 
-LOOK_S: Final = 0.1  # between two looks at whether anybody waits
+POLL_S: Final = 0.1  # how often it checks that nobody waits
 
 log = logging.getLogger("paceline.server")
 
@@ -39,66 +39,66 @@ class EngineQueue(Protocol):
     def between_passes(self, call: Callable[[], None]) -> None: ...
 
 
-class Kept:
-    """The latest texts; the oldest go."""
+class SampleBuffer:
+    """The latest samples; the oldest are dropped."""
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most = most_tokens
-        self._texts: deque[TrainingSample] = deque()
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._samples: deque[TrainingSample] = deque()
         self._tokens = 0
         self._new = 0
         self._lock = threading.Lock()
 
-    def add(self, text: TrainingSample) -> None:
+    def add(self, sample: TrainingSample) -> None:
         with self._lock:
-            self._texts.append(text)
-            self._tokens += len(text.tokens)
+            self._samples.append(sample)
+            self._tokens += len(sample.tokens)
             self._new += 1
-            while self._tokens > self._most:
-                self._tokens -= len(self._texts.popleft().tokens)
+            while self._tokens > self._max_tokens:
+                self._tokens -= len(self._samples.popleft().tokens)
 
     @property
     def new(self) -> int:
-        """How many came since they were last taken."""
+        """The number of samples since the last `take`."""
         return self._new
 
     def take(self) -> tuple[TrainingSample, ...]:
-        """All of them, oldest first; they stay."""
+        """All samples, oldest first; they stay in the buffer."""
         with self._lock:
             self._new = 0
-            return tuple(self._texts)
+            return tuple(self._samples)
 
 
 class OnlineTrainer:
-    """Keeps texts, begins and pauses the process, and puts a new version in the place of the old."""
+    """Buffers samples, starts and pauses the trainer process, and loads the versions that it makes."""
 
     def __init__(
         self,
         llm: LLM,
         thread: EngineQueue,
-        found: Sequence[TrainedHead],
+        heads: Sequence[TrainedHead],
         model: Path,
         metrics: Metrics,
         engine: EngineConfig,
         config: OnlineTrainingConfig,
         clock: Callable[[], float] = monotonic,
-        begin: Callable[[bytes], TrainerProcess] = TrainerProcess,
-        against: Callable[[Path, Sequence[Path], OnlineTrainingConfig], str] = reason_against,
+        start_process: Callable[[bytes], TrainerProcess] = TrainerProcess,
+        memory_shortage: Callable[[Path, Sequence[Path], OnlineTrainingConfig], str] = memory_shortage,
     ) -> None:
         self._llm, self._engine_queue, self._model, self._metrics = llm, thread, model, metrics
-        self._engine, self._config, self._clock, self._begin = engine, config, clock, begin
-        self._reason_against, self._warned = against, False
-        self._following = VersionWatcher(found, self._serve, config.patience_s, clock)
-        self._kept = Kept(config.buffer_tokens)
-        self._pupil: TrainerProcess | None = None
+        self._engine, self._config, self._clock, self._begin = engine, config, clock, start_process
+        self._memory_shortage, self._warned = memory_shortage, False
+        self._watcher = VersionWatcher(heads, self._load, config.patience_s, clock)
+        self._buffer = SampleBuffer(config.buffer_tokens)
+        self._process: TrainerProcess | None = None
         self._busy_at = clock()
         self._lock = threading.Lock()  # guards the two above
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paceline-learning", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="paceline-training", daemon=True)
 
     @property
-    def pupil(self) -> TrainerProcess | None:
-        return self._pupil
+    def process(self) -> TrainerProcess | None:
+        return self._process
 
     def start(self) -> None:
         self._thread.start()
@@ -108,120 +108,120 @@ class OnlineTrainer:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         with self._lock:
-            if self._pupil is not None:
-                for told in self._pupil.told():  # a version that was made is not lost
-                    self._note(told)
-                self._pupil.kill()
-                self._pupil = None
+            if self._process is not None:
+                for message in self._process.messages():  # a version that was made is not lost
+                    self._handle(message)
+                self._process.kill()
+                self._process = None
 
-    def arrived(self) -> None:
-        """A request: whoever learns stops now."""
+    def request_arrived(self) -> None:
+        """Pauses training at once."""
         with self._lock:
             self._busy_at = self._clock()
-            if self._pupil is not None:
-                self._pupil.pause()
+            if self._process is not None:
+                self._process.pause()
 
-    def keep(self, text: TrainingSample) -> None:
-        text = text.truncate(self._config.max_len)
-        if text.answer_len < MIN_ANSWER_TOKENS:
+    def add_sample(self, sample: TrainingSample) -> None:
+        sample = sample.truncate(self._config.max_len)
+        if sample.answer_len < MIN_ANSWER_TOKENS:
             return
-        self._kept.add(text)
-        self._metrics.learn_text()
+        self._buffer.add(sample)
+        self._metrics.training_sample()
 
     def _run(self) -> None:
-        self._try(self._may_begin)  # whoever starts a server with too little memory hears of it at once
-        while not self._ended.wait(LOOK_S):
-            self._try(self.look)
+        self._try(self._has_memory)  # too little memory is logged when the server starts
+        while not self._ended.wait(POLL_S):
+            self._try(self.poll)
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception as problem:
-            log_problem(log, "learning failed; requests are served as before", problem)
+            log_error(log, "online training failed; requests are served as before", problem)
 
-    def look(self) -> None:
-        """Pauses or goes on, begins, and sees what came of it."""
+    def poll(self) -> None:
+        """Pauses or resumes the process, starts one, and handles its messages."""
         if self._engine_queue.running or self._engine_queue.waiting:
-            self.arrived()
-        idle = self._go_on()
-        self._following.look(idle)
+            self.request_arrived()
+        idle = self._resume_if_idle()
+        self._watcher.poll(idle)
         if not idle:
             return
-        if self._pupil is not None:
-            self._hear(self._pupil)
-        elif self._kept.new >= self._config.min_new_samples:
-            self._learn()
+        if self._process is not None:
+            self._read_messages(self._process)
+        elif self._buffer.new >= self._config.min_new_samples:
+            self._start_training()
 
-    def _go_on(self) -> bool:
-        """Whether nobody has waited for a while."""
+    def _resume_if_idle(self) -> bool:
+        """True if no request has run for a while."""
         with self._lock:
             if self._clock() - self._busy_at < self._config.idle_s:
                 return False
-            if self._pupil is not None:
-                self._pupil.go_on()
+            if self._process is not None:
+                self._process.resume()
             return True
 
-    def _may_begin(self) -> bool:
-        """Whether there is memory for it. If not, that is told once, until there is."""
-        against = self._reason_against(self._model, list(self._following.roots.values()), self._config)
-        if against and not self._warned:
-            log.warning("%s", against)
-        self._warned = bool(against)
-        return not against
+    def _has_memory(self) -> bool:
+        """Logs a shortage once, until there is memory again."""
+        shortage = self._memory_shortage(self._model, list(self._watcher.roots.values()), self._config)
+        if shortage and not self._warned:
+            log.warning("%s", shortage)
+        self._warned = bool(shortage)
+        return not shortage
 
-    def _learn(self) -> None:
-        texts = self._kept.take()
-        if not self._may_begin():
+    def _start_training(self) -> None:
+        samples = self._buffer.take()
+        if not self._has_memory():
             return
-        folders = tuple(map(str, self._following.roots.values()))
-        job = RefreshJob(str(self._model), folders, self._engine, texts, self._config)
-        log.info("%d texts are there to learn from", len(texts))
-        pupil = self._begin(job.encode())
+        folders = tuple(map(str, self._watcher.roots.values()))
+        job = RefreshJob(str(self._model), folders, self._engine, samples, self._config)
+        log.info("online training on %d samples", len(samples))
+        process = self._begin(job.encode())
         with self._lock:
-            self._pupil = pupil
+            self._process = process
             if self._clock() - self._busy_at < self._config.idle_s:
-                pupil.pause()
+                process.pause()
 
-    def _hear(self, pupil: TrainerProcess) -> None:
-        code = pupil.exit_code
-        for told in pupil.told():
-            self._note(told)
+    def _read_messages(self, process: TrainerProcess) -> None:
+        code = process.exit_code
+        for message in process.messages():
+            self._handle(message)
         if code is None:
             return
         if code:
-            log.error("learning ended with %d; every version and text is as it was", code)
-            self._metrics.learn_outcome("failed")
+            log.error("the training process exited with %d; nothing was changed", code)
+            self._metrics.training_outcome("failed")
         with self._lock:
-            pupil.kill()
-            self._pupil = None
+            process.kill()
+            self._process = None
 
-    def _note(self, told: dict[str, Any]) -> None:
-        if "steps" in told:
-            self._metrics.learn_steps(told["steps"])
-        if "waits" in told:
-            log.info("too little to learn from so far: %s", told["waits"])
-        if "failed" in told:
-            log.error("learning failed: %s", told["failed"])
-        if "made" in told and (against := self._against(told)):
-            del told["made"]
-            told["refused"] = against
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "steps" in message:
+            self._metrics.training_steps(message["steps"])
+        if "waits" in message:
+            log.info("online training waits for more samples: %s", message["waits"])
+        if "failed" in message:
+            log.error("online training failed: %s", message["failed"])
+        if "made" in message and (refusal := self._take_over(message)):
+            del message["made"]
+            message["refused"] = refusal
         for outcome in ("made", "refused"):
-            if outcome in told:
-                self._metrics.learn_outcome(outcome)
+            if outcome in message:
+                self._metrics.training_outcome(outcome)
                 log.info(
                     "%s: %s %s; tokens per pass on held-out conversations: %.3f before, %.3f after",
-                    told["drafter"],
+                    message["drafter"],
                     "version" if outcome == "made" else "no new version, for",
-                    told[outcome],
-                    told["before"],
-                    told["after"],
+                    message[outcome],
+                    message["before"],
+                    message["after"],
                 )
 
-    def _against(self, told: dict[str, Any]) -> str:
-        """Has what was made serve from now on; why not, where that cannot be."""
-        root = self._following.roots[told["kind"]]
+    def _take_over(self, message: dict[str, Any]) -> str:
+        """Makes a new version the current one; returns why it cannot be."""
+        root = self._watcher.roots[message["kind"]]
         try:
-            if take_over(root, told["made"], told["learned_from"], self._config.max_versions):
+            if take_over(root, message["made"], message["learned_from"], self._config.max_versions):
                 return ""
         except PacelineError as error:
             return str(error)
@@ -229,13 +229,13 @@ class OnlineTrainer:
             return f"it cannot be written: {error.strerror}"
         return "another version serves by now"
 
-    def _serve(self, one: TrainedHead) -> None:
-        heads = read_heads([one], self._model)
+    def _load(self, head: TrainedHead) -> None:
+        heads = read_heads([head], self._model)
         (drafter,) = head_drafters(self._llm.target, heads, self._engine)
 
-        def exchange() -> None:
+        def replace() -> None:
             self._llm.replace_drafter(drafter)
-            self._metrics.drafter_version(one.kind, one.version.number)
-            log.info("%s guesses with version %d now", one.name, one.version.number)
+            self._metrics.drafter_version(head.kind, head.version.number)
+            log.info("%s drafts with version %d now", head.name, head.version.number)
 
-        self._engine_queue.between_passes(exchange)
+        self._engine_queue.between_passes(replace)

@@ -1,4 +1,4 @@
-"""The process that trains drafters: least in rank, stopped at once when asked, gone when the server is."""
+"""The background training process: lowest priority, pausable at any moment, dies with the server."""
 
 import json
 import os
@@ -21,31 +21,33 @@ _READ: Final = 1 << 16  # bytes
 
 
 def check_platform() -> None:
-    """Learning must never be in the way of a request."""
+    """Training must never delay a request: it needs signals that pause a process."""
     needed = {"SIGSTOP": signal, "SIGCONT": signal, "setpriority": os, "set_blocking": os}
     missing = [name for name, module in needed.items() if not hasattr(module, name)]
     if missing:
-        raise UsageError(f"--learn needs {missing[0]}, which this system does not have: leave it out")
+        raise UsageError(
+            f"--online-training needs {missing[0]}, which this system does not have: leave it out"
+        )
 
 
-def _nameless() -> IO[bytes]:
+def _anonymous_file() -> IO[bytes]:
     in_memory = getattr(os, "memfd_create", None)
     return os.fdopen(in_memory("paceline-job"), "w+b") if in_memory else TemporaryFile()
 
 
 class TrainerProcess:
-    """Begins at once. The job, which holds text, is never on disk where the system has files in memory."""
+    """Starts at once. The job, which holds text, is never on disk where the system has files in memory."""
 
     def __init__(self, job: bytes, command: Sequence[str] = COMMAND) -> None:
-        with _nameless() as given:
-            given.write(job)
-            given.seek(0)
+        with _anonymous_file() as stdin:
+            stdin.write(job)
+            stdin.seek(0)
             self._process = subprocess.Popen(
                 [*command, str(os.getpid())],
-                stdin=given,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # what a GPU holds is the server's
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # the GPU is the server's
                 process_group=0,  # a group that loses its server while it is stopped is ended by the system
             )
         assert self._process.stdout is not None
@@ -53,9 +55,9 @@ class TrainerProcess:
         os.set_blocking(self._out.fileno(), False)
         self._rest = b""
         self._paused = False
-        with suppress(ProcessLookupError):  # one that has ended already is told of like any other
+        with suppress(ProcessLookupError):  # a process that has ended already is reported like any other
             os.setpriority(os.PRIO_PROCESS, self.pid, _NICE)
-        _take_first(self.pid)
+        _raise_oom_score(self.pid)
 
     @property
     def pid(self) -> int:
@@ -66,18 +68,18 @@ class TrainerProcess:
             self._process.send_signal(signal.SIGSTOP)
             self._paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if self._paused:
             self._process.send_signal(signal.SIGCONT)
             self._paused = False
 
     @property
     def exit_code(self) -> int | None:
-        """None: it is still at work, or paused. Below 0: the signal that ended it."""
+        """None: it still runs, or is paused. Below 0: the signal that ended it."""
         return self._process.poll()
 
-    def told(self) -> list[dict[str, Any]]:
-        """What it has said since the last time."""
+    def messages(self) -> list[dict[str, Any]]:
+        """Its messages since the last call."""
         while (more := self._read()) is not None:
             self._rest += more
         *lines, self._rest = self._rest.split(b"\n")
@@ -95,8 +97,8 @@ class TrainerProcess:
         self._out.close()
 
 
-def _take_first(pid: int) -> None:
-    """Where the kernel has such a score (Linux); a higher one, which the server gave it, stays."""
+def _raise_oom_score(pid: int) -> None:
+    """On Linux; a score that is higher already stays."""
     score = Path(f"/proc/{pid}/oom_score_adj")
     with suppress(OSError):
         if int(score.read_text()) < _OOM_SCORE:

@@ -1,0 +1,13 @@
+"""OpenAI's API: one file for each endpoint, each read top to bottom.
+
+chat.py                /v1/chat/completions: parse, admit, prepare, run, stream, account
+completions.py         /v1/completions
+responses.py           /v1/responses
+models.py              /v1/models, /tokenize, /detokenize
+serving.py             the parts that endpoints share
+protocol.py            request bodies; responses_protocol.py: those of /v1/responses
+params.py              from a request body to GenerateParams
+responses_events.py    output items of /v1/responses and their events
+error_param.py         the parameter that an error is about
+openapi.py             the OpenAPI document; openapi_schemas.py: schemas of responses
+"""

@@ -44,7 +44,7 @@ class ChatServing(Serving):
     async def _events(
         self, context: RequestContext, request: ChatRequest, params: GenerateParams
     ) -> AsyncGenerator[bytes, None]:
-        """One or two chunks for each round, the usage where it is asked for, and DONE."""
+        """One or two chunks for each round, the usage if it is requested, and DONE."""
         options = request.stream_options or StreamOptions()
         begun: set[int] = set()
         try:

@@ -43,7 +43,7 @@ class CompletionServing(Serving):
     async def _events(
         self, context: RequestContext, request: CompletionRequest, params: GenerateParams
     ) -> AsyncGenerator[bytes, None]:
-        """A chunk for each round, the usage where it is asked for, and DONE."""
+        """A chunk for each round, the usage if it is requested, and DONE."""
         options = request.stream_options or StreamOptions()
         begun: set[int] = set()
         try:

@@ -35,8 +35,8 @@ def prompt_param(body: Body) -> str | None:
 
 def _constraint_param(param: str | None, body: Body) -> str | None:
     if param is None:  # the only part that shapes the answer, if there is one
-        given = [name for name in _SHAPING if body.get(name) is not None]
-        return given[0] if len(given) == 1 else None
+        shaping = [name for name in _SHAPING if body.get(name) is not None]
+        return shaping[0] if len(shaping) == 1 else None
     if "input" in body:
         for chat, responses in _RESPONSES:
             param = param.replace(chat, responses)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the server, made of the shapes that requests are read with."""
+"""The OpenAPI document of the server, generated from the models of its request bodies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{model}"
 _PROBLEMS: Final = {
-    400: "The request cannot be done; `param` names what is wrong with it.",
+    400: "The request cannot be done; `param` names the parameter.",
     401: "The server has API keys, and none of them was sent.",
     404: "No such model.",
     405: "No such method here; `Allow` names those there are.",
@@ -38,7 +38,7 @@ class Operation:
     request: type[BaseModel] | None = None
     problems: tuple[int, ...] = (405, 500)
     streams: bool = False
-    open_to_all: bool = False  # no API key is asked for
+    public: bool = False  # needs no API key
     media: str = "application/json"
     unready: bool = False  # 503 comes with the same body as 200
 
@@ -61,11 +61,11 @@ _OPERATIONS: Final = (
     Operation("/v1/models/{name}", "One model", "Model", problems=(401, 404, 405, 500)),
     Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
     Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
-    Operation("/health", "Whether the engine runs", "Health", unready=True, open_to_all=True),
-    Operation("/ready", "Whether requests are let in", "Ready", unready=True, open_to_all=True),
-    Operation("/metrics", "Prometheus metrics", "Metrics", media="text/plain", open_to_all=True),
-    Operation("/version", "The server's version", "Version", open_to_all=True),
-    Operation("/openapi.json", "This document", "Document", open_to_all=True),
+    Operation("/health", "True if the engine runs", "Health", unready=True, public=True),
+    Operation("/ready", "True if requests are admitted", "Ready", unready=True, public=True),
+    Operation("/metrics", "Prometheus metrics", "Metrics", media="text/plain", public=True),
+    Operation("/version", "The server's version", "Version", public=True),
+    Operation("/openapi.json", "This document", "Document", public=True),
 )
 
 
@@ -88,16 +88,16 @@ def document(model: str) -> Schema:
 
 
 def _operation(each: Operation) -> Schema:
-    made: Schema = {"summary": each.summary, "operationId": _id(each), "responses": dict(_responses(each))}
+    schema: Schema = {"summary": each.summary, "operationId": _id(each), "responses": dict(_responses(each))}
     if each.request is not None:
         body = {"application/json": {"schema": _ref(each.request.__name__)}}
-        made["requestBody"] = {"required": True, "content": body}
+        schema["requestBody"] = {"required": True, "content": body}
     if "{name}" in each.path:
         name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        made["parameters"] = [name]
-    if not each.open_to_all:
-        made["security"] = [{"bearer": []}, {}]  # a server without keys asks for none
-    return made
+        schema["parameters"] = [name]
+    if not each.public:
+        schema["security"] = [{"bearer": []}, {}]  # a server without keys needs none
+    return schema
 
 
 def _id(each: Operation) -> str:
@@ -109,10 +109,10 @@ def _id(each: Operation) -> str:
 
 def _responses(each: Operation) -> Iterator[tuple[str, Schema]]:
     content: Schema = {each.media: {"schema": _ref(each.answer)}}
-    if each.media == "text/plain":  # OpenMetrics, for those who accept it
+    if each.media == "text/plain":  # OpenMetrics, if the client accepts it
         content["application/openmetrics-text"] = {"schema": _ref(each.answer)}
     if each.streams:
-        content["text/event-stream"] = {}  # OpenAPI 3.1 cannot say what each event holds
+        content["text/event-stream"] = {}  # OpenAPI 3.1 cannot describe events
     yield "200", {"description": each.summary, "content": content}
     if each.unready:
         yield "503", {"description": "Not now.", "content": content}
@@ -121,29 +121,29 @@ def _responses(each: Operation) -> Iterator[tuple[str, Schema]]:
 
 
 def _problem(status: int) -> Schema:
-    made: Schema = {
+    schema: Schema = {
         "description": _PROBLEMS[status],
         "content": {"application/json": {"schema": _ref("ErrorBody")}},
     }
     if status in _RETRY_LATER:
-        made["headers"] = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+        schema["headers"] = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}}}
     if status == 405:
-        made["headers"] = {"Allow": {"schema": {"type": "string"}}}
-    return made
+        schema["headers"] = {"Allow": {"schema": {"type": "string"}}}
+    return schema
 
 
 def _schemas(model: str) -> dict[str, Schema]:
-    found: dict[str, Schema] = {**BODIES, "Message": MESSAGE}
+    schemas: dict[str, Schema] = {**BODIES, "Message": MESSAGE}
     for each in _OPERATIONS:
         if each.request is not None:
-            made = each.request.model_json_schema(ref_template=_REF)
-            found |= made.pop("$defs", {})
-            found[each.request.__name__] = _served(made, model)
-    return found
+            schema = each.request.model_json_schema(ref_template=_REF)
+            schemas |= schema.pop("$defs", {})
+            schemas[each.request.__name__] = _served(schema, model)
+    return schemas
 
 
 def _served(shape: Schema, model: str) -> Schema:
-    """The model is the one that is served; messages are what templates can write."""
+    """Restricts the model to the one that is served, and messages to what templates take."""
     properties = shape["properties"]
     if properties["model"].get("type") == "string":
         properties["model"]["enum"] = [model]

@@ -1,4 +1,4 @@
-"""Schemas of what the server answers, for the OpenAPI document: what is always there, no more."""
+"""Schemas of the responses, for the OpenAPI document: the fields that are always there."""
 
 from typing import Any, Final
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
-from paceline.constraints import ANYTHING, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
+from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
 from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
 from paceline.loading import not_loaded
@@ -105,7 +105,7 @@ def _check_stream(request: Sampling) -> None:
 
 
 def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-    given: dict[str, Any] = {
+    params: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
         "max_tokens": UNLIMITED if max_tokens is None else max_tokens,
@@ -117,12 +117,12 @@ def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> 
     same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     for name in (*same, "ignore_eos"):
         if (value := getattr(request, name)) is not None:
-            given[name] = value
+            params[name] = value
     if request.top_k == -1:
-        given["top_k"] = 0  # off, as vLLM's clients say it
-    if given["temperature"] < 1e-4:  # as small as makes no difference
-        given["temperature"] = 0.0 if given["temperature"] >= 0 else given["temperature"]
-    return SamplingParams(**given)
+        params["top_k"] = 0  # vLLM's value for off
+    if params["temperature"] < 1e-4:  # as small as makes no difference
+        params["temperature"] = 0.0 if params["temperature"] >= 0 else params["temperature"]
+    return SamplingParams(**params)
 
 
 def _output_spec(request: ChatRequest) -> OutputSpec:
@@ -144,47 +144,47 @@ def _output_spec(request: ChatRequest) -> OutputSpec:
 
 def _structured(request: StructuredOutputs | None) -> OutputSpec:
     if request is None:
-        return ANYTHING
-    given = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
-    if len(given) != 1:
+        return UNCONSTRAINED
+    names = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
+    if len(names) != 1:
         raise ApiError(
             400,
             f"structured_outputs needs one of {', '.join(name.rstrip('_') for name in STRUCTURED)}",
             param="structured_outputs",
         )
-    param = f"structured_outputs.{given[0].rstrip('_')}"
+    param = f"structured_outputs.{names[0].rstrip('_')}"
     try:
-        constraint = STRUCTURED[given[0]](getattr(request, given[0]), request.whitespace or "fixed")
+        constraint = STRUCTURED[names[0]](getattr(request, names[0]), request.whitespace or "fixed")
     except ConstraintError as error:
         raise error.within(param) from None
     return OutputSpec(output=constraint, output_param=param)
 
 
 def _spec(
-    given: SpeculativeConfig | None, default: SpecConfig, drafters: Mapping[str, str], predicted: bool
+    config: SpeculativeConfig | None, default: SpecConfig, drafters: Mapping[str, str], predicted: bool
 ) -> SpecConfig:
-    spec = default if given is None else _changed(given, default, drafters)
+    spec = default if config is None else _changed(config, default, drafters)
     plain = not spec.max_draft or not set(spec.drafters) - {"none"}
     if predicted and "prediction" not in spec.drafters and not plain:
         spec = replace(spec, drafters=("prediction", *spec.drafters))
     return spec
 
 
-def _changed(given: SpeculativeConfig, default: SpecConfig, drafters: Mapping[str, str]) -> SpecConfig:
+def _changed(config: SpeculativeConfig, default: SpecConfig, drafters: Mapping[str, str]) -> SpecConfig:
     changes: dict[str, Any] = {
-        "drafters": None if given.drafters is None else _loaded(given.drafters, "drafters", drafters),
-        "max_draft": given.max_draft,
-        "threshold": given.threshold,
-        "tree_width": given.tree_width,
-        "accept": given.accept,
-        "adaptive": given.adaptive,
+        "drafters": None if config.drafters is None else _loaded(config.drafters, "drafters", drafters),
+        "max_draft": config.max_draft,
+        "threshold": config.threshold,
+        "tree_width": config.tree_width,
+        "accept": config.accept,
+        "adaptive": config.adaptive,
     }
-    if given.draft_model is not None:
-        if given.drafters is not None:
+    if config.draft_model is not None:
+        if config.drafters is not None:
             param = "speculative_config.draft_model"
             raise ApiError(400, f"{param}: give this or drafters, not both", param=param)
-        changes["drafters"] = _loaded([given.draft_model], "draft_model", drafters)
-    if given.disabled:
+        changes["drafters"] = _loaded([config.draft_model], "draft_model", drafters)
+    if config.disabled:
         changes |= {"drafters": ("none",), "max_draft": 0}
     try:
         return replace(default, **{name: value for name, value in changes.items() if value is not None})

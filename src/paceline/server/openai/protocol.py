@@ -1,4 +1,4 @@
-"""What clients send, in OpenAI's words. An unknown or unusable parameter is an error that names it."""
+"""Request bodies of OpenAI's API, as pydantic models. An unknown parameter is an error that names it."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -13,35 +13,35 @@ Message = dict[str, Any]
 
 def exactly(only: bool | int, advice: str = "") -> BeforeValidator:
     """Nothing but this value or null: in Python 0 is False, and 1 is 1.0 and True."""
-    wanted = f"Input should be {json.dumps(only)}{': ' if advice else ''}{advice}"
+    message = f"Input should be {json.dumps(only)}{': ' if advice else ''}{advice}"
 
     def check(value: Any) -> Any:
         if value is not None and (type(value) is not type(only) or value != only):
-            raise PydanticCustomError("only", "{wanted}", {"wanted": wanted})
+            raise PydanticCustomError("only", "{message}", {"message": message})
         return value
 
     return BeforeValidator(check)
 
 
 def never(advice: str) -> BeforeValidator:
-    """For a parameter that can only be off: what to do instead."""
+    """A parameter that can only be off. advice: the alternative."""
     return exactly(False, advice)
 
 
 Never = Annotated[Literal[False] | None, exactly(False)]
 
 
-def _labels(given: dict[str, str]) -> dict[str, str]:
+def _labels(labels: dict[str, str]) -> dict[str, str]:
     """Within OpenAI's limits."""
-    fits = len(given) <= 16 and all(len(key) <= 64 and len(value) <= 512 for key, value in given.items())
+    fits = len(labels) <= 16 and all(len(key) <= 64 and len(value) <= 512 for key, value in labels.items())
     if not fits:
         raise PydanticCustomError(
             "metadata", "at most 16 pairs are taken, of keys up to 64 and values up to 512 characters"
         )
-    return given
+    return labels
 
 
-Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's labels: kept with the trace
+Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's labels, stored with the trace
 
 
 # False: drafters remember nothing of the request. `learn` is the name before 0.2.
@@ -122,8 +122,8 @@ class Sampling(Wire):
     service_tier: Literal["auto", "default"] | None = None
 
     @property
-    def whose(self) -> str | None:
-        """The end user whom the request is for."""
+    def end_user(self) -> str | None:
+        """The client's id of its user."""
         return self.user
 
     @property
@@ -147,7 +147,7 @@ class ChatRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def whose(self) -> str | None:
+    def end_user(self) -> str | None:
         return self.safety_identifier if self.user is None else self.user
 
     @property

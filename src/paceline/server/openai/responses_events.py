@@ -1,4 +1,4 @@
-"""The items of a response's output as they grow, and the events that tell of it."""
+"""The output items of a response as they grow, and the events of each change."""
 
 import hashlib
 from typing import Any
@@ -16,7 +16,7 @@ class Items:
         self._tools = tools  # how the model writes calls
         self.done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
-        self._call: int | None = None  # the open item's place among the calls
+        self._call: int | None = None  # the open item's index among the calls
 
     def take(self, delta: Delta) -> list[Event]:
         match delta:
@@ -97,13 +97,13 @@ class Items:
         ]
 
     def _call_ended(self, item: dict[str, Any]) -> list[Event]:
-        said = {"name": item["name"], "arguments": item["arguments"]}
-        return [{**self._at("response.function_call_arguments.done"), **said}]
+        call = {"name": item["name"], "arguments": item["arguments"]}
+        return [{**self._at("response.function_call_arguments.done"), **call}]
 
     def _at(self, kind: str, part: bool = False) -> Event:
         assert self._open is not None
-        place = {"type": kind, "item_id": self._open["id"], "output_index": len(self.done)}
-        return {**place, "content_index": 0} if part else place
+        head = {"type": kind, "item_id": self._open["id"], "output_index": len(self.done)}
+        return {**head, "content_index": 0} if part else head
 
     def _id(self, prefix: str) -> str:
         seed = f"{self._response}/{len(self.done) + (self._open is not None)}"

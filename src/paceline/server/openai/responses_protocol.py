@@ -1,4 +1,4 @@
-"""What clients of /v1/responses send. Nothing is stored: every request brings its whole conversation."""
+"""Request bodies of /v1/responses. Nothing is stored: every request has its whole conversation."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +15,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 def _absent(advice: str) -> BeforeValidator:
-    """Lets nothing but null by, and says what to do instead."""
+    """A parameter that must be null. advice: the alternative."""
 
     def check(value: Any) -> None:
         if value is not None:
@@ -151,9 +151,9 @@ class ResponsesRequest(Wire):
     remember: Remember = None
 
 
-def read_items(given: Sequence[dict[str, Any]]) -> list[Item]:
+def read_items(items_data: Sequence[dict[str, Any]]) -> list[Item]:
     items = []
-    for i, data in enumerate(given):
+    for i, data in enumerate(items_data):
         kind = data.get("type", "message")
         shape = _ITEMS.get(kind) if isinstance(kind, str) else None
         if shape is None:
@@ -162,11 +162,11 @@ def read_items(given: Sequence[dict[str, Any]]) -> list[Item]:
     return items
 
 
-def read_tools(given: Sequence[dict[str, Any]]) -> list[FunctionTool]:
-    for i, data in enumerate(given):
+def read_tools(tools: Sequence[dict[str, Any]]) -> list[FunctionTool]:
+    for i, data in enumerate(tools):
         if data.get("type") != "function":
             raise _unknown(f"tools[{i}].type", data.get("type"), ["function"])
-    return [parse_request(data, FunctionTool, f"tools[{i}]") for i, data in enumerate(given)]
+    return [parse_request(data, FunctionTool, f"tools[{i}]") for i, data in enumerate(tools)]
 
 
 def read_text(content: str | Sequence[dict[str, Any]], where: str) -> str:
@@ -181,5 +181,5 @@ def read_text(content: str | Sequence[dict[str, Any]], where: str) -> str:
     return "".join(texts)
 
 
-def _unknown(where: str, found: object, known: Sequence[str] | dict[str, Any]) -> ApiError:
-    return ApiError(400, f"{where}: {short(found)} is not supported. Known: {', '.join(known)}", param=where)
+def _unknown(where: str, value: object, known: Sequence[str] | dict[str, Any]) -> ApiError:
+    return ApiError(400, f"{where}: {short(value)} is not supported. Known: {', '.join(known)}", param=where)

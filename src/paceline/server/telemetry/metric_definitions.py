@@ -1,6 +1,6 @@
-"""Every Prometheus metric: its name, type, labels and buckets. Counters end in `_total` on the wire.
+"""Every Prometheus metric: name, type, labels and buckets. Counters end in `_total` on the wire.
 
-Those called `vllm:` have vLLM's names, meaning and buckets, so that its dashboards and clients can read them.
+Those with the prefix `vllm:` have vLLM's names, meaning and buckets, so that its dashboards work.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _TOKENS_PER_PASS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48)
 _BATCH: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Common:
-    """What vLLM reports too, for one model."""
+class VllmMetrics:
+    """Metrics that vLLM has too, for one model."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         labels = ["model_name"]
@@ -41,21 +41,21 @@ class Common:
             return Histogram(name, meaning, labels, registry=registry, buckets=buckets).labels(model)
 
         self.running = gauge("num_requests_running", "Outputs being written")
-        self.waiting = gauge("num_requests_waiting", "Outputs waiting for a place")
+        self.waiting = gauge("num_requests_waiting", "Outputs waiting to be scheduled")
         self.cache_use = gauge("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1")
         self.cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended outputs")
         self.generation_tokens = counter("generation_tokens", "Tokens written")
-        self.drafts = counter("spec_decode_num_drafts", "Drafts checked")
-        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Tokens guessed in drafts checked")
-        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Guessed tokens that were kept")
+        self.drafts = counter("spec_decode_num_drafts", "Drafts verified")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.first_token = seconds("time_to_first_token", "Arrival to first token", _FIRST_TOKEN)
         self.inter_token = seconds("inter_token_latency", "Between rounds that wrote tokens", _PER_TOKEN)
         self.per_token = seconds("request_time_per_output_token", "Per token after the first", _PER_TOKEN)
         self.request = seconds("e2e_request_latency", "Arrival to end", _REQUEST)
-        self.queue = seconds("request_queue_time", "Arrival to being taken up", _REQUEST)
-        self.prefill = seconds("request_prefill_time", "Taken up to first token", _REQUEST)
+        self.queue = seconds("request_queue_time", "Arrival to the first pass", _REQUEST)
+        self.prefill = seconds("request_prefill_time", "First pass to first token", _REQUEST)
         self.decode = seconds("request_decode_time", "First token to last", _REQUEST)
         self._model = model
         self._ended = Counter(
@@ -66,7 +66,7 @@ class Common:
         )
         self._accepted_at = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafts in which this position was kept; the first is 0",
+            "Drafts in which this position was accepted; the first is 0",
             [*labels, "position"],
             registry=registry,
         )
@@ -83,8 +83,8 @@ class Common:
         return self._positions[position]
 
 
-class Own:
-    """What only paceline reports."""
+class PacelineMetrics:
+    """Metrics that only paceline has."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         route, drafter, node = ["route"], ["route", "drafter"], ["route", "drafter", "position"]
@@ -95,25 +95,25 @@ class Own:
         def histogram(name: str, meaning: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
             return Histogram(f"paceline_{name}", meaning, labels, registry=registry, buckets=buckets)
 
-        self.drafted = counter("drafted", "Tokens guessed", node)
-        self.accepted = counter("accepted", "Guessed tokens that were kept", node)
+        self.drafted = counter("drafted", "Tokens drafted", node)
+        self.accepted = counter("accepted", "Draft tokens accepted", node)
         self.rejected_by_grammar = counter(
-            "rejected_by_grammar", "Tokens guessed that the output's grammar forbids", drafter
+            "rejected_by_grammar", "Drafted tokens that the output's grammar forbids", drafter
         )
-        self.draft_seconds = counter("draft_seconds", "Time spent guessing", drafter)
+        self.draft_seconds = counter("draft_seconds", "Time spent drafting", drafter)
         self.prefill_seconds = counter("prefill_seconds", "Time of passes that read prompts", route)
-        self.verify_seconds = counter("verify_seconds", "Time of passes that went on with outputs", drafter)
-        self.plain_rounds = counter("plain_rounds", "Rounds that wrote tokens without a draft", drafter)
+        self.verify_seconds = counter("verify_seconds", "Time of passes that decode", drafter)
+        self.plain_rounds = counter("plain_rounds", "Rounds with tokens and without a draft", drafter)
         self.lossy_requests = counter(
             "lossy_requests", "Outputs whose accept rule may change the text", route
         )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
-        self.learn_texts = counter("learn_texts", "Texts kept to learn from", [])
-        self.learn_steps = counter("learn_steps", "Steps that trained drafters took while idle", [])
-        self.learn_versions = counter("learn_versions", "What became of learning", ["outcome"])
+        self.training_samples = counter("learn_texts", "Samples for online training", [])
+        self.training_steps = counter("learn_steps", "Steps of online training", [])
+        self.training_outcomes = counter("learn_versions", "Outcomes of online training", ["outcome"])
         self.drafter_version = Gauge(
             "paceline_drafter_version",
-            "Version of a trained drafter that guesses; 0: as it was trained",
+            "Version of a trained drafter in use; 0: as it was trained",
             ["drafter"],
             registry=registry,
         )

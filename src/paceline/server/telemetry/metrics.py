@@ -1,4 +1,4 @@
-"""Counts of everything the server does, for Prometheus."""
+"""Prometheus metrics: a sink of rounds, and counts of requests. metric_definitions.py names them."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from paceline.server.telemetry.metric_definitions import Common, Own
+from paceline.server.telemetry.metric_definitions import PacelineMetrics, VllmMetrics
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS
@@ -19,13 +19,13 @@ from paceline.web.api_errors import REFUSALS
 P = ParamSpec("P")
 
 DEFAULT_ROUTE: Final = "default"
-OTHER: Final = "other"  # stands for every name that is not known
-POSITIONS: Final = 16  # told apart; a guess further ahead is at DEEPER
-DEEPER: Final = f"{POSITIONS}+"
-NONE: Final = "none"  # a list of drafters that is empty
-MOST_LISTS: Final = 32  # of drafters, used as a label
-MOST_ROUTES: Final = 64  # names ever used as a label
-MOST_LIVE: Final = 8192  # outputs remembered at once
+OTHER: Final = "other"  # the label of every unknown name
+MAX_POSITIONS: Final = 16  # with a label of their paceline; later ones share LATER
+LATER: Final = f"{MAX_POSITIONS}+"
+NONE: Final = "none"  # the label of an empty list of drafters
+MAX_LISTS: Final = 32  # lists of drafters with a label of their paceline
+MAX_ROUTES: Final = 64  # routes with a label of their paceline
+MAX_LIVE: Final = 8192  # outputs in flight with a known route
 _VLLM_REASON: Final[dict[Finish, str]] = {
     "stop": "stop",
     "length": "length",
@@ -39,20 +39,20 @@ _log = logging.getLogger(__name__)
 def _counted(
     event: Callable[Concatenate["Metrics", P], None],
 ) -> Callable[Concatenate["Metrics", P], None]:
-    """Whatever goes wrong in counting must not reach those who generate."""
+    """Counts an exception instead of raising it: metrics must never disturb a request."""
 
     def safely(self: "Metrics", /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             event(self, *args, **kwargs)
         except Exception:
-            self._own.faults.inc()
+            self._paceline.faults.inc()
             _log.debug("an event could not be counted", exc_info=True)
 
     return safely
 
 
 class Metrics:
-    """A sink of rounds. Names of routes and drafters that are not known are counted together."""
+    """A sink of rounds. Unknown routes and drafters share one label, so that no client can add labels."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Metrics:
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         registry = CollectorRegistry()
-        self._exposed = _WithoutBirths(registry)
-        self._common = Common(registry, model)
-        self._own = Own(registry)
+        self._exposed = _WithoutCreated(registry)
+        self._vllm = VllmMetrics(registry, model)
+        self._paceline = PacelineMetrics(registry)
         self._drafters = frozenset(drafters)
         self._routes: dict[str, _Route] = {}
         self._live: dict[str, _Live] = {}
@@ -75,36 +75,36 @@ class Metrics:
         self._passes = _Passes()
         self._clock = clock
         self.add_routes((DEFAULT_ROUTE, OTHER, *routes))
-        _read(self._common.running, running)
-        _read(self._common.waiting, waiting)
-        _read(self._common.cache_use, cache_use)
-        _read(self._own.cache_use, cache_use)
+        _read(self._vllm.running, running)
+        _read(self._vllm.waiting, waiting)
+        _read(self._vllm.cache_use, cache_use)
+        _read(self._paceline.cache_use, cache_use)
 
     def add_routes(self, names: Iterable[str]) -> None:
-        """Adds names that may be labels; those after the first MOST_ROUTES stay unknown."""
+        """Adds names that may be labels; those after the first MAX_ROUTES stay unknown."""
         for name in names:
-            if name not in self._routes and len(self._routes) < MOST_ROUTES:
-                self._routes[name] = _Route(self._own, name)
+            if name not in self._routes and len(self._routes) < MAX_ROUTES:
+                self._routes[name] = _Route(self._paceline, name)
 
     @_counted
     def set_route(self, seq_id: str, route: str) -> None:
-        """To be told before the output's first round."""
-        self._remember(seq_id, route)
+        """Must be called before the output's first round."""
+        self._add(seq_id, route)
 
     @_counted
     def round(self, r: Round) -> None:
-        live = self._live.get(r.request) or self._remember(r.request, DEFAULT_ROUTE)
+        live = self._live.get(r.request) or self._add(r.request, DEFAULT_ROUTE)
         self._time(r, live)
         if r.tokens:
-            self._common.generation_tokens.inc(len(r.tokens))
-            asked = live.route.asked(self._list(r.drafters))
-            asked.tokens_per_pass.observe(len(r.tokens))
+            self._vllm.generation_tokens.inc(len(r.tokens))
+            drafters = live.route.drafters(self._list(r.drafters))
+            drafters.tokens_per_pass.observe(len(r.tokens))
             if not len(r.draft):
-                asked.plain_rounds.inc()
+                drafters.plain_rounds.inc()
         if len(r.draft):
             self._count_draft(r, live.route)
         for name in r.draft.rejected_sources:
-            self._own.rejected_by_grammar.labels(live.route.name, self._drafter(name)).inc()
+            self._paceline.rejected_by_grammar.labels(live.route.name, self._drafter(name)).inc()
 
     @_counted
     def finish(self, seq: Seq, reason: Finish) -> None:
@@ -112,52 +112,52 @@ class Metrics:
 
     @_counted
     def finished(self, stats: RequestStats) -> None:
-        common = self._common
-        common.ended(_VLLM_REASON[stats.finish or "cancelled"]).inc()
-        common.request.observe(stats.seconds)
+        vllm = self._vllm
+        vllm.ended(_VLLM_REASON[stats.finish or "cancelled"]).inc()
+        vllm.request.observe(stats.seconds)
         if stats.passes:
-            common.prompt_tokens.inc(stats.prompt_tokens)
-            common.cache_queries.inc(stats.prompt_tokens)
-            common.cache_hits.inc(stats.cached_tokens)
-            common.queue.observe(stats.queue_s)
+            vllm.prompt_tokens.inc(stats.prompt_tokens)
+            vllm.cache_queries.inc(stats.prompt_tokens)
+            vllm.cache_hits.inc(stats.cached_tokens)
+            vllm.queue.observe(stats.queue_s)
         if stats.first_token_s is not None and stats.prefill_s is not None:
-            common.first_token.observe(stats.first_token_s)
-            common.prefill.observe(stats.prefill_s)
-            common.decode.observe(stats.decode_s)
+            vllm.first_token.observe(stats.first_token_s)
+            vllm.prefill.observe(stats.prefill_s)
+            vllm.decode.observe(stats.decode_s)
         if stats.token_s is not None:
-            common.per_token.observe(stats.token_s)
+            vllm.per_token.observe(stats.token_s)
         if stats.lossy:
             self._route(stats.route).lossy_requests.inc()
 
     @_counted
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
-        self._own.refused.labels(reason if reason in REFUSALS else OTHER).inc()
+        self._paceline.refused.labels(reason if reason in REFUSALS else OTHER).inc()
 
     @_counted
-    def learn_text(self) -> None:
-        self._own.learn_texts.inc()
+    def training_sample(self) -> None:
+        self._paceline.training_samples.inc()
 
     @_counted
-    def learn_steps(self, steps: int) -> None:
-        self._own.learn_steps.inc(steps)
+    def training_steps(self, steps: int) -> None:
+        self._paceline.training_steps.inc(steps)
 
     @_counted
-    def learn_outcome(self, outcome: str) -> None:
-        """made, refused or failed."""
-        self._own.learn_versions.labels(outcome).inc()
+    def training_outcome(self, outcome: str) -> None:
+        """outcome: made, refused or failed."""
+        self._paceline.training_outcomes.labels(outcome).inc()
 
     @_counted
     def drafter_version(self, drafter: str, version: int) -> None:
-        self._own.drafter_version.labels(drafter).set(version)
+        self._paceline.drafter_version.labels(drafter).set(version)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The body and its content type: OpenMetrics if the Accept header asks for it."""
         encode, content_type = choose_encoder(accept)
         return encode(self._exposed), content_type
 
-    def _remember(self, seq_id: str, route: str) -> "_Live":
-        while len(self._live) >= MOST_LIVE:
+    def _add(self, seq_id: str, route: str) -> "_Live":
+        while len(self._live) >= MAX_LIVE:
             self._live.pop(next(iter(self._live)), None)
         live = self._live[seq_id] = _Live(self._route(route))
         return live
@@ -169,42 +169,42 @@ class Metrics:
         return name if name in self._drafters else OTHER
 
     def _list(self, drafters: Sequence[str]) -> str:
-        """A label for those who were to be asked; lists after the first MOST_LISTS are counted together."""
+        """The label of a list of drafters; lists after the first MAX_LISTS share one."""
         name = "+".join(self._drafter(drafter) for drafter in drafters) or NONE
-        if name not in self._lists and len(self._lists) < MOST_LISTS:
+        if name not in self._lists and len(self._lists) < MAX_LISTS:
             self._lists.add(name)
         return name if name in self._lists else OTHER
 
     def _time(self, r: Round, live: "_Live") -> None:
         if self._passes.begins(r):
-            self._own.batch_size.observe(r.batch)
-        reads_prompt = not r.tokens or live.wrote_at is None
-        asked = live.route.asked(self._list(r.drafters))
-        spent = live.route.prefill_seconds if reads_prompt else asked.verify_seconds
+            self._paceline.batch_size.observe(r.batch)
+        reads_prompt = not r.tokens or live.last_tokens_at is None
+        drafters = live.route.drafters(self._list(r.drafters))
+        spent = live.route.prefill_seconds if reads_prompt else drafters.verify_seconds
         spent.inc(target_share(r))
         for name, seconds in draft_shares(r).items():
             live.route.draft_seconds(self._drafter(name)).inc(seconds)
         if r.tokens:
             now = self._clock()
-            if live.wrote_at is not None:
-                self._common.inter_token.observe(now - live.wrote_at)
-            live.wrote_at = now
+            if live.last_tokens_at is not None:
+                self._vllm.inter_token.observe(now - live.last_tokens_at)
+            live.last_tokens_at = now
 
     def _count_draft(self, r: Round, route: "_Route") -> None:
-        self._common.drafts.inc()
-        self._common.draft_tokens.inc(len(r.draft))
-        self._common.accepted_tokens.inc(len(r.path))
+        self._vllm.drafts.inc()
+        self._vllm.draft_tokens.inc(len(r.draft))
+        self._vllm.accepted_tokens.inc(len(r.path))
         depths = _depths(r.draft)
-        for position in range(min(max(depths), POSITIONS)):
-            reached = self._common.accepted_at(position)  # shown from the first time it was guessed
+        for position in range(min(max(depths), MAX_POSITIONS)):
+            reached = self._vllm.accepted_at(position)  # exists from the first draft of that length
             if position < len(r.path):
                 reached.inc()
-        kept = set(r.path)
+        path = set(r.path)
         for node, depth in enumerate(depths):
             source = r.draft.sources[node] if r.draft.sources else OTHER
             drafted, accepted = route.nodes(self._drafter(source), depth - 1)
             drafted.inc()
-            if node in kept:
+            if node in path:
                 accepted.inc()
 
 
@@ -213,70 +213,70 @@ class _Live:
     """An output being written."""
 
     route: "_Route"
-    wrote_at: float | None = None  # when its last tokens came
+    last_tokens_at: float | None = None
 
 
 class _Route:
-    """The own metrics of one route, looked up once."""
+    """The paceline metrics of one route, looked up once."""
 
-    def __init__(self, own: Own, name: str) -> None:
+    def __init__(self, paceline: PacelineMetrics, name: str) -> None:
         self.name = name
-        self.prefill_seconds = own.prefill_seconds.labels(name)
-        self.lossy_requests = own.lossy_requests.labels(name)
-        self._own = own
-        self._lists: dict[str, _Asked] = {}
+        self.prefill_seconds = paceline.prefill_seconds.labels(name)
+        self.lossy_requests = paceline.lossy_requests.labels(name)
+        self._paceline = paceline
+        self._lists: dict[str, _DrafterList] = {}
         self._seconds: dict[str, Counter] = {}
         self._nodes: dict[tuple[str, int], tuple[Counter, Counter]] = {}
 
-    def asked(self, drafters: str) -> "_Asked":
-        if drafters not in self._lists:
-            self._lists[drafters] = _Asked(self._own, self.name, drafters)
-        return self._lists[drafters]
+    def drafters(self, names: str) -> "_DrafterList":
+        if names not in self._lists:
+            self._lists[names] = _DrafterList(self._paceline, self.name, names)
+        return self._lists[names]
 
     def draft_seconds(self, drafter: str) -> Counter:
         if drafter not in self._seconds:
-            self._seconds[drafter] = self._own.draft_seconds.labels(self.name, drafter)
+            self._seconds[drafter] = self._paceline.draft_seconds.labels(self.name, drafter)
         return self._seconds[drafter]
 
     def nodes(self, drafter: str, position: int) -> tuple[Counter, Counter]:
-        """Those drafted and those accepted."""
-        key = (drafter, min(position, POSITIONS))
-        found = self._nodes.get(key)
-        if found is None:
-            labels = (self.name, drafter, str(position) if position < POSITIONS else DEEPER)
-            found = self._own.drafted.labels(*labels), self._own.accepted.labels(*labels)
-            self._nodes[key] = found
-        return found
+        """The counters of drafted and of accepted tokens."""
+        key = (drafter, min(position, MAX_POSITIONS))
+        counters = self._nodes.get(key)
+        if counters is None:
+            labels = (self.name, drafter, str(position) if position < MAX_POSITIONS else LATER)
+            counters = self._paceline.drafted.labels(*labels), self._paceline.accepted.labels(*labels)
+            self._nodes[key] = counters
+        return counters
 
 
-class _Asked:
-    """The own metrics of one route and one list of drafters."""
+class _DrafterList:
+    """The paceline metrics of one route and one list of drafters."""
 
-    def __init__(self, own: Own, route: str, drafters: str) -> None:
-        self.verify_seconds = own.verify_seconds.labels(route, drafters)
-        self.plain_rounds = own.plain_rounds.labels(route, drafters)
-        self.tokens_per_pass = own.tokens_per_pass.labels(route, drafters)
+    def __init__(self, paceline: PacelineMetrics, route: str, drafters: str) -> None:
+        self.verify_seconds = paceline.verify_seconds.labels(route, drafters)
+        self.plain_rounds = paceline.plain_rounds.labels(route, drafters)
+        self.tokens_per_pass = paceline.tokens_per_pass.labels(route, drafters)
 
 
 class _Passes:
-    """Tells the first round of each pass: a pass reports one round for each of its outputs, in one go."""
+    """Finds the first round of each pass: a pass reports one round for each of its outputs, in a row."""
 
     def __init__(self) -> None:
         self._cost = (0, 0, 0, 0)
-        self._to_come = 0
+        self._remaining = 0
 
     def begins(self, r: Round) -> bool:
         if not r.rows:  # an output that failed before any pass
             return False
         cost = (r.batch, r.rows, r.draft_us, r.target_us)
-        first = self._to_come == 0 or cost != self._cost
-        self._to_come = (r.batch if first else self._to_come) - 1
+        first = self._remaining == 0 or cost != self._cost
+        self._remaining = (r.batch if first else self._remaining) - 1
         self._cost = cost
         return first
 
 
-class _WithoutBirths(Collector):
-    """Leaves out when each counter was made: there are clients who add up every line of a name."""
+class _WithoutCreated(Collector):
+    """Drops `_created` samples; some clients sum them by mistake."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -303,7 +303,7 @@ def target_share(r: Round) -> float:
 
 
 def _depths(draft: Draft) -> list[int]:
-    """How many guesses lead to each node, itself among them."""
+    """The depth of each node; those without a parent have 1."""
     if draft.parents is None:
         return list(range(1, len(draft) + 1))
     depths: list[int] = []
@@ -316,7 +316,7 @@ def _read(gauge: Gauge, value: Callable[[], float]) -> None:
     def safely() -> float:
         try:
             return float(value())
-        except Exception:  # one gauge that cannot be read leaves the others readable
+        except Exception:  # the other gauges stay readable
             return math.nan
 
     gauge.set_function(safely)

@@ -1,7 +1,8 @@
 """One OpenTelemetry span for each request. Without a provider the API's no-op tracer makes the spans.
 
 Attribute names and units follow the OpenTelemetry semantic conventions 1.41. The GenAI part of them still
-changes, so the names are written here and nowhere else. Times are in seconds.
+changes, so the names are written here and nowhere else. Times are in seconds. `input_messages` and
+`output_messages` write the content of a request as these conventions have it: messages made of parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,8 @@ from opentelemetry.trace import NoOpTracerProvider, Span, SpanKind, StatusCode, 
 from opentelemetry.util.types import AttributeValue
 
 from paceline.config import SamplingParams
-from paceline.trace.record import RequestStats
+from paceline.output import RequestOutput
+from paceline.trace.record import RequestStats, write_json
 
 PROVIDER: Final = "paceline"
 OPERATIONS: Final = {  # by the path of the URL
@@ -226,3 +228,50 @@ def _work_attributes(work: SpecWork) -> Attributes:
         SPEC_DRAFT_TIME: work.draft_s,
         SPEC_VERIFY_TIME: work.verify_s,
     }
+
+
+def input_messages(messages: Sequence[Any] | None, prompt: Any) -> str:
+    """JSON of a chat, or of a prompt or several."""
+    if messages is not None:
+        return write_json([_message(message) for message in messages])
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = prompt if several else [prompt]
+    return write_json([{"role": "user", "parts": _texts(one)} for one in prompts])
+
+
+def output_messages(outputs: Sequence[RequestOutput]) -> str:
+    """JSON of every output."""
+    return write_json([_answer(output) for output in outputs])
+
+
+def _answer(output: RequestOutput) -> dict[str, Any]:
+    calls = [{"type": "tool_call", "name": name, "arguments": arguments} for name, arguments in output.calls]
+    return {
+        "role": "assistant",
+        "parts": [*_texts(output.content), *calls],
+        "finish_reason": output.finish_reason if output.finish in ("stop", "length") else "error",
+    }
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if message.get("role") == "tool":
+        answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+        return {"role": "tool", "parts": [answer]}
+    calls = [{"type": "tool_call", **_call(call)} for call in message.get("tool_calls") or ()]
+    return {"role": message.get("role"), "parts": [*_texts(content), *calls]}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    """Templates take calls of many shapes; one of an unknown shape is empty here."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return {}
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+
+
+def _texts(content: Any) -> list[dict[str, Any]]:
+    if not content:
+        return []
+    parts = content if isinstance(content, list) and isinstance(content[0], Mapping) else [{"text": content}]
+    return [{"type": "text", "content": part.get("text")} for part in parts if isinstance(part, Mapping)]

@@ -23,7 +23,7 @@ from paceline.target.cuda.batch import PassRows
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
 from paceline.target.eager.rope import frequencies
-from paceline.target.kv.cache import TorchRows
+from paceline.target.kv.cache import TorchKVMemory
 from paceline.target.weights.model_config import ModelConfig
 
 BUCKETS: Final = (8, 16, 32)  # rows
@@ -161,7 +161,7 @@ class PassRunner:
         self,
         launcher: Launcher,
         weights: CudaWeights,
-        rows: TorchRows,
+        rows: TorchKVMemory,
         max_context: int,
     ) -> None:
         self._launcher, self._weights, self._rows = launcher, weights, rows

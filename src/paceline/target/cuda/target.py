@@ -10,14 +10,14 @@ from torch import Tensor
 from paceline.config import EngineConfig
 from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
-from paceline.target.base import Fed, PagedTarget, check_layers
+from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
 from paceline.target.cuda.batch import FeedRows, PassRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.driver import GpuLauncher, Launcher
 from paceline.target.cuda.graphs import BUCKETS, PassKind, PassRunner, defines
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
-from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
+from paceline.target.kv.cache import BLOCK, PagedCache, TorchKVMemory, blocks_in
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.types import NO_DRAFT, Draft, Feed, Sampler, Scores
 
@@ -26,7 +26,7 @@ _BF16: Final = 2  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed(Fed):
+class _FeedRecord(FeedRecord):
     slots: Sequence[int]  # where each node of the draft is
 
 
@@ -40,7 +40,7 @@ class _Results:
     tokens: list[int] = field(default_factory=list)  # of all passes but the last
 
 
-class CudaTarget(PagedTarget[_Fed]):
+class CudaTarget(PagedTarget[_FeedRecord]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks of a prompt or the cache.
 
     Takes the tensors out of `weights`, which are of no use to anyone else afterwards.
@@ -71,14 +71,14 @@ class CudaTarget(PagedTarget[_Fed]):
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._weights.nbytes
 
-    def _make_rows(self, config: EngineConfig) -> tuple[TorchRows, int, int]:
+    def _make_rows(self, config: EngineConfig) -> tuple[TorchKVMemory, int, int]:
         """The cache's memory, its blocks and the spare slots after them."""
         shape, device = self.shape, self._launcher.device
         blocks = blocks_in(config.cache_mb, shape, _BF16)
         spare = SPARE_PER_SEQUENCE * config.max_batch
         slots = blocks * BLOCK + spare
         try:
-            rows = TorchRows(shape.layers, shape.kv_heads, shape.head_dim, slots, torch.bfloat16, device)
+            rows = TorchKVMemory(shape.layers, shape.kv_heads, shape.head_dim, slots, torch.bfloat16, device)
         except RuntimeError:  # torch's word for memory it cannot have
             raise SettingError("cache_mb", config.cache_mb, "less: it does not fit into memory") from None
         return rows, blocks, spare
@@ -111,7 +111,7 @@ class CudaTarget(PagedTarget[_Fed]):
         results = self._run(rows, self._all_layers, tapped)
         for feed, one in zip(feeds, rows, strict=True):  # while the GPU works
             base, fed = self._cache.length(feed.seq_id), len(feed.tokens)
-            self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
+            self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
         hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
         tokens = results.tokens + self._chosen(results.last)
         chosen = tokens if tokens and max(tokens) >= 0 else ()
@@ -180,7 +180,7 @@ class CudaTarget(PagedTarget[_Fed]):
         asked = {row for choice in rows.choices for row in range(choice.first_row, choice.end_row)}
         return [chosen[row] if row in asked else -1 for row in rows.scored]
 
-    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
         source = [fed.slots[node] for node in path]
         target = self._cache.slots(seq_id, start, start + len(path))
         if source != target:

@@ -18,7 +18,7 @@ WeightType = Literal["bf16", "int8"]
 INPUT_GROUP: Final[dict[WeightType, int]] = {"bf16": 64, "int8": 128}  # inputs a warp takes at a time
 
 
-def reason_against(shape: ModelConfig, names: Collection[str], kind: WeightType = "bf16") -> str | None:
+def unsupported_reason(shape: ModelConfig, names: Collection[str], kind: WeightType = "bf16") -> str | None:
     """Why the kernels cannot run this model; None: they can."""
     parts = {name.rpartition(".")[2] for name in names}
     if shape.architecture not in FAMILIES or parts & {"post_attn_norm", "post_ffn_norm"}:

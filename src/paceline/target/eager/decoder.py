@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PassOutput:
     logits: Tensor  # [scored, vocab] float32
     hidden: dict[int, Tensor]  # layer -> [rows, width] float32
     stash: Stash  # empty unless asked for
@@ -76,7 +76,7 @@ class Decoder:
             self._settle_tiles()
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Outcome:
+    def forward(self, batch: Batch, keys: Sequence[Tensor], values: Sequence[Tensor]) -> PassOutput:
         """keys, values: the cache, a [kv_heads, slots, head_dim] for each layer; written as the spans say."""
         tokens = _padded(batch.tokens, self.tile)
         layout = Layout(batch.spans, len(tokens), self.attention_tile, self._heads, self.device)
@@ -96,7 +96,7 @@ class Decoder:
             if i in batch.taps:
                 hidden[i] = x[: len(batch.tokens)].clone()
         logits = self._logits(_select(x, index))
-        return Outcome(logits[: len(batch.scored)], hidden, stash, layout.place)
+        return PassOutput(logits[: len(batch.scored)], hidden, stash, layout.place)
 
     def embeddings(self, fingerprint: str) -> TargetEmbeddings:
         """Shares the decoder's memory, but for an output matrix that oneDNN has packed."""

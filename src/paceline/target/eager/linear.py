@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MOST_ROWS: Final = 16  # row counts up to this one are what the tile is chosen for
+MAX_ROWS: Final = 16  # row counts up to this one are what the tile is chosen for
 CUDA_TILE: Final = 32
 _PACKED_FOR: Final = 16  # rows oneDNN is told to expect when it chooses a weight layout
 
@@ -102,14 +102,14 @@ class RowTile:
     @property
     def counts(self) -> tuple[int, ...]:
         """Row counts that kernels may meet."""
-        return (self.size,) if self.exact else (*range(self.size, MOST_ROWS + 1, self.size), 2 * MOST_ROWS)
+        return (self.size,) if self.exact else (*range(self.size, MAX_ROWS + 1, self.size), 2 * MAX_ROWS)
 
 
 # Powers of two, so that a multiple of the largest is one of each. Fewer than 4 rows take no less time, since
 # the weights have to be read. The last tile satisfies everyone.
 _TILES: Final = (
-    *(RowTile(size) for size in (4, 8, MOST_ROWS)),
-    *(RowTile(size, exact=True) for size in (MOST_ROWS, 8, 4, 2, 1)),
+    *(RowTile(size) for size in (4, 8, MAX_ROWS)),
+    *(RowTile(size, exact=True) for size in (MAX_ROWS, 8, 4, 2, 1)),
 )
 # Sums that differ in their last bit round to the same 16 bits nearly always: it takes many to see it.
 _ENOUGH: Final = 2**17

@@ -12,11 +12,11 @@ from paceline.config import EngineConfig
 from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
 from paceline.target import hardware
-from paceline.target.base import Fed, PagedTarget, check_layers
+from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.eager.attention import KEY_TILE, Span
-from paceline.target.eager.decoder import Batch, Decoder, Outcome
-from paceline.target.eager.linear import CUDA_TILE, MOST_ROWS
-from paceline.target.kv.cache import BLOCK, PagedCache, TorchRows, blocks_in
+from paceline.target.eager.decoder import Batch, Decoder, PassOutput
+from paceline.target.eager.linear import CUDA_TILE, MAX_ROWS
+from paceline.target.kv.cache import BLOCK, PagedCache, TorchKVMemory, blocks_in
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Scores, common_prefix
@@ -45,12 +45,12 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed(Fed):
+class _FeedRecord(FeedRecord):
     first_node: int  # row of the pass
-    outcome: Outcome
+    outcome: PassOutput
 
 
-class TorchTarget(PagedTarget[_Fed]):
+class TorchTarget(PagedTarget[_FeedRecord]):
     """Takes the tensors out of `weights`, which are of no use to anyone else afterwards."""
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
@@ -59,16 +59,16 @@ class TorchTarget(PagedTarget[_Fed]):
             torch.set_num_threads(config.threads)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._decoder = Decoder(weights.shape, tensors, device)
-        hardware.give_back_memory()
-        cache, self._rows = _make_cache(weights.shape, config.cache_mb, self._decoder)
+        hardware.trim_heap()
+        cache, self._kv = _make_cache(weights.shape, config.cache_mb, self._decoder)
         super().__init__(cache, weights.shape.max_context)
-        self._keys, self._values = self._rows.k.unbind(0), self._rows.v.unbind(0)
+        self._keys, self._values = self._kv.k.unbind(0), self._kv.v.unbind(0)
         self.vocab_size = weights.shape.vocab_size
         self.layers, self.layer_share = weights.shape.layers, layer_share(weights.shape)
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._decoder.bytes_held
         self.row_tile = self._decoder.tile.size
-        self.invariant_rows = MOST_ROWS if device.type == "cpu" else CUDA_TILE
+        self.invariant_rows = MAX_ROWS if device.type == "cpu" else CUDA_TILE
 
     @classmethod
     def load(cls, path: Path, config: EngineConfig) -> "TorchTarget":
@@ -105,7 +105,7 @@ class TorchTarget(PagedTarget[_Fed]):
         outcome = self._decoder.forward(Batch(tokens, spans, scored, taps, stash), self._keys, self._values)
         for feed, first_node in zip(feeds, first_nodes, strict=True):
             base = self._cache.length(feed.seq_id)
-            self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, first_node, outcome)
+            self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, first_node, outcome)
         return Scores(outcome.logits, tuple(starts), tuple(firsts), outcome.hidden)
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
@@ -153,7 +153,7 @@ class TorchTarget(PagedTarget[_Fed]):
         slots = self._cache.slots(seq_id, 0, stop)
         return slots + slots[:1] * (length - stop)
 
-    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
         """A tree's paths are written over one another, and the last one stays."""
         if not _branches(fed.draft):
             return
@@ -162,7 +162,7 @@ class TorchTarget(PagedTarget[_Fed]):
         rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
         keys, values = zip(*fed.outcome.stash, strict=True)
         with torch.inference_mode():
-            for cached, new in ((self._rows.k, keys), (self._rows.v, values)):
+            for cached, new in ((self._kv.k, keys), (self._kv.v, values)):
                 moved = torch.stack(new).index_select(2, rows)
                 cached.index_copy_(2, slots, moved.to(cached.dtype))
 
@@ -175,12 +175,12 @@ def _branches(draft: Draft) -> bool:
     return len(draft.paths()) > 1
 
 
-def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchRows]:
+def _make_cache(shape: ModelConfig, cache_mb: int, decoder: Decoder) -> tuple[PagedCache, TorchKVMemory]:
     # The CPU reads float32 at once, whatever the weights are in.
     dtype = torch.float32 if decoder.device.type == "cpu" else decoder.dtype
     blocks = blocks_in(cache_mb, shape, dtype.itemsize)
     try:
-        rows = TorchRows(
+        rows = TorchKVMemory(
             shape.layers, shape.kv_heads, shape.head_dim, blocks * BLOCK, dtype, device=decoder.device
         )
     except RuntimeError:  # torch's word for memory it cannot have

@@ -25,13 +25,13 @@ def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
     return blocks
 
 
-class Rows(Protocol):
+class KVMemory(Protocol):
     """What the keys and values lie in."""
 
     def copy(self, source: int, target: int, count: int) -> None: ...  # slots, both multiples of the block
 
 
-class TorchRows:
+class TorchKVMemory:
     """Keys and values as [layers, kv_heads, slots, head_dim]."""
 
     def __init__(
@@ -62,20 +62,20 @@ class PagedCache:
     change the table. Rows of a prefix that was seen before are found again until they are evicted.
     """
 
-    def __init__(self, rows: Rows, blocks: int, block: int = BLOCK) -> None:
+    def __init__(self, rows: KVMemory, blocks: int, block: int = BLOCK) -> None:
         self._rows = rows
         self.blocks = blocks
         self.block = block
         self._free = FreeRuns(blocks)
         self._tree = RadixTree(block)
         self._live: dict[str, BlockTable] = {}
-        self._asked = self._hits = self._evicted = 0
+        self._queried = self._hits = self._evicted = 0
 
     @property
     def stats(self) -> CacheStats:
         free, cached = self._free.count, self._tree.idle
         live = self.blocks - free - cached
-        return CacheStats(self.blocks, free, cached, live, self._evicted, self._asked, self._hits)
+        return CacheStats(self.blocks, free, cached, live, self._evicted, self._queried, self._hits)
 
     def open(self, seq_id: str, tenant: str, tokens: Sequence[int]) -> int:
         """Attaches the longest cached prefix and gives its length; the last token is never part of it."""
@@ -92,7 +92,7 @@ class PagedCache:
             self._tree.hold(node)
         table = [node.block for node in nodes]
         self._live[seq_id] = BlockTable(self.block, root, list(tokens[:length]), table, nodes, grows)
-        self._asked += len(tokens)
+        self._queried += len(tokens)
         self._hits += length
         return length
 

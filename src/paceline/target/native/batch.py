@@ -13,7 +13,7 @@ from paceline.target.native.library import SUB_BLOCK
 from paceline.types import Feed, common_prefix
 
 
-class Spares:
+class ScratchBlocks:
     """Sub-blocks that belong to no sequence, handed out anew for every pass."""
 
     def __init__(self, first: int, count: int) -> None:
@@ -41,7 +41,7 @@ class NativeBatch:
     copies: list[tuple[int, int]] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
 
-    def add(self, feed: Feed, start: int, blocks: Sequence[int], block: int, spares: Spares) -> int:
+    def add(self, feed: Feed, start: int, blocks: Sequence[int], block: int, scratch: ScratchBlocks) -> int:
         """A feed whose first row is at position `start`; gives the row of its first node."""
         first, draft = len(self.tokens), feed.draft
         root = first + len(feed.tokens)
@@ -59,7 +59,7 @@ class NativeBatch:
         self._span([*range(first, root), *(root + node for node in before)], start, table)
         for path in others:
             shared = common_prefix(before, path)
-            own = self._path_table(path, feed, start, root, table, spares)
+            own = self._path_table(path, feed, start, root, table, scratch)
             self._span([root + node for node in path[shared:]], drafted + shared, own, write=False)
             before = path
         return root
@@ -76,12 +76,18 @@ class NativeBatch:
             self.writes[row].append(table[position // SUB_BLOCK] * SUB_BLOCK + position % SUB_BLOCK)
 
     def _path_table(
-        self, path: Sequence[int], feed: Feed, start: int, root: int, table: Sequence[int], spares: Spares
+        self,
+        path: Sequence[int],
+        feed: Feed,
+        start: int,
+        root: int,
+        table: Sequence[int],
+        scratch: ScratchBlocks,
     ) -> list[int]:
         """The sequence's sub-blocks up to the guesses, then spare ones that hold this path."""
         drafted = start + len(feed.tokens)
         kept = drafted // SUB_BLOCK
-        own = spares.take((drafted + len(path) - 1) // SUB_BLOCK + 1 - kept)
+        own = scratch.take((drafted + len(path) - 1) // SUB_BLOCK + 1 - kept)
         again = max(start, kept * SUB_BLOCK)  # rows of this pass that share a sub-block with the guesses
         rows = [*range(root - (drafted - again), root), *(root + node for node in path)]
         if kept * SUB_BLOCK < start:

@@ -20,18 +20,18 @@ from paceline.heads.runner import (
     CacheRows,
     Chains,
     ChainStart,
-    First,
     Floats,
     SampleCall,
     SampleCalls,
+    SlotStart,
     TapInput,
     chain_starts,
 )
 from paceline.target.native import library
 from paceline.target.native.embeddings import PackedEmbeddings
-from paceline.target.native.int8_weights import DenseWeights, room_for
-from paceline.target.native.library import GROUP, MOST_HEAD_DIM
-from paceline.target.native.threads import NativeTeam
+from paceline.target.native.int8_weights import Int8Weights, bytes_for
+from paceline.target.native.library import GROUP, MAX_HEAD_DIM
+from paceline.target.native.threads import ThreadPool
 from paceline.target.weights.model_config import ModelConfig
 
 _GROWTH: Final = 1024  # positions
@@ -49,20 +49,20 @@ _STRUCTS: Final = (
 assert all(ours.size == c.sizeof(theirs) for ours, theirs in _STRUCTS)
 
 
-def reason_against(shape: BlockConfig, target: ModelConfig) -> str | None:
+def unsupported_reason(shape: BlockConfig, target: ModelConfig) -> str | None:
     """Why a network cannot run natively beside a target, or None."""
     if shape.width != target.width:
         return f"its width is {shape.width}, and the target's is {target.width}"
     for name in ("width", "head_dim", "markov_rank"):
         if getattr(shape, name) % GROUP:
             return f"{name} is {getattr(shape, name)}, no multiple of {GROUP}"
-    return f"heads of {shape.head_dim}" if shape.head_dim > MOST_HEAD_DIM else None
+    return f"heads of {shape.head_dim}" if shape.head_dim > MAX_HEAD_DIM else None
 
 
 class NativeBlock(BlockRunner):
     """A block's bits depend on its own text and its size alone. Runs on the threads of its target."""
 
-    draws = True
+    samples = True
     prefers_batched_lookup = False
 
     def __init__(
@@ -70,75 +70,75 @@ class NativeBlock(BlockRunner):
         shape: BlockConfig,
         draft_ids: Tensor,
         own: Mapping[str, Tensor],
-        lent: PackedEmbeddings,
-        team: NativeTeam,
+        embeddings: PackedEmbeddings,
+        pool: ThreadPool,
     ) -> None:
         """own: the network's weights, each of which is asked for once."""
-        lib = team.lib
+        lib = pool.lib
         self.like = torch.empty(0, dtype=torch.float16)
         self.shape, self.draft_ids = shape, draft_ids.to("cpu", torch.int64).contiguous()
-        self._taps, self._team = shape.taps, team
+        self._taps, self._pool = shape.taps, pool
         self._ids = self.draft_ids.tolist()
-        self._number = [shape.draft_vocab] * len(lent.embed)
+        self._number = [shape.draft_vocab] * len(embeddings.embed)
         for number, token in enumerate(self._ids):
             self._number[token] = number
         self._row_bytes = 2 * shape.layers * 2 * shape.kv_heads * shape.head_dim
-        self._turn = _Rotations(shape)
+        self._rotations = _Rotations(shape)
         parts = (*parameter_shapes("block", shape).values(), (shape.draft_vocab, shape.width))
-        weights = DenseWeights(lib, room_for(parts))
+        weights = Int8Weights(lib, bytes_for(parts))
         layers = _layers(shape, own, weights)
-        model = _model(shape, own, lent, weights, layers, self.draft_ids)
+        model = _model(shape, own, embeddings, weights, layers, self.draft_ids)
         self._outputs: int = model.head.outputs
-        self._held = (weights, layers, self.draft_ids, lent)  # what the C++ side points at
+        self._held = (weights, layers, self.draft_ids, embeddings)  # what the C++ side points at
         self._native = lib.paceline_block_run
-        self._filler = lib.paceline_block_open(c.byref(model), team.handle)
+        self._filler = lib.paceline_block_open(c.byref(model), pool.handle)
         if not self._filler:
             raise ModelError("no memory for the native drafter")
         weakref.finalize(self, lib.paceline_block_close, self._filler).atexit = False
         self._call = _Call(shape)
 
     def read(self, parts: Sequence[TapInput]) -> None:
-        with self._team.busy():
+        with self._pool.busy():
             self._call.need(len(parts))
             held = self._reading(parts)
             self._run(_last_of(parts), parts=len(held))
 
     def fill(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
-        with self._team.busy():
+        with self._pool.busy():
             self._call.need(len(texts))
             filled = self._filling(texts, slots)
             self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> Chains:
-        with self._team.busy():
+    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
+        with self._pool.busy():
             self._call.need(len(places))
-            self._chaining(places, sizes, draws)
+            self._chaining(places, sizes, samples)
             self._run(chains=len(places), steps=max(sizes))
             return self._said(sizes)
 
-    def guess(
+    def draft_chains(
         self,
         parts: Sequence[TapInput],
         texts: Sequence[AnchorContext],
         slots: int,
-        firsts: Sequence[First],
+        firsts: Sequence[SlotStart],
         sizes: Sequence[int],
-        draws: SampleCalls = (),
+        samples: SampleCalls = (),
     ) -> tuple[list[BlockOutput], Chains]:
-        with self._team.busy():
+        with self._pool.busy():
             self._call.need(max(len(parts), len(texts)))
             held = self._reading(parts)
             filled = self._filling(texts, slots)
-            self._chaining(chain_starts(filled, firsts), sizes, draws)
+            self._chaining(chain_starts(filled, firsts), sizes, samples)
             last = max(_last_of(parts), self._end_of(texts))
             self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
             return filled, self._said(sizes)
 
-    def look(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
+    def logits_at(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
         logits = np.empty((len(places), self._outputs), np.float32)
         sizes = [1] * len(places)
-        with self._team.busy():
+        with self._pool.busy():
             self._call.need(len(places))
             self._chaining(places, sizes)
             self._run(chains=len(places), steps=1, logits=logits.ctypes.data)
@@ -178,9 +178,11 @@ class NativeBlock(BlockRunner):
         base = torch.empty(self.shape.block, self._outputs)[:, : self.shape.draft_vocab]
         return BlockOutput(slots, base, torch.empty(self.shape.block, self.shape.width))
 
-    def _chaining(self, places: Sequence[ChainStart], sizes: Sequence[int], draws: SampleCalls = ()) -> None:
+    def _chaining(
+        self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()
+    ) -> None:
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            block, draw = place.block, draws[i] if draws else None
+            block, draw = place.block, samples[i] if samples else None
             if not 0 < size <= block.slots - place.slot:
                 raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
             previous = self._number[place.previous]
@@ -213,11 +215,11 @@ class NativeBlock(BlockRunner):
         logits: int = 0,
     ) -> None:
         """last: the position before which all lies that is computed."""
-        given = self._call.whole(self._turn.up_to(last), parts, texts, slots, chains, steps, logits)
-        self._team.held = self._held, self._team.held  # both: threads may still fetch the old ones
+        given = self._call.whole(self._rotations.up_to(last), parts, texts, slots, chains, steps, logits)
+        self._pool.held = self._held, self._pool.held  # both: threads may still fetch the old ones
         if self._native(self._filler, given):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
-        self._team.held = self._held
+        self._pool.held = self._held
 
 
 def _last_of(parts: Sequence[TapInput]) -> int:
@@ -279,7 +281,7 @@ class _Call:
 
     def whole(
         self,
-        turn: tuple[int, int],
+        rotations: tuple[int, int],
         parts: int,
         texts: int,
         slots: int,
@@ -289,8 +291,8 @@ class _Call:
     ) -> Any:
         """To be given to paceline_block_run. turn: where cosines and sines start."""
         part, text, chain, numbers, sure = self._at
-        reading = parts, self._taps, part, *turn
-        filling = texts, slots, text, *turn
+        reading = parts, self._taps, part, *rotations
+        filling = texts, slots, text, *rotations
         chaining = chains, steps, chain, numbers, sure, logits
         _DRAFTING.pack_into(self._drafting, 0, *reading, *filling, *chaining)
         return self._given
@@ -315,7 +317,7 @@ class _Rotations:
         return self._at
 
 
-def _layers(shape: BlockConfig, own: Mapping[str, Tensor], weights: DenseWeights) -> "c.Array[library.Layer]":
+def _layers(shape: BlockConfig, own: Mapping[str, Tensor], weights: Int8Weights) -> "c.Array[library.Layer]":
     layers = (library.Layer * shape.layers)()
     for i in range(shape.layers):
         for name in ("q", "k", "v", "o", "down"):
@@ -331,8 +333,8 @@ def _layers(shape: BlockConfig, own: Mapping[str, Tensor], weights: DenseWeights
 def _model(
     shape: BlockConfig,
     own: Mapping[str, Tensor],
-    lent: PackedEmbeddings,
-    weights: DenseWeights,
+    embeddings: PackedEmbeddings,
+    weights: Int8Weights,
     layers: Any,
     ids: Tensor,
 ) -> library.BlockModel:
@@ -347,12 +349,12 @@ def _model(
         rank=shape.markov_rank,
         norm_eps=shape.norm_eps,
         attn_scale=shape.head_dim**-0.5,
-        embed_scale=lent.embed_scale,
+        embed_scale=embeddings.embed_scale,
         sure_bias=float(own["sure.bias"]),
         layer=c.addressof(layers),
-        embed=lent.embed.linear,
+        embed=embeddings.embed.linear,
         fc=weights.matrix(own["fc.weight"]),
-        head=weights.matrix(lent.head[ids]),
+        head=weights.matrix(embeddings.head[ids]),
         markov_out=weights.matrix(own["markov_out.weight"]),
         context_norm=weights.floats(own["context_norm.weight"]),
         norm=weights.floats(own["norm.weight"]),

@@ -19,7 +19,7 @@ _FORMAT: Final = ENCODINGS[_ENCODING]
 _HUGE: Final = 2 << 20
 
 
-class DenseWeights:
+class Int8Weights:
     """One stretch of memory, filled front to back; what is handed out points into it."""
 
     def __init__(self, lib: ctypes.CDLL, nbytes: int) -> None:
@@ -87,7 +87,7 @@ class DenseWeights:
         return self.start + start
 
 
-def room_for(sizes: Iterable[tuple[int, ...]]) -> int:
+def bytes_for(sizes: Iterable[tuple[int, ...]]) -> int:
     """Bytes that weights of these sizes take at most, as matrices or as floats."""
     return sum(4 * _up(size[0], UNIT) * _up(prod(size[1:]), GROUP) + 4096 for size in sizes)
 

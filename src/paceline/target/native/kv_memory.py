@@ -12,7 +12,7 @@ from paceline.target.native.library import SUB_BLOCK
 from paceline.target.weights.model_config import ModelConfig
 
 
-class NativeRows:
+class NativeKVMemory:
     """Keys as [layers, kv_heads, sub-blocks, head_dim, 16], values as [layers, kv_heads, slots, head_dim].
 
     Slot s is token s % 16 of sub-block s // 16. Memory is touched only as rows are written.

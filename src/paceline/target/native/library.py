@@ -53,7 +53,7 @@ TILE: Final = 16
 GROUP: Final = 32
 UNIT: Final = 32
 SUB_BLOCK: Final = 16
-MOST_HEAD_DIM: Final = 256
+MAX_HEAD_DIM: Final = 256
 
 
 class Linear(c.Structure):

@@ -22,7 +22,7 @@ from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native.packing import Bytes, Layout, PackedWeights, pack_into, plan
 from paceline.target.weights.checkpoint import Checkpoint
-from paceline.target.weights.tensors import StoredTensor
+from paceline.target.weights.tensors import TensorEntry
 
 VERSION: Final = 2  # of the file: to be raised whenever formats.h or the layout change
 MAGIC: Final = b"paceline packed weights\n"
@@ -36,7 +36,7 @@ log = logging.getLogger("paceline")
 
 def load_packed(
     checkpoint: Checkpoint,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, TensorEntry],
     fingerprint: str,
     lib: ctypes.CDLL,
     four_bits: bool = False,
@@ -44,7 +44,7 @@ def load_packed(
     """From a file that fits and is whole, else packed now. four_bits: see `plan`."""
     layout = plan(tensors, four_bits)
     path = home() / "packed" / f"{fingerprint[:32]}{'-4bit' * four_bits}.bin"
-    key = _key(layout, fingerprint, {stored.file for stored in tensors.values()})
+    key = _key(layout, fingerprint, {entry.file for entry in tensors.values()})
     data = _read(path, key, layout.nbytes, lib)
     if data is None:
         data = _pack(path, key, layout, checkpoint, tensors, lib)
@@ -123,7 +123,7 @@ def _pack(
     key: bytes,
     layout: Layout,
     checkpoint: Checkpoint,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, TensorEntry],
     lib: ctypes.CDLL,
 ) -> Bytes:
     """Into a new file that gets its name when it is whole, or into memory where no file can be written."""

@@ -15,7 +15,7 @@ from paceline.target.native.library import (
     CODE_BYTES,
     ENCODINGS,
     GROUP,
-    MOST_HEAD_DIM,
+    MAX_HEAD_DIM,
     SCALE_BYTES,
     SCALE_GROUPS,
     TILE,
@@ -24,7 +24,7 @@ from paceline.target.native.library import (
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import half_rotation
-from paceline.target.weights.tensors import StoredTensor, read_raw, read_tensor
+from paceline.target.weights.tensors import TensorEntry, read_raw, read_tensor
 
 Bytes = NDArray[np.uint8]
 
@@ -87,34 +87,34 @@ class PackedWeights:
         return None if found is None else self._start + found.offset
 
 
-def reason_against(shape: ModelConfig, tensors: Mapping[str, StoredTensor], quantise: bool) -> str | None:
+def unsupported_reason(shape: ModelConfig, tensors: Mapping[str, TensorEntry], quantise: bool) -> str | None:
     """Why a model cannot run natively, or None. quantise: whether float weights may be rounded."""
     if shape.architecture not in ("llama", "mistral", "qwen2", "qwen3"):
         return f"the {shape.architecture} family is not known to it"
     if any(shape.local_layers):
         return "it knows no sliding windows"
-    if shape.head_dim % GROUP or shape.head_dim > MOST_HEAD_DIM:
-        return f"heads of {shape.head_dim}: it wants a multiple of {GROUP}, at most {MOST_HEAD_DIM}"
-    for name, stored in tensors.items():
+    if shape.head_dim % GROUP or shape.head_dim > MAX_HEAD_DIM:
+        return f"heads of {shape.head_dim}: it wants a multiple of {GROUP}, at most {MAX_HEAD_DIM}"
+    for name, entry in tensors.items():
         if _part(name) not in MATRICES:
             continue
-        if stored.encoding in FLOATS:
+        if entry.encoding in FLOATS:
             if not quantise:
-                return f"{name} is {stored.encoding}; dtype=int8 would round such weights to 8 bits"
-        elif stored.encoding not in ENCODINGS:
-            return f"{name} is {stored.encoding}"
+                return f"{name} is {entry.encoding}; dtype=int8 would round such weights to 8 bits"
+        elif entry.encoding not in ENCODINGS:
+            return f"{name} is {entry.encoding}"
     return None
 
 
-def plan(tensors: Mapping[str, StoredTensor], four_bits: bool = False) -> Layout:
+def plan(tensors: Mapping[str, TensorEntry], four_bits: bool = False) -> Layout:
     """four_bits: whatever takes more is rounded to 4 bits a weight."""
     cursor = _Cursor()
-    encodings = {name: encoding_of(stored, four_bits) for name, stored in tensors.items()}
+    encodings = {name: encoding_of(entry, four_bits) for name, entry in tensors.items()}
     matrices: dict[str, Matrix] = {}
     vectors: dict[str, Vector] = {}
-    for name, stored in tensors.items():
+    for name, entry in tensors.items():
         if _part(name) not in MATRICES:
-            length = _up(stored.elements, UNIT)
+            length = _up(entry.elements, UNIT)
             vectors[name] = Vector(cursor.take(4 * length), length)
         elif _part(name) == "up" and _paired(encodings, name):
             gate = matrices[name.removesuffix("up") + "gate"]
@@ -123,7 +123,7 @@ def plan(tensors: Mapping[str, StoredTensor], four_bits: bool = False) -> Layout
             )
         else:
             wide = _part(name) == "gate" and _paired(encodings, name.removesuffix("gate") + "up")
-            matrices[name] = _matrix(stored, encodings[name], cursor, 2 if wide else 1)
+            matrices[name] = _matrix(entry, encodings[name], cursor, 2 if wide else 1)
     return Layout(matrices, vectors, cursor.at)
 
 
@@ -132,10 +132,10 @@ def _paired(encodings: Mapping[str, str], up: str) -> bool:
     return encodings[up] == encodings[up.removesuffix("up") + "gate"]
 
 
-def _matrix(stored: StoredTensor, encoding: str, cursor: "_Cursor", woven: int) -> Matrix:
+def _matrix(entry: TensorEntry, encoding: str, cursor: "_Cursor", woven: int) -> Matrix:
     """woven: how many matrices share the stretch of memory."""
     kind = ENCODINGS[encoding]
-    outputs, inputs = _up(stored.shape[0], UNIT), _up(stored.shape[1], GROUP)
+    outputs, inputs = _up(entry.shape[0], UNIT), _up(entry.shape[1], GROUP)
     groups = inputs // GROUP
     codes, scales = groups * CODE_BYTES[kind], groups // SCALE_GROUPS[kind] * SCALE_BYTES[kind]
     tiles = woven * outputs // TILE
@@ -150,10 +150,10 @@ def _matrix(stored: StoredTensor, encoding: str, cursor: "_Cursor", woven: int) 
     )
 
 
-def encoding_of(stored: StoredTensor, four_bits: bool = False) -> str:
-    if four_bits and not stored.encoding.startswith(("Q4", "Q3")):
+def encoding_of(entry: TensorEntry, four_bits: bool = False) -> str:
+    if four_bits and not entry.encoding.startswith(("Q4", "Q3")):
         return TO_FOUR_BITS
-    return "F32" if stored.encoding in FLOATS else stored.encoding
+    return "F32" if entry.encoding in FLOATS else entry.encoding
 
 
 class _Cursor:
@@ -178,7 +178,7 @@ def pack_into(
     data: Bytes,
     layout: Layout,
     checkpoint: Checkpoint,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, TensorEntry],
     lib: ctypes.CDLL,
     packed: Callable[[], object] = lambda: None,
 ) -> None:
@@ -197,16 +197,16 @@ def _pack(
     matrix: Matrix,
     data: Bytes,
     checkpoint: Checkpoint,
-    stored: StoredTensor,
+    entry: TensorEntry,
     lib: ctypes.CDLL,
     pool: ThreadPoolExecutor,
 ) -> None:
-    raw = _raw_rows(stored, matrix.encoding, pool)
+    raw = _raw_rows(entry, matrix.encoding, pool)
     order = np.full(matrix.outputs, -1, np.int32)
-    order[: stored.shape[0]] = _row_order(name, checkpoint, stored.shape[0])
+    order[: entry.shape[0]] = _row_order(name, checkpoint, entry.shape[0])
     linear = _linear(matrix, data.ctypes.data)
     encoding = list(library.ENCODINGS).index(matrix.encoding)
-    groups = -(-stored.shape[1] // library.GROUP)
+    groups = -(-entry.shape[1] // library.GROUP)
 
     def pack_from(tile: int) -> None:
         end = min(tile + _TILES, matrix.outputs // library.TILE)
@@ -217,11 +217,11 @@ def _pack(
         pass
 
 
-def _raw_rows(stored: StoredTensor, encoding: str, pool: ThreadPoolExecutor) -> NDArray[Any]:
-    if encoding == stored.encoding and encoding not in FLOATS:
-        return read_raw(stored).reshape(stored.shape[0], -1)
-    dense = read_tensor(stored, torch.float32, pool).numpy()
-    surplus = -stored.shape[1] % library.GROUP
+def _raw_rows(entry: TensorEntry, encoding: str, pool: ThreadPoolExecutor) -> NDArray[Any]:
+    if encoding == entry.encoding and encoding not in FLOATS:
+        return read_raw(entry).reshape(entry.shape[0], -1)
+    dense = read_tensor(entry, torch.float32, pool).numpy()
+    surplus = -entry.shape[1] % library.GROUP
     return np.ascontiguousarray(np.pad(dense, ((0, 0), (0, surplus))))
 
 
@@ -234,13 +234,13 @@ def _row_order(name: str, checkpoint: Checkpoint, rows: int) -> NDArray[np.int32
 
 
 def _vector(
-    name: str, vector: Vector, checkpoint: Checkpoint, stored: StoredTensor, pool: ThreadPoolExecutor
+    name: str, vector: Vector, checkpoint: Checkpoint, entry: TensorEntry, pool: ThreadPoolExecutor
 ) -> NDArray[np.float32]:
     values = np.zeros(vector.length, np.float32)
-    dense = read_tensor(stored, torch.float32, pool).numpy() + np.float32(
+    dense = read_tensor(entry, torch.float32, pool).numpy() + np.float32(
         checkpoint.norm_shift if name.endswith("norm") else 0.0
     )
-    values[: stored.elements] = dense[_row_order(name, checkpoint, stored.elements)]
+    values[: entry.elements] = dense[_row_order(name, checkpoint, entry.elements)]
     return values
 
 

@@ -16,17 +16,17 @@ from paceline.errors import ModelError
 from paceline.heads.block import BlockConfig
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.target import hardware
-from paceline.target.base import Fed, PagedTarget, check_layers
+from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import BLOCK, PagedCache, blocks_in
 from paceline.target.native import library
-from paceline.target.native.batch import NativeBatch, Spares
-from paceline.target.native.block_head import NativeBlock, reason_against
+from paceline.target.native.batch import NativeBatch, ScratchBlocks
+from paceline.target.native.block_head import NativeBlock, unsupported_reason
 from paceline.target.native.embeddings import PackedEmbeddings, packed_embeddings
-from paceline.target.native.kv_memory import NativeRows
+from paceline.target.native.kv_memory import NativeKVMemory
 from paceline.target.native.library import SUB_BLOCK
 from paceline.target.native.packing import PackedWeights
-from paceline.target.native.threads import NativeTeam
+from paceline.target.native.threads import ThreadPool
 from paceline.target.weights.model_config import ModelConfig, layer_share
 from paceline.types import NO_DRAFT, Feed, Scores
 
@@ -38,11 +38,11 @@ log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed(Fed):
+class _FeedRecord(FeedRecord):
     slots: list[int]  # where each node of the draft is
 
 
-class NativeTarget(PagedTarget[_Fed]):
+class NativeTarget(PagedTarget[_FeedRecord]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks, threads or the cache."""
 
     invariant_rows = 2**31
@@ -60,17 +60,17 @@ class NativeTarget(PagedTarget[_Fed]):
         self.threads = config.threads or hardware.cores()
         blocks = blocks_in(config.cache_mb, shape, _HALF)
         spare = SPARE * config.max_batch
-        self._rows = NativeRows(shape, blocks * BLOCK + spare * SUB_BLOCK)
-        super().__init__(PagedCache(self._rows, blocks), shape.max_context)
-        self._spares = Spares(blocks * BLOCK // SUB_BLOCK, spare)
+        self._kv = NativeKVMemory(shape, blocks * BLOCK + spare * SUB_BLOCK)
+        super().__init__(PagedCache(self._kv, blocks), shape.max_context)
+        self._scratch = ScratchBlocks(blocks * BLOCK // SUB_BLOCK, spare)
         self._rope = _RopeTable(shape)
-        self.team = NativeTeam(path, self.threads)
-        self._lib = self.team.lib
+        self.pool = ThreadPool(path, self.threads)
+        self._lib = self.pool.lib
         self._embeddings = packed_embeddings(self._lib, shape, weights, fingerprint)
         layers = _layers(shape, weights)
         self._held = (weights, layers)  # what the C++ side points at
-        model = _model(shape, weights, self._rows, layers)
-        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.team.handle)
+        model = _model(shape, weights, self._kv, layers)
+        self._decoder = self._lib.paceline_open(ctypes.byref(model), self.pool.handle)
         if not self._decoder:
             raise ModelError("no memory for the native engine: give a smaller cache_mb")
         weakref.finalize(self, self._lib.paceline_close, self._decoder).atexit = False
@@ -86,17 +86,17 @@ class NativeTarget(PagedTarget[_Fed]):
         if head.card.kind != "block":
             return None
         shape = cast(BlockConfig, head.card.shape)
-        against = reason_against(shape, self.shape)
+        against = unsupported_reason(shape, self.shape)
         if against:
             log.warning("the block drafter runs on torch, which is slower here: %s", against)
             return None
-        return NativeBlock(shape, head.draft_ids, head.weights, self._embeddings, self.team)
+        return NativeBlock(shape, head.draft_ids, head.weights, self._embeddings, self.pool)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
             depth = max(map(len, feed.draft.paths()), default=0)
             self._cache.extend(feed.seq_id, len(feed.tokens) + depth)
-        self._spares.reset()
+        self._scratch.reset()
         parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
         starts, firsts = [0], [0]
         batch = NativeBatch()
@@ -118,28 +118,28 @@ class NativeTarget(PagedTarget[_Fed]):
         self._reserve_skip_rows(feeds, starts)
         batch = NativeBatch()
         for feed, start in zip(feeds, starts, strict=True):
-            batch.add(feed, start, self._cache.table(feed.seq_id), BLOCK, self._spares)
+            batch.add(feed, start, self._cache.table(feed.seq_id), BLOCK, self._scratch)
         logits, _ = self._run(batch, (), layers)
         return Scores(torch.from_numpy(logits), tuple(range(len(feeds))))
 
-    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _Fed) -> None:
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
         found = [fed.slots[node] for node in path]
         wanted = self._cache.slots(seq_id, start, start + len(path))
         if found != wanted:
-            self._rows.move(found, wanted)
+            self._kv.move(found, wanted)
 
     def _fill_with_noise(self, slots: list[int]) -> None:
-        self._rows.fill_with_noise(slots)
+        self._kv.fill_with_noise(slots)
 
     def _release_memory(self) -> None:
-        self._rows.release()
+        self._kv.release()
 
     def _add(self, batch: NativeBatch, piece: Feed, feed: Feed, offset: int) -> None:
         base = self._cache.length(feed.seq_id)
         table = self._cache.table(feed.seq_id)
-        node = batch.add(piece, base + offset, table, BLOCK, self._spares)
+        node = batch.add(piece, base + offset, table, BLOCK, self._scratch)
         slots = [batch.writes[node + i][0] for i in range(len(piece.draft))]
-        self._fed[feed.seq_id] = _Fed(base, tuple(feed.tokens), feed.draft, slots)
+        self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, slots)
 
     def _run(
         self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int] | None = None
@@ -177,7 +177,7 @@ class NativeTarget(PagedTarget[_Fed]):
             **{name: array.ctypes.data for name, array in held.items()},
         )
         self._check(batch, tapped, layers)
-        with self.team.busy():
+        with self.pool.busy():
             failed = self._lib.paceline_forward(self._decoder, ctypes.byref(run))
         if failed:
             raise ModelError(
@@ -232,7 +232,7 @@ def _layers(shape: ModelConfig, weights: PackedWeights) -> "ctypes.Array[library
     return layers
 
 
-def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeRows, layers: Any) -> library.Model:
+def _model(shape: ModelConfig, weights: PackedWeights, rows: NativeKVMemory, layers: Any) -> library.Model:
     embed = weights.matrix("embed")
     return library.Model(
         layers=shape.layers,

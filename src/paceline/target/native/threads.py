@@ -10,7 +10,7 @@ from paceline.errors import ModelError
 from paceline.target.native import library
 
 
-class NativeTeam:
+class ThreadPool:
     """One pass at a time, in the process that made it."""
 
     def __init__(self, path: str, threads: int) -> None:
@@ -23,7 +23,7 @@ class NativeTeam:
         self.held: object = None  # the weights that threads fetch while nobody has work for them
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
-        _TEAMS.add(self)
+        _POOLS.add(self)
 
     def busy(self) -> threading.Lock:
         """To be held during a pass."""
@@ -33,16 +33,16 @@ class NativeTeam:
             )
         return self._one_at_a_time
 
-    def fetch_no_more(self) -> None:
+    def stop_prefetching(self) -> None:
         if os.getpid() == self._process:  # in a forked one its threads are not there
             self.lib.paceline_fetch_no_more(self.handle)
 
 
-_TEAMS: Final = weakref.WeakSet[NativeTeam]()
+_POOLS: Final = weakref.WeakSet[ThreadPool]()
 
 
 @atexit.register
 def _before_weights_are_freed() -> None:
     """Threads outlive every object of the interpreter: one may still be inside a pass, so none is ended."""
-    for team in list(_TEAMS):
-        team.fetch_no_more()
+    for pool in list(_POOLS):
+        pool.stop_prefetching()

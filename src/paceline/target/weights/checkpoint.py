@@ -1,4 +1,4 @@
-"""A model on disk, whatever its format: its shape, and where each tensor lies."""
+"""A model on disk, independent of its format: its configuration and its tensor entries."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Final
 
 from paceline.errors import CorruptModel, UnknownArchitecture
 from paceline.target.weights.model_config import ModelConfig
-from paceline.target.weights.tensors import StoredTensor
+from paceline.target.weights.tensors import TensorEntry
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 
@@ -16,8 +16,8 @@ FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 class Checkpoint:
     source: str  # name of the file or folder, for messages
     shape: ModelConfig
-    tensors: Mapping[str, StoredTensor]  # by canonical name
-    unplaced: tuple[str, ...]  # tensors that have no canonical name
+    tensors: Mapping[str, TensorEntry]  # by canonical name
+    unmapped: tuple[str, ...]  # tensors that have no canonical name
     tied: bool  # the head is the embedding
     interleaved: bool  # rows of q and k lie in the order of the interleaved RoPE
     norm_shift: float  # to add to norm weights
@@ -25,7 +25,7 @@ class Checkpoint:
 
 
 class Fields:
-    """Values that came with a model, checked as they are read. None counts as absent."""
+    """Metadata of a model, checked as it is read. None counts as absent."""
 
     def __init__(self, source: str, values: Mapping[str, object], prefix: str = "") -> None:
         self.source, self.values, self.prefix = source, values, prefix
@@ -33,27 +33,27 @@ class Fields:
     def raw(self, key: str) -> object:
         return self.values.get(self.prefix + key)
 
-    def whole(self, key: str, default: int | None = None, most: int = 2**31) -> int:
-        value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.unusable(key, value, f"a whole number from 1 to {most}")
+    def integer(self, key: str, default: int | None = None, maximum: int = 2**31) -> int:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+            raise self.unusable(key, value, f"a whole number from 1 to {maximum}")
         return value
 
-    def number(self, key: str, default: float | None = None, most: float = sys.float_info.max) -> float:
-        value = self._given(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            raise self.unusable(key, value, f"a number above 0, at most {most:.3g}")
+    def number(self, key: str, default: float | None = None, maximum: float = sys.float_info.max) -> float:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum:
+            raise self.unusable(key, value, f"a number above 0, at most {maximum:.3g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._given(key, default)
+        value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.unusable(key, value, "true or false")
         return value
 
     def fields(self, key: str) -> "Fields":
         """A nested table; an empty one where there is none."""
-        value = self._given(key, {})
+        value = self._value(key, {})
         if not isinstance(value, Mapping):
             raise self.unusable(key, value, "a table")
         return Fields(self.source, value)
@@ -62,13 +62,13 @@ class Fields:
         found = f"is {str(value)[:40]!r}" if value is not None else "is missing"
         return CorruptModel(f"{self.source}: {self.prefix}{key} {found}, expected {expected}; pull it again")
 
-    def _given(self, key: str, default: object) -> object:
+    def _value(self, key: str, default: object) -> object:
         value = self.raw(key)
         return default if value is None else value
 
 
 def unsupported(source: str, what: str) -> UnknownArchitecture:
-    """What a file asks of the forward pass and it cannot do."""
+    """what: a feature of the model that the forward pass does not have."""
     return UnknownArchitecture(f"{source} needs {what}, which paceline cannot run; use another model")
 
 

@@ -14,7 +14,7 @@ from paceline.errors import CorruptModel
 from paceline.gguf_header import GgufHeader, read_header
 from paceline.target.weights.checkpoint import Checkpoint, Fields, require_family, unsupported
 from paceline.target.weights.model_config import ModelConfig, Rope
-from paceline.target.weights.tensors import StoredTensor, read_tensor, require_whole
+from paceline.target.weights.tensors import TensorEntry, read_tensor, require_whole
 
 FAMILIES: Final = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral models come as llama
 EMBED: Final = "token_embd.weight"
@@ -47,32 +47,32 @@ PARTS: Final = {
 def open_gguf(path: Path) -> Checkpoint:
     header = read_header(path, long_arrays=False)
     family = require_family(path.name, header.metadata.get("general.architecture"), FAMILIES)
-    if Fields(path.name, header.metadata).whole("split.count", 1) > 1:
+    if Fields(path.name, header.metadata).integer("split.count", 1) > 1:
         raise unsupported(path.name, "the other files it was split into")
-    stored = _stored(path, header)
-    named = {name: _canonical(name) for name in stored if name != ROPE_DIVISORS}
+    entries = _entries(path, header)
+    named = {name: _canonical(name) for name in entries if name != ROPE_DIVISORS}
     return Checkpoint(
         source=path.name,
-        shape=_shape(path, family, Fields(path.name, header.metadata, f"{family}."), stored),
-        tensors={canonical: stored[name] for name, canonical in named.items() if canonical},
-        unplaced=tuple(name for name, canonical in named.items() if not canonical),
-        tied="output.weight" not in stored,
+        shape=_shape(path, family, Fields(path.name, header.metadata, f"{family}."), entries),
+        tensors={canonical: entries[name] for name, canonical in named.items() if canonical},
+        unmapped=tuple(name for name, canonical in named.items() if not canonical),
+        tied="output.weight" not in entries,
         interleaved=family == "llama",  # the converter reorders q and k of this family alone
         norm_shift=0.0,  # the converter has added gemma's 1 already
         identity=header.raw,
     )
 
 
-def _stored(path: Path, header: GgufHeader) -> dict[str, StoredTensor]:
-    """The file's tensors, once each can be read and all of it is there."""
-    stored = {
-        name: StoredTensor(path, name, info.encoding, info.shape, info.offset)
+def _entries(path: Path, header: GgufHeader) -> dict[str, TensorEntry]:
+    """The file's tensors; raises unless each has a known encoding and lies within the file."""
+    entries = {
+        name: TensorEntry(path, name, info.encoding, info.shape, info.offset)
         for name, info in header.tensors.items()
     }
-    for tensor in stored.values():
+    for tensor in entries.values():
         tensor.require_readable()
-    require_whole(path, {name: tensor.offset + tensor.nbytes for name, tensor in stored.items()})
-    return stored
+    require_whole(path, {name: tensor.offset + tensor.nbytes for name, tensor in entries.items()})
+    return entries
 
 
 def _canonical(name: str) -> str | None:
@@ -83,31 +83,31 @@ def _canonical(name: str) -> str | None:
     return f"layers.{int(found[1])}.{part}" if found and part else None
 
 
-def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, StoredTensor]) -> ModelConfig:
+def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, TensorEntry]) -> ModelConfig:
     if EMBED not in tensors:
         raise CorruptModel(f"{path.name} has no tensor {EMBED}; pull it again")
-    width, heads = keys.whole("embedding_length"), keys.whole("attention.head_count")
-    head_dim = keys.whole("attention.key_length", max(1, width // heads))
+    width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", max(1, width // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
-        if keys.whole(key, head_dim) != head_dim:
+        if keys.integer(key, head_dim) != head_dim:
             raise unsupported(path.name, f"{family}.{key} other than the key length {head_dim}")
     shape = ModelConfig(
         architecture=family,
-        layers=keys.whole("block_count", most=1000),
+        layers=keys.integer("block_count", maximum=1000),
         width=width,
         heads=heads,
-        kv_heads=keys.whole("attention.head_count_kv", heads),
+        kv_heads=keys.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        ff_width=keys.whole("feed_forward_length"),
+        ff_width=keys.integer("feed_forward_length"),
         vocab_size=tensors[EMBED].shape[0],
-        max_context=keys.whole("context_length"),
+        max_context=keys.integer("context_length"),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=_rope(keys, tensors.get(ROPE_DIVISORS), head_dim),
     )
     return _gemma3(shape, keys) if family == "gemma3" else shape
 
 
-def _rope(keys: Fields, divisors: StoredTensor | None, head_dim: int) -> Rope:
+def _rope(keys: Fields, divisors: TensorEntry | None, head_dim: int) -> Rope:
     theta = keys.number("rope.freq_base", 10_000.0)
     kind = keys.raw("rope.scaling.type") or "none"
     if kind not in ("none", "linear"):
@@ -118,18 +118,18 @@ def _rope(keys: Fields, divisors: StoredTensor | None, head_dim: int) -> Rope:
     return Rope(theta, "linear", factor) if kind == "linear" and factor != 1 else Rope(theta)
 
 
-def _read_divisors(stored: StoredTensor, head_dim: int) -> tuple[float, ...]:
-    if stored.shape != (head_dim // 2,):
+def _read_divisors(entry: TensorEntry, head_dim: int) -> tuple[float, ...]:
+    if entry.shape != (head_dim // 2,):
         raise CorruptModel(
-            f"{stored.file.name}: {stored.name} has shape {list(stored.shape)}, expected [{head_dim // 2}]; "
+            f"{entry.file.name}: {entry.name} has shape {list(entry.shape)}, expected [{head_dim // 2}]; "
             "pull it again"
         )
     with ThreadPoolExecutor(1) as pool:
-        return tuple(read_tensor(stored, torch.float32, pool).tolist())
+        return tuple(read_tensor(entry, torch.float32, pool).tolist())
 
 
 def _gemma3(shape: ModelConfig, keys: Fields) -> ModelConfig:
-    """What every gemma3 has, most of which the file does not say."""
+    """Properties of every gemma3, most of which the file does not state."""
     if keys.raw("final_logit_softcapping"):
         raise unsupported(keys.source, "soft-capped logits")
     # The reference divides by sqrt(width / heads) at 27B and by sqrt(head_dim) at the other sizes.
@@ -137,7 +137,7 @@ def _gemma3(shape: ModelConfig, keys: Fields) -> ModelConfig:
     return replace(
         shape,
         local_rope=Rope(keys.number("rope.freq_base_swa", 10_000.0)),
-        window=keys.whole("attention.sliding_window"),
+        window=keys.integer("attention.sliding_window"),
         local_layers=_local_layers(shape.layers, keys),
         activation="gelu_tanh",
         embed_scale=sqrt(shape.width),
@@ -146,11 +146,11 @@ def _gemma3(shape: ModelConfig, keys: Fields) -> ModelConfig:
 
 
 def _local_layers(layers: int, keys: Fields) -> tuple[bool, ...]:
-    """Every sixth layer attends to everything, unless the file says otherwise."""
+    """Every sixth layer has full attention, unless the file says otherwise."""
     key = "attention.sliding_window_pattern"
     listed = keys.raw(key)
     if not isinstance(listed, list):
-        period = keys.whole(key, 6)
+        period = keys.integer(key, 6)
         return tuple((i + 1) % period != 0 for i in range(layers))
     if len(listed) != layers:
         raise keys.unusable(key, listed, f"{layers} values")

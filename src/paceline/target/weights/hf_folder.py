@@ -10,8 +10,8 @@ from typing import Final
 from paceline.errors import CorruptModel
 from paceline.target.weights.checkpoint import FAMILIES, Checkpoint, Fields, require_family, unsupported
 from paceline.target.weights.model_config import ModelConfig, Rope
-from paceline.target.weights.safetensors import read_json, stored_tensors
-from paceline.target.weights.tensors import StoredTensor
+from paceline.target.weights.safetensors import read_json, tensor_entries
+from paceline.target.weights.tensors import TensorEntry
 
 CONFIG: Final = "config.json"
 EMBED: Final = "embed_tokens.weight"
@@ -22,7 +22,7 @@ GEMMA3_TYPES: Final = (
     "gemma3",
 )  # the text model alone, and the one with a vision tower beside it
 
-# What the reference configurations assume where config.json is silent.
+# Defaults of the reference configurations, where config.json has no value.
 DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -73,14 +73,16 @@ GEMMA3_PARTS: Final = PARTS | {
 def open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / CONFIG)
     family, text = _family(folder, config)
-    stored = stored_tensors(folder)
+    entries = tensor_entries(folder)
     tied = text.flag("tie_word_embeddings", family == "gemma3")
-    tensors, unplaced = _place(folder, stored, GEMMA3_PARTS if family == "gemma3" else PARTS, tied)
+    tensors, unmapped = _canonical_entries(
+        folder, entries, GEMMA3_PARTS if family == "gemma3" else PARTS, tied
+    )
     return Checkpoint(
         source=folder.name,
         shape=_shape(family, text),
         tensors=tensors,
-        unplaced=unplaced,
+        unmapped=unmapped,
         tied=tied,
         interleaved=False,
         norm_shift=1.0 if family == "gemma3" else 0.0,
@@ -98,26 +100,26 @@ def _family(folder: Path, config: Mapping[str, object]) -> tuple[str, Fields]:
     return "gemma3", Fields(CONFIG, {**DEFAULTS["gemma3"], **config, **nested})
 
 
-def _place(
-    folder: Path, stored: Mapping[str, StoredTensor], parts: Mapping[str, str], tied: bool
-) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Canonical names for the text model's tensors, and those among them that have none."""
-    embed = next((name for name in stored if name.endswith(EMBED)), None)
+def _canonical_entries(
+    folder: Path, entries: Mapping[str, TensorEntry], parts: Mapping[str, str], tied: bool
+) -> tuple[dict[str, TensorEntry], tuple[str, ...]]:
+    """The text model's tensors by canonical name, and the names of those that have none."""
+    embed = next((name for name in entries if name.endswith(EMBED)), None)
     if embed is None:
         raise CorruptModel(f"{folder.name} has no tensor {EMBED}; pull it again")
     prefix = embed.removesuffix(EMBED)
-    placed, unplaced = {}, []
-    for name, tensor in stored.items():
+    by_name, unmapped = {}, []
+    for name, tensor in entries.items():
         if name.endswith(HEAD):
             if not tied:
-                placed["head"] = tensor
+                by_name["head"] = tensor
         elif name.startswith(prefix) and not name.endswith(UNUSED):
             canonical = _canonical(name.removeprefix(prefix), parts)
             if canonical is None:
-                unplaced.append(name)
+                unmapped.append(name)
             else:
-                placed[canonical] = tensor
-    return placed, tuple(unplaced)
+                by_name[canonical] = tensor
+    return by_name, tuple(unmapped)
 
 
 def _canonical(name: str, parts: Mapping[str, str]) -> str | None:
@@ -129,18 +131,18 @@ def _canonical(name: str, parts: Mapping[str, str]) -> str | None:
 
 
 def _shape(family: str, text: Fields) -> ModelConfig:
-    width, heads = text.whole("hidden_size"), text.whole("num_attention_heads")
-    context = text.whole("max_position_embeddings")
+    width, heads = text.integer("hidden_size"), text.integer("num_attention_heads")
+    context = text.integer("max_position_embeddings")
     _require_activation(text, "gelu_pytorch_tanh" if family == "gemma3" else "silu")
     shape = ModelConfig(
         architecture=family,
-        layers=text.whole("num_hidden_layers", most=1000),
+        layers=text.integer("num_hidden_layers", maximum=1000),
         width=width,
         heads=heads,
-        kv_heads=text.whole("num_key_value_heads", heads),
-        head_dim=text.whole("head_dim", max(1, width // heads)),
-        ff_width=text.whole("intermediate_size"),
-        vocab_size=text.whole("vocab_size"),
+        kv_heads=text.integer("num_key_value_heads", heads),
+        head_dim=text.integer("head_dim", max(1, width // heads)),
+        ff_width=text.integer("intermediate_size"),
+        vocab_size=text.integer("vocab_size"),
         max_context=context,
         norm_eps=text.number("rms_norm_eps", 1e-6),
         rope=_rope(text, 1e6 if family == "gemma3" else 1e4, context),
@@ -148,7 +150,7 @@ def _shape(family: str, text: Fields) -> ModelConfig:
     if family == "gemma3":
         return _gemma3(shape, text)
     local = _local_layers(family, text, shape.layers)
-    return replace(shape, window=text.whole("sliding_window"), local_layers=local) if any(local) else shape
+    return replace(shape, window=text.integer("sliding_window"), local_layers=local) if any(local) else shape
 
 
 def _require_activation(text: Fields, expected: str) -> None:
@@ -177,21 +179,21 @@ def _rope(text: Fields, default_theta: float, context: int) -> Rope:
             rope.number("factor"),
             rope.number("low_freq_factor"),
             rope.number("high_freq_factor"),
-            rope.whole("original_max_position_embeddings", context),
+            rope.integer("original_max_position_embeddings", context),
         )
     raise unsupported(text.source, f"RoPE scaling {str(kind)[:40]!r}")
 
 
 def _local_layers(family: str, text: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers attend to the sliding window only."""
+    """True for layers that attend to the sliding window only."""
     if family == "mistral":
         return (text.raw("sliding_window") is not None,) * layers
     if family == "gemma3":
-        period = text.whole("sliding_window_pattern", text.whole("_sliding_window_pattern", 6))
+        period = text.integer("sliding_window_pattern", text.integer("_sliding_window_pattern", 6))
         return _listed_layers(text, layers) or tuple((i + 1) % period != 0 for i in range(layers))
     if family == "llama" or not text.flag("use_sliding_window", False):
         return ()
-    first = text.whole("max_window_layers", 28)
+    first = text.integer("max_window_layers", 28)
     return _listed_layers(text, layers) or tuple(i >= first for i in range(layers))
 
 
@@ -214,7 +216,7 @@ def _gemma3(shape: ModelConfig, text: Fields) -> ModelConfig:
     return replace(
         shape,
         local_rope=Rope(local.number("rope_theta", text.number("rope_local_base_freq", 1e4))),
-        window=text.whole("sliding_window"),
+        window=text.integer("sliding_window"),
         local_layers=_local_layers("gemma3", text, shape.layers),
         activation="gelu_tanh",
         embed_scale=sqrt(shape.width),

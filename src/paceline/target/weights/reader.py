@@ -15,7 +15,7 @@ from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.gguf import open_gguf
 from paceline.target.weights.hf_folder import open_folder
 from paceline.target.weights.model_config import ModelConfig, Weights
-from paceline.target.weights.tensors import StoredTensor, fingerprint, read_tensor
+from paceline.target.weights.tensors import TensorEntry, fingerprint, read_tensor
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
@@ -42,18 +42,18 @@ def load_embeddings(path: Path, dtype: torch.dtype = torch.float32) -> DenseTarg
     """The weights that draft heads borrow, decoded as `load` decodes them; no other tensor is read."""
     try:
         checkpoint = open_checkpoint(path)
-        placed = dict(placed_tensors(checkpoint))
-        mark = fingerprint(checkpoint.identity, placed.items())
+        entries = dict(canonical_tensors(checkpoint))
+        digest = fingerprint(checkpoint.identity, entries.items())
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             tensors = {
-                name: read_placed(checkpoint, name, placed[name], dtype, pool)
+                name: read_canonical(checkpoint, name, entries[name], dtype, pool)
                 for name in ("embed", "norm", "head")
-                if name in placed
+                if name in entries
             }
     except OSError as error:
         raise ModelError.unreadable(path, error) from error
     embed, scale = tensors["embed"], rounded(checkpoint.shape, dtype).embed_scale
-    return DenseTargetEmbeddings(embed, tensors.get("head", embed), tensors["norm"], mark, scale)
+    return DenseTargetEmbeddings(embed, tensors.get("head", embed), tensors["norm"], digest, scale)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -65,17 +65,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress | None) -> Weights:
-    placed = dict(placed_tensors(checkpoint))
-    total, done = sum(stored.nbytes for stored in placed.values()), 0
+    entries = dict(canonical_tensors(checkpoint))
+    total, done = sum(entry.nbytes for entry in entries.values()), 0
     tensors: dict[str, Tensor] = {}
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for name, stored in placed.items():
-            tensors[name] = read_placed(checkpoint, name, stored, dtype, pool)
-            done += stored.nbytes
+        for name, entry in entries.items():
+            tensors[name] = read_canonical(checkpoint, name, entry, dtype, pool)
+            done += entry.nbytes
             if progress is not None:
                 progress(done, total)
     return Weights(
-        rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, placed.items())
+        rounded(checkpoint.shape, dtype), tensors, fingerprint(checkpoint.identity, entries.items())
     )
 
 
@@ -84,13 +84,13 @@ def rounded(shape: ModelConfig, dtype: torch.dtype) -> ModelConfig:
     return replace(shape, embed_scale=torch.tensor(shape.embed_scale).float().to(dtype).item())
 
 
-def read_placed(
-    checkpoint: Checkpoint, name: str, stored: StoredTensor, dtype: torch.dtype, pool: Executor
+def read_canonical(
+    checkpoint: Checkpoint, name: str, entry: TensorEntry, dtype: torch.dtype, pool: Executor
 ) -> Tensor:
     part, shape = name.rpartition(".")[2], checkpoint.shape
     if part.endswith("norm") and checkpoint.norm_shift:
-        return (read_tensor(stored, torch.float32, pool) + checkpoint.norm_shift).to(dtype)
-    tensor = read_tensor(stored, dtype, pool)
+        return (read_tensor(entry, torch.float32, pool) + checkpoint.norm_shift).to(dtype)
+    tensor = read_tensor(entry, dtype, pool)
     if checkpoint.interleaved and part in ("q", "k", "q_bias", "k_bias"):
         return half_rotation(tensor, shape.heads if part[0] == "q" else shape.kv_heads)
     return tensor
@@ -102,28 +102,28 @@ def half_rotation(rows: Tensor, heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
-def placed_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, StoredTensor]]:
+def canonical_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, TensorEntry]]:
     """Every tensor the forward pass needs, present and of the right shape, and no other."""
     _require_consistent(checkpoint.source, checkpoint.shape)
     expected = _expected(checkpoint)
-    surplus = [*checkpoint.unplaced, *(name for name in checkpoint.tensors if name not in expected)]
-    if surplus:
-        more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+    unknown = [*checkpoint.unmapped, *(name for name in checkpoint.tensors if name not in expected)]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise UnknownArchitecture(
-            f"{checkpoint.source} holds {surplus[0][:80]}{more}, for which paceline's "
+            f"{checkpoint.source} holds {unknown[0][:80]}{more}, for which paceline's "
             f"{checkpoint.shape.architecture} has no place; use another model"
         )
     for name, shape in expected.items():
-        stored = checkpoint.tensors.get(name)
-        if stored is None:
+        entry = checkpoint.tensors.get(name)
+        if entry is None:
             raise CorruptModel(f"{checkpoint.source} has no tensor for {name}; pull it again")
-        stored.require_readable()
-        if stored.shape != shape:
+        entry.require_readable()
+        if entry.shape != shape:
             raise CorruptModel(
-                f"{stored.file.name}: {stored.name} has shape {list(stored.shape)}, expected {list(shape)}; "
+                f"{entry.file.name}: {entry.name} has shape {list(entry.shape)}, expected {list(shape)}; "
                 "pull it again"
             )
-        yield name, stored
+        yield name, entry
 
 
 def _expected(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:

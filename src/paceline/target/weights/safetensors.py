@@ -1,7 +1,7 @@
-"""Where each tensor lies in the safetensors files of a folder.
+"""Tensor entries of the safetensors files in a folder.
 
-Their header is read here rather than through the safetensors package, which hands out whole tensors: this way
-both formats are decoded by the same chunks, without a second copy in memory.
+Their headers are read here rather than through the safetensors package, which returns whole tensors: this way
+both formats are decoded in the same chunks, without a second copy in memory.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from paceline.errors import CorruptModel
 from paceline.target.weights.dequant import ENCODINGS
-from paceline.target.weights.tensors import StoredTensor, require_whole
+from paceline.target.weights.tensors import TensorEntry, require_whole
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -25,11 +25,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CorruptModel(f"{path.parent.name} has no {path.name}; pull it again") from None
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
+def tensor_entries(folder: Path) -> dict[str, TensorEntry]:
+    tensors: dict[str, TensorEntry] = {}
     for shard in _shards(folder):
-        for stored in _entries(shard):
-            tensors[stored.name] = stored
+        for entry in _entries(shard):
+            tensors[entry.name] = entry
     return tensors
 
 
@@ -48,23 +48,23 @@ def _shards(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _entries(file: Path) -> Iterator[StoredTensor]:
+def _entries(file: Path) -> Iterator[TensorEntry]:
     data, header = _header(file)
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
-    for name, entry in header.items():
-        begin, end = _span(file, name, entry)
+    for name, fields in header.items():
+        begin, end = _span(file, name, fields)
         begins[name], ends[name] = data + begin, data + end
     require_whole(file, ends)
-    for name, entry in header.items():
-        stored = StoredTensor(file, name, entry["dtype"], tuple(entry["shape"]), begins[name])
-        if stored.encoding in ENCODINGS and stored.nbytes != ends[name] - begins[name]:
-            raise _damaged(file, f"{name} of shape {list(stored.shape)} does not fill its place")
-        yield stored
+    for name, fields in header.items():
+        entry = TensorEntry(file, name, fields["dtype"], tuple(fields["shape"]), begins[name])
+        if entry.encoding in ENCODINGS and entry.nbytes != ends[name] - begins[name]:
+            raise _damaged(file, f"{name} of shape {list(entry.shape)} does not fill its bytes")
+        yield entry
 
 
 def _header(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the data begins, and the entry of every tensor."""
+    """The offset of the data, and the entry of every tensor."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
@@ -89,7 +89,7 @@ def _table(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def _span(file: Path, name: str, entry: Any) -> tuple[int, int]:
-    """First byte and end of a tensor, counted from the start of the data; checks the whole entry."""
+    """Begin and end of a tensor in bytes from the start of the data; checks the whole entry."""
     match entry:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             sound = 0 <= begin <= end and all(isinstance(size, int) and size >= 0 for size in shape)

@@ -20,7 +20,7 @@ SAMPLE: Final = 1 << 16  # bytes hashed at each end of a tensor
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class TensorEntry:
     file: Path
     name: str  # the file's own
     encoding: str
@@ -61,24 +61,24 @@ def require_whole(file: Path, ends: Mapping[str, int]) -> None:
         )
 
 
-def read_tensor(stored: StoredTensor, dtype: torch.dtype, pool: Executor) -> Tensor:
+def read_tensor(entry: TensorEntry, dtype: torch.dtype, pool: Executor) -> Tensor:
     """Decodes chunk by chunk, so that little more than the result is ever in memory."""
-    out = torch.empty(stored.elements, dtype=dtype)
-    starts = range(0, stored.elements, CHUNK)
-    for _ in pool.map(lambda start: _read_chunk(stored, start, out[start : start + CHUNK]), starts):
+    out = torch.empty(entry.elements, dtype=dtype)
+    starts = range(0, entry.elements, CHUNK)
+    for _ in pool.map(lambda start: _read_chunk(entry, start, out[start : start + CHUNK]), starts):
         pass
-    return out.view(stored.shape)
+    return out.view(entry.shape)
 
 
-def read_raw(stored: StoredTensor) -> Bytes:
+def read_raw(entry: TensorEntry) -> Bytes:
     """All its bytes, as they are encoded."""
-    return _read_bytes(stored, 0, stored.nbytes)
+    return _read_bytes(entry, 0, entry.nbytes)
 
 
-def _read_chunk(stored: StoredTensor, start: int, out: Tensor) -> None:
-    encoding = ENCODINGS[stored.encoding]
+def _read_chunk(entry: TensorEntry, start: int, out: Tensor) -> None:
+    encoding = ENCODINGS[entry.encoding]
     skipped, count = start // encoding.elements, len(out) // encoding.elements
-    blocks = _read_bytes(stored, skipped * encoding.nbytes, count * encoding.nbytes)
+    blocks = _read_bytes(entry, skipped * encoding.nbytes, count * encoding.nbytes)
     blocks = blocks.reshape(count, encoding.nbytes)
     if out.dtype == torch.float32:
         encoding.decode(blocks, out.numpy().reshape(count, encoding.elements))
@@ -88,23 +88,23 @@ def _read_chunk(stored: StoredTensor, start: int, out: Tensor) -> None:
     out.copy_(torch.from_numpy(dense).view(-1))
 
 
-def _read_bytes(stored: StoredTensor, start: int, count: int) -> Bytes:
+def _read_bytes(entry: TensorEntry, start: int, count: int) -> Bytes:
     # Read, not mapped: a file that shrinks meanwhile is an error, not a crash, and nothing stays open.
-    raw = np.fromfile(stored.file, np.uint8, count, offset=stored.offset + start)
+    raw = np.fromfile(entry.file, np.uint8, count, offset=entry.offset + start)
     if len(raw) != count:
-        raise CorruptModel(f"{stored.file.name} ended while {stored.name} was read; pull it again")
+        raise CorruptModel(f"{entry.file.name} ended while {entry.name} was read; pull it again")
     return raw
 
 
-def fingerprint(identity: bytes, tensors: Iterable[tuple[str, StoredTensor]]) -> str:
+def fingerprint(identity: bytes, tensors: Iterable[tuple[str, TensorEntry]]) -> str:
     """sha256 over the metadata and, for each tensor, its name, encoding, shape and both ends of its bytes.
 
     It tells models apart in a fraction of a second; it does not prove that a file is undamaged.
     """
     digest = sha256(identity)
-    for name, stored in sorted(tensors, key=lambda item: item[0]):
-        digest.update(f"\n{name} {stored.encoding} {stored.shape}\n".encode())
-        sample = min(SAMPLE, stored.nbytes)
-        digest.update(_read_bytes(stored, 0, sample).data)
-        digest.update(_read_bytes(stored, stored.nbytes - sample, sample).data)
+    for name, entry in sorted(tensors, key=lambda item: item[0]):
+        digest.update(f"\n{name} {entry.encoding} {entry.shape}\n".encode())
+        sample = min(SAMPLE, entry.nbytes)
+        digest.update(_read_bytes(entry, 0, sample).data)
+        digest.update(_read_bytes(entry, entry.nbytes - sample, sample).data)
     return digest.hexdigest()

@@ -9,8 +9,8 @@ _ATOM: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[
 _ATOM_CHARACTERS: Final = frozenset("+-.0123456789eEtrufalsn")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 # What json.loads reads without fail: it recurses into nested values, and limits the digits of a number.
-_DEEPEST: Final = 100
-_LONGEST_ATOM: Final = 400
+_MAX_DEPTH: Final = 100
+_MAX_ATOM: Final = 400
 
 
 class JsonScanner:
@@ -58,7 +58,7 @@ class JsonScanner:
     def _open_bracket(self, c: str) -> bool:
         self._open.append("}" if c == "{" else "]")
         self._next = self._first_key if c == "{" else self._first_item
-        return len(self._open) <= _DEEPEST
+        return len(self._open) <= _MAX_DEPTH
 
     def _first_item(self, c: str) -> bool:
         return self._close() if c == "]" else self._value(c)
@@ -115,6 +115,6 @@ class JsonScanner:
     def _in_atom(self, c: str) -> bool:
         if c in _ATOM_CHARACTERS:
             self._atom += c
-            return len(self._atom) <= _LONGEST_ATOM
+            return len(self._atom) <= _MAX_ATOM
         self._next = self._after_value
         return _ATOM.fullmatch(self._atom) is not None and self._after_value(c)

@@ -1,14 +1,18 @@
-"""Finds tool calls in a text that comes in pieces: one reader for every family, streamed or not."""
+"""Finds tool calls in text that comes in pieces: one state machine for every family, streamed or not.
+
+Events come in the order of the text: TextEvent, and for each call CallBegin, CallArguments, then CallEnd or
+CallError.
+"""
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from paceline.text.detokenizer import held_back
+from paceline.text.detokenizer import partial_match_len
 from paceline.text.tool_calls.call_json import CALL_HEAD, decoded_name, has_only_other_members, read_call
 from paceline.text.tool_calls.formats import ToolFormat
 from paceline.text.tool_calls.json_scanner import JsonScanner
-from paceline.text.tool_calls.tool_events import Arguments, Begun, Broken, Ended, Event, Text
 
 _NAMED: Final = re.compile(r"([\w.-]{1,99})(?:\[CALL_ID\]\w{1,60})?(?:\[ARGS\])?\s{0,9}(?=\{)", re.ASCII)
 _NAMED_SO_FAR: Final = re.compile(r"[\w.-][\w.\-\[\]]{0,200}\s{0,9}", re.ASCII)
@@ -22,8 +26,49 @@ _NO_CALL: Final = f"needs {_SHAPE}"
 _CUT_OFF: Final = "is not valid JSON: it has no end"
 
 
-class ToolReader:
-    """Cutting the text in another way never changes what is read.
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """Text outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    name: str
+    at: int  # where the call begins in the whole text, its trigger included
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A part of the arguments' JSON."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """A call that cannot be read. The text from `end` on follows as TextEvent."""
+
+    reason: str
+    at: int  # where it begins in the whole text, its trigger included
+    end: int  # the same, unless CallBegin was sent
+
+    @property
+    def begun(self) -> bool:
+        return self.end > self.at
+
+
+Event = TextEvent | CallBegin | CallArguments | CallEnd | CallError
+
+
+class ToolCallParser:
+    """The events do not depend on how the text is cut into pieces.
 
     Blanks before the first call, between calls and after the last, and one line break between text and a
     call, belong to the calls. A step reads from the front of `_text`; it returns False to wait for more text.
@@ -80,10 +125,10 @@ class ToolReader:
         at = self._text.find(trigger) if self._format.anywhere else -1
         if at >= 0:
             line_break = int(self._text[:at].endswith("\n"))
-            self._tell_text(self._take(at - line_break))
+            self._emit_text(self._take(at - line_break))
             return self._open(line_break, trigger)
         marks = (trigger, f"\n{trigger}") if self._format.anywhere and not self._last else ()
-        self._tell_text(self._take(len(self._text) - held_back(self._text, marks)))
+        self._emit_text(self._take(len(self._text) - partial_match_len(self._text, marks)))
         return False
 
     def _open(self, blank: int, trigger: str) -> bool:
@@ -168,7 +213,7 @@ class ToolReader:
             return self._break(_NO_CALL)
         name, arguments = call
         self._begin_call(name, self._scanned)
-        self._events.append(Arguments(arguments))
+        self._events.append(CallArguments(arguments))
         self._end_call()
         self._step = self._after_call
         return True
@@ -179,33 +224,33 @@ class ToolReader:
         self._take(length)
         if not self._wrapped:
             self._scanner = JsonScanner()
-        self._events.append(Begun(name, self._begun_at))
+        self._events.append(CallBegin(name, self._begun_at))
         self._step = self._arguments
 
     def _arguments(self) -> bool:
         outside = int(self._wrapped)  # the depth at which the arguments are over
-        told = ""
+        text = ""
         for i, character in enumerate(self._text):
             in_string = self._scanner.in_string
             if not self._scanner.feed(character):
-                self._tell_arguments(told, i)
+                self._emit_arguments(text, i)
                 return self._break_off(_NOT_JSON)
-            told += json.dumps(character)[1:-1] if in_string and character < " " else character
+            text += json.dumps(character)[1:-1] if in_string and character < " " else character
             if self._scanner.depth == outside:
-                self._tell_arguments(told, i + 1)
+                self._emit_arguments(text, i + 1)
                 self._end_call()
                 self._step = self._rest_of_object if self._wrapped else self._after_call
                 return True
-        self._tell_arguments(told, len(self._text))
+        self._emit_arguments(text, len(self._text))
         return self._last and self._break_off(_CUT_OFF)
 
-    def _tell_arguments(self, told: str, length: int) -> None:
+    def _emit_arguments(self, text: str, length: int) -> None:
         self._take(length)
-        if told:
-            self._events.append(Arguments(told))
+        if text:
+            self._events.append(CallArguments(text))
 
     def _end_call(self) -> None:
-        self._events.append(Ended())
+        self._events.append(CallEnd())
         self._called = True
 
     def _rest_of_object(self) -> bool:
@@ -255,13 +300,13 @@ class ToolReader:
     def _break(self, problem: str) -> bool:
         """No call begins here: what was taken for one is text, and may hold a call further on."""
         start = self._at - len(self._lead)
-        self._events.append(Broken(problem, start, start))
-        self._tell_text(self._lead)
+        self._events.append(CallError(problem, start, start))
+        self._emit_text(self._lead)
         return self._continue_as_prose()
 
     def _break_off(self, problem: str) -> bool:
         """A call that has begun goes no further."""
-        self._events.append(Broken(problem, self._begun_at, self._at))
+        self._events.append(CallError(problem, self._begun_at, self._at))
         return self._continue_as_prose()
 
     def _continue_as_prose(self) -> bool:
@@ -270,9 +315,9 @@ class ToolReader:
         self._step = self._prose
         return True
 
-    def _tell_text(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text:
-            self._events.append(Text(text))
+            self._events.append(TextEvent(text))
 
     def _scan(self, end: int) -> bool:
         """Feeds the scanner up to `end`, or up to the object's end; False if the text is not JSON."""

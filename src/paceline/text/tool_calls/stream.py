@@ -1,4 +1,4 @@
-"""Text in pieces to the deltas of a chat completion that is streamed: content, and tool calls."""
+"""Text in pieces to the deltas of a streamed chat completion: content and tool calls."""
 
 import hashlib
 import string
@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.text.tool_calls.formats import ToolFormat
-from paceline.text.tool_calls.parser import ToolReader
-from paceline.text.tool_calls.tool_events import Arguments, Begun, Broken, Ended, Event, Text
+from paceline.text.tool_calls.parser import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallError,
+    Event,
+    TextEvent,
+    ToolCallParser,
+)
 
 _ID_LETTERS: Final = string.ascii_letters + string.digits
 
@@ -20,7 +27,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """Part of one call: its name comes first, and its parts' arguments joined are the arguments' JSON."""
+    """Part of one call. The name comes first; the arguments of all parts, joined, are one JSON object."""
 
     index: int
     name: str | None
@@ -33,34 +40,34 @@ Delta = ContentDelta | CallDelta
 class ToolStream:
     """All deltas joined are what `parse_tool_calls` gives for the whole text.
 
-    They differ only for a call that breaks off within its arguments: what was sent of it cannot be taken
-    back, so it stays a call whose arguments are incomplete, and only the text after it becomes content.
+    The exception is a call that breaks off within its arguments. The part that was sent cannot be taken back,
+    so it stays a call with incomplete arguments, and only the text after it becomes content.
     """
 
     def __init__(self, format: ToolFormat) -> None:
-        self._reader = ToolReader(format)
-        self._index = 0  # of the call that is read, or else of the next
+        self._parser = ToolCallParser(format)
+        self._index = 0  # of the call being read, else of the next one
 
     def push(self, text: str) -> list[Delta]:
-        return self._deltas(self._reader.push(text))
+        return self._deltas(self._parser.push(text))
 
     def flush(self) -> list[Delta]:
-        """The rest, once no text follows."""
-        return self._deltas(self._reader.flush())
+        """The rest, at the end of the text."""
+        return self._deltas(self._parser.flush())
 
     def _deltas(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
             match event:
-                case Text():
+                case TextEvent():
                     _append(deltas, ContentDelta(event.text))
-                case Begun():
+                case CallBegin():
                     _append(deltas, CallDelta(self._index, event.name, ""))
-                case Arguments():
+                case CallArguments():
                     _append(deltas, CallDelta(self._index, None, event.text))
-                case Ended():
+                case CallEnd():
                     self._index += 1
-                case Broken(begun=True):
+                case CallError(begun=True):
                     self._index += 1
         return deltas
 
@@ -77,7 +84,7 @@ def _append(deltas: list[Delta], delta: Delta) -> None:
 
 
 def call_id(seed: str, index: int, format: ToolFormat) -> str:
-    """A call's id: the same for the same seed and index, and unlike all others."""
+    """The same for the same seed and index, and different for all others."""
     digest = hashlib.sha256(f"{seed}:{index}".encode())
     if not format.short_ids:
         return f"call_{digest.hexdigest()[:24]}"

@@ -11,31 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, StoreError, TextError
-from paceline.text.tool_calls.parse import text_of
+from paceline.text import content_text
 
 Message = Mapping[str, Any]
 Source = str | Path  # a .jsonl or .jsonl.gz file; else a trace store: a path or a URL
 RejectionCounts = Counter[str]  # by reason
 
-ANSWERED = ("user", "tool")  # roles that are followed by an answer
+ANSWERED = ("user", "tool")  # roles that an answer follows
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    group: str = ""  # what is held out together; "": found by the opening
-    asked: bool = False  # only the answer to its end is wanted: the turns before were asked for on their own
-    called: bool = False  # that answer had to call a tool
+    group: str = ""  # held out together; "": the opening decides
+    last_only: bool = False  # only its last turn counts: earlier turns are requests of their own
+    called: bool = False  # its answer had to call a tool
 
     @property
     def opening(self) -> str:
-        """The first thing the user says: all turns of a conversation share it."""
+        """The user's first message: all turns of a conversation share it."""
         return next((words_of(m) for m in self.messages if m.get("role") == "user"), "")
 
     def histories(self) -> Iterator[tuple[tuple[Message, ...], bool]]:
-        """What stood before each answer, and all of it if it waits for one; and whether a tool was called."""
-        if not self.asked:
+        """The messages before each answer, all of them if one is due; and whether it called a tool."""
+        if not self.last_only:
             for i, message in enumerate(self.messages):
                 if i and message.get("role") == "assistant":
                     yield self.messages[:i], bool(message.get("tool_calls"))
@@ -44,7 +44,7 @@ class Conversation:
 
 
 def read(sources: Sequence[Source], rejected: RejectionCounts) -> Iterator[Conversation]:
-    """Every conversation that can be used; the others are counted."""
+    """Every usable conversation; the others are counted by reason."""
     for source in sources:
         if str(source).endswith((".jsonl", ".jsonl.gz")):
             yield from _from_file(Path(source), rejected)
@@ -72,7 +72,7 @@ def _of_line(line: bytes, rejected: RejectionCounts) -> Conversation | None:
         rejected["not a JSON object"] += 1
         return None
     exported = "output_ids" in record  # by `paceline trace export`: each request is an object of its own
-    return _conversation(record, rejected, asked=exported)
+    return _conversation(record, rejected, last_only=exported)
 
 
 def _from_store(url: str, rejected: RejectionCounts) -> Iterator[Conversation]:
@@ -83,7 +83,7 @@ def _from_store(url: str, rejected: RejectionCounts) -> Iterator[Conversation]:
         for record in store.export():
             some += 1
             texts += record["messages"] is not None or record["prompt"] is not None
-            if (made := _conversation(record, rejected, asked=True)) is not None:
+            if (made := _conversation(record, rejected, last_only=True)) is not None:
                 yield made
     if some and not texts:
         raise StoreError(
@@ -92,7 +92,9 @@ def _from_store(url: str, rejected: RejectionCounts) -> Iterator[Conversation]:
         )
 
 
-def _conversation(record: Mapping[str, Any], rejected: RejectionCounts, asked: bool) -> Conversation | None:
+def _conversation(
+    record: Mapping[str, Any], rejected: RejectionCounts, last_only: bool
+) -> Conversation | None:
     messages, tools, group = record.get("messages"), record.get("tools") or [], record.get("group") or ""
     problem = ""
     if messages is None:
@@ -104,7 +106,7 @@ def _conversation(record: Mapping[str, Any], rejected: RejectionCounts, asked: b
     if problem:
         rejected[problem] += 1
         return None
-    made = Conversation(tuple(messages or ()), tuple(tools), str(group), asked, _had_to_call(record))
+    made = Conversation(tuple(messages or ()), tuple(tools), str(group), last_only, _had_to_call(record))
     try:
         answers = any(True for _ in made.histories())
         if answers and (made.opening or group):
@@ -117,7 +119,7 @@ def _conversation(record: Mapping[str, Any], rejected: RejectionCounts, asked: b
 
 
 def _had_to_call(record: Mapping[str, Any]) -> bool:
-    """Whether the recorded request said so: a model that was free to answer is asked that way again."""
+    """True if the recorded request required a call: otherwise the model is left free again."""
     params = record.get("params")
     choice = params.get("tool_choice") if isinstance(params, Mapping) else None
     return choice not in (None, "auto", "none")
@@ -129,4 +131,4 @@ def _are_objects(values: object) -> bool:
 
 def words_of(message: Message) -> str:
     content = message.get("content")
-    return text_of(content) if isinstance(content, list) else str(content or "")
+    return content_text(content) if isinstance(content, list) else str(content or "")

@@ -1,4 +1,4 @@
-"""Answers of the target in one file, and batches of them to train on."""
+"""The dataset: answers of the target in one .npz file, and training batches of them."""
 
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from paceline.atomic import replacing
 from paceline.errors import DataError, SettingError, UsageError
 
 VERSION: Final = 1
-LEAST: Final = 8  # tokens of an answer that must fit for it to be worth training on
-_WIDTH: Final = 64  # tokens by which the answers of a batch may differ in length, about
+MIN_ANSWER_TOKENS: Final = 8  # within the maximum length, for an answer to be used
+_WIDTH: Final = 64  # tokens by which the lengths in a batch may differ, about
 
 Part = Literal["training", "held out", "all"]
 
@@ -25,32 +25,32 @@ Part = Literal["training", "held out", "all"]
 class Batch:
     tokens: Tensor  # [b, n] int64, right-padded with 0
     lengths: Tensor  # [b] int64
-    loss_mask: Tensor  # [b, n]: the token is the target's own
+    loss_mask: Tensor  # [b, n] bool: the token is the target's own output
     constrained: Tensor  # [b] bool: written under a grammar
 
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
     ids: NDArray[np.int64]  # ascending
-    coverage: float  # share of the held-out answers' tokens that are among them
+    coverage: float  # share of the held-out answers' tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Prompts, and what the target answered to each.
+    """Prompts and the target's answers.
 
-    Of answer i: tokens[offsets[i] : offsets[i + 1]] are its prompt, `prompt_lens[i]` tokens, and then itself.
+    Answer i: tokens[offsets[i] : offsets[i + 1]] are `prompt_lens[i]` tokens of prompt, then the answer.
     """
 
     tokens: NDArray[np.uint32]
     offsets: NDArray[np.int64]  # [answers + 1]
     prompt_lens: NDArray[np.int64]
     sampled: NDArray[np.bool_]  # False: greedy
-    held_out: NDArray[np.bool_]  # never to be trained on
+    held_out: NDArray[np.bool_]  # never trained on
     constrained: NDArray[np.bool_]  # written under a grammar that made it call a tool
-    always: NDArray[np.int64]  # tokens that every draft vocabulary has
+    always: NDArray[np.int64]  # tokens of every draft vocabulary
     vocab_size: int
-    target: str  # fingerprints of who answered
+    target: str  # fingerprint
     tokenizer: str
 
     @classmethod
@@ -95,11 +95,11 @@ class Answers:
         return np.flatnonzero(wanted[part])
 
     def answer_tokens(self, part: Part) -> NDArray[np.uint32]:
-        """The tokens of the answers themselves, one after the other."""
+        """The tokens of the answers without prompts, concatenated."""
         return np.concatenate([np.zeros(0, np.uint32), *(self.answer(int(i)) for i in self.which(part))])
 
     def __add__(self, other: "Answers") -> "Answers":
-        """Of one target. What either holds out stays held out."""
+        """Joins answers of one target. A prompt that either holds out stays held out."""
         if (self.target, self.tokenizer) != (other.target, other.tokenizer):
             raise UsageError("these answers are of different models: train on those of one")
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
@@ -141,16 +141,16 @@ class Answers:
         return cls(**held, **scalars)
 
     def usable(self, part: Part, max_len: int) -> NDArray[np.int64]:
-        """Those of which at least LEAST tokens of the answer, or all, are within the first `max_len`."""
+        """Answers of which MIN_ANSWER_TOKENS tokens, or all, are within the first `max_len`."""
         chosen = self.which(part)
         lengths = np.diff(self.offsets)[chosen]
-        needed = np.minimum(self.prompt_lens[chosen] + LEAST, lengths)
+        needed = np.minimum(self.prompt_lens[chosen] + MIN_ANSWER_TOKENS, lengths)
         return chosen[(needed <= max_len) & (lengths > self.prompt_lens[chosen])]
 
     def batches(
         self, seed: int, tokens_per_batch: int, max_len: int, part: Part = "training"
     ) -> Iterator[Batch]:
-        """Each usable answer once, cut after `max_len` tokens, beside others of about its length."""
+        """Each usable answer once, cut after `max_len` tokens, batched with others of about its length."""
         chosen = self.usable(part, max_len)
         if not len(self.which(part)):
             raise UsageError(f"there is no {part} answer among {len(self)}: give more conversations")
@@ -175,33 +175,33 @@ class Answers:
         parts = (tokens, counts, own, self.constrained[chosen])
         return Batch(*(torch.from_numpy(part) for part in parts))
 
-    def draft_ids(self, size: int, rather: NDArray[np.int64] | None = None) -> DraftVocabulary:
-        """The `size` tokens the training answers say most, those that must always be there among them.
+    def draft_ids(self, size: int, preferred: NDArray[np.int64] | None = None) -> DraftVocabulary:
+        """The `size` most frequent tokens of the training answers, `always` included.
 
-        rather: which are taken of those that are never said.
+        preferred: taken first among those that never occur.
         """
         if not len(self.always) <= size <= self.vocab_size:
             raise SettingError("draft_vocab", size, f"{len(self.always)} to {self.vocab_size}")
         counts = 2 * np.bincount(self.answer_tokens("training"), minlength=self.vocab_size)
-        if rather is not None:
-            counts[rather] += 1
+        if preferred is not None:
+            counts[preferred] += 1
         counts[self.always] = counts.max() + 1
         ids = np.sort(np.argsort(-counts, kind="stable")[:size])
         return DraftVocabulary(ids, self.covered(ids))
 
     def covered(self, ids: NDArray[np.int64]) -> float:
-        """The share of the held-out answers' tokens that are among these."""
-        said = self.answer_tokens("held out")
-        return float(np.isin(said, ids).mean()) if len(said) else 0.0
+        """Share of the held-out answers' tokens that are among these."""
+        tokens = self.answer_tokens("held out")
+        return float(np.isin(tokens, ids).mean()) if len(tokens) else 0.0
 
 
-def _packed(ordered: NDArray[np.int64], lengths: NDArray[np.int64], most: int) -> list[list[int]]:
-    """Runs that are at most `most` tokens when padded to their longest; one answer at least."""
+def _packed(ordered: NDArray[np.int64], lengths: NDArray[np.int64], max_tokens: int) -> list[list[int]]:
+    """Groups of at most `max_tokens` tokens, padding included, or of a single answer."""
     groups: list[list[int]] = []
     longest = 0
     for i in ordered.tolist():
         longest = max(longest, int(lengths[i]))
-        if not groups or (len(groups[-1]) + 1) * longest > most:
+        if not groups or (len(groups[-1]) + 1) * longest > max_tokens:
             groups.append([])
             longest = int(lengths[i])
         groups[-1].append(i)

@@ -1,4 +1,4 @@
-"""Which conversations are kept from training, to measure on: whole ones, and the same ones every time."""
+"""The held-out split: whole conversations, chosen by a hash, so that it is the same every time."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Final
 from paceline.train.data.conversations import Conversation
 
 SHARE: Final = 0.1
-ENOUGH: Final = 50  # conversations that differ: of so many, one at least is held out in 199 of 200 cases
+ENOUGH: Final = 50  # distinct conversations: at least one of them is held out 99.5 % of the time
 
 
 def held_out(conversations: Sequence[Conversation], share: float = SHARE) -> list[bool]:
-    """Of each conversation, whether it is held out.
+    """For each conversation, whether it is held out.
 
-    A group decides for all of its conversations; where there is none, the opening does. A conversation that
-    is here twice, with its group and without, follows the one with a group.
+    A group decides for all of its conversations; without a group, the opening does. A conversation that
+    occurs with a group and without follows the group.
     """
     grouped: dict[str, bool] = {}  # by opening
     for conversation in conversations:
@@ -28,14 +28,14 @@ def held_out(conversations: Sequence[Conversation], share: float = SHARE) -> lis
 
 
 def is_held_out(key: str, share: float = SHARE) -> bool:
-    """Depends on nothing but the key."""
+    """A function of the key alone."""
     digest = hashlib.sha256(b"paceline held out\0" + key.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) < share * 2**64
 
 
 def nothing_measured(prompts: int) -> str:
-    """What to say where no answer was there to measure on."""
+    """The message where no answer was held out."""
     return (
-        "nothing was measured: of the conversations a tenth is held out for that, chosen by a hash, and with "
+        "nothing was measured: a tenth of the conversations is held out for that, chosen by a hash, and with "
         f"{prompts} prompts it was none; give {ENOUGH} or more that open differently"
     )

@@ -1,4 +1,4 @@
-"""Which answers are wanted of the target: greedy or sampled, free or under the tools' grammar."""
+"""The plan of answers: which prompts, greedy or sampled, free or under the tools' grammar."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,18 @@ from paceline.train.data.rollout import Job, Rollout
 
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
-    """Which answers are made, and how."""
+    """Which answers the target writes, and how."""
 
     max_prompt: int = 3072  # tokens; longer prompts lose their oldest messages
-    max_prompts: int = 0  # recorded ones; 0: all there are
-    synthetic: int = 0  # further requests in the place of each one recorded; the target makes them up
-    synthetic_chats: int = 0  # the same where there are no tools
+    max_prompts: int = 0  # recorded ones; 0: all
+    synthetic: int = 0  # further requests for each one recorded with tools, written by the target
+    synthetic_chats: int = 0  # the same for requests without tools
     per_prompt: int = 1  # answers; all but the first are sampled
     greedy: float = 0.7  # share of the first answers that are greedy; the others are sampled
-    required: float = 0.8  # share of prompts once answered by a tool call that must be so again, by grammar
-    only_calls: bool = False  # no other prompts than those once answered by a tool call
+    required: float = (
+        0.8  # share of the prompts whose recorded answer called a tool that must do so again, by grammar
+    )
+    only_calls: bool = False  # only prompts whose recorded answer called a tool
     held_out: float = SHARE  # of the conversations
     seed: int = 0
     rollout: Rollout = field(default_factory=Rollout)
@@ -38,7 +40,7 @@ class AnswersConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnswer:
-    """One answer that is wanted."""
+    """One answer to be written."""
 
     prompt: Prompt
     job: Job
@@ -46,21 +48,23 @@ class PlannedAnswer:
 
 
 def select_prompts(prompts: Sequence[Prompt], config: AnswersConfig) -> list[Prompt]:
-    """Those of the recorded prompts that are wanted."""
-    found = [prompt for prompt in prompts if prompt.called or not config.only_calls]
-    if not found:
+    """The recorded prompts that are answered."""
+    selected = [prompt for prompt in prompts if prompt.called or not config.only_calls]
+    if not selected:
         raise UsageError("only_calls=True leaves no prompt: none of the recorded answers called a tool")
     if config.max_prompts:
-        found = sorted(found, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[: config.max_prompts]
-    return found
+        selected = sorted(selected, key=lambda prompt: _coins(prompt, config.seed, 0)[0])[
+            : config.max_prompts
+        ]
+    return selected
 
 
 def plan_answers(prompts: Sequence[Prompt], config: AnswersConfig) -> list[PlannedAnswer]:
-    """What is asked of a prompt depends on the prompt and the seed, not on the prompts beside it."""
-    return [ask for prompt in prompts for ask in _asks(prompt, config)]
+    """The plan for a prompt depends on the prompt and the seed, not on other prompts."""
+    return [answer for prompt in prompts for answer in _planned(prompt, config)]
 
 
-def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[PlannedAnswer]:
+def _planned(prompt: Prompt, config: AnswersConfig) -> Iterator[PlannedAnswer]:
     _, greedy, required = _coins(prompt, config.seed, 0)
     for nth in range(config.per_prompt):
         sampled = nth > 0 or greedy >= config.greedy
@@ -69,7 +73,7 @@ def _asks(prompt: Prompt, config: AnswersConfig) -> Iterator[PlannedAnswer]:
 
 
 def _coins(prompt: Prompt, seed: int, nth: int) -> tuple[float, float, float]:
-    """Three numbers in [0, 1)."""
+    """Three uniform numbers in [0, 1)."""
     text = np.asarray((seed, nth, *prompt.tokens), "<i8").tobytes()
     digest = hashlib.sha256(text).digest()
     first, second, third = (int.from_bytes(digest[i : i + 6]) / 2**48 for i in (0, 8, 16))

@@ -1,4 +1,4 @@
-"""From recorded conversations to the prompts the target would be given, in its own chat template."""
+"""Prompts from recorded conversations, in the target's own chat template."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -20,35 +20,35 @@ Tokens = tuple[int, ...]
 class Prompt:
     tokens: Tokens
     held_out: bool
-    messages: tuple[Message, ...] = ()  # what the tokens say
+    messages: tuple[Message, ...] = ()  # rendered as `tokens`
     tools: tuple[Mapping[str, Any], ...] = ()
-    called: bool = False  # the answer that was recorded called a tool, or had to
+    called: bool = False  # the recorded answer called a tool, or had to
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     prompts: tuple[Prompt, ...]
-    rejected: Mapping[str, int]  # what was not usable, by reason
+    rejected: Mapping[str, int]  # unusable records, by reason
     cut: int  # prompts that lost their oldest messages
-    synthetic: int = 0  # prompts whose request is the target's own
+    synthetic: int = 0  # prompts whose request the target wrote
 
 
 def collect(
     tokenizer: Tokenizer, sources: Sequence[Source], max_tokens: int, share: float = SHARE
 ) -> Prompts:
-    """A prompt for every answer in the sources. No two are equal, and none is both held out and not."""
+    """A prompt for every answer in the sources. All differ; one that occurs on both sides is held out."""
     rejected: RejectionCounts = Counter()
     conversations = list(read(sources, rejected))
-    wanted = [
-        (conversation.tools, out, *asked)
+    requests = [
+        (conversation.tools, out, *turn)
         for conversation, out in zip(conversations, held_out(conversations, share), strict=True)
-        for asked in conversation.histories()
+        for turn in conversation.histories()
     ]
-    with ThreadPoolExecutor() as pool:  # the tokenizer runs beside itself
-        all_fitted = pool.map(lambda one: _fitted(tokenizer, one[2], one[0], max_tokens), wanted)
+    with ThreadPoolExecutor() as pool:  # the tokenizer releases the GIL
+        all_fitted = pool.map(lambda one: _fitted(tokenizer, one[2], one[0], max_tokens), requests)
     found: dict[Tokens, Prompt] = {}
     cut = 0
-    for (tools, out, history, called), fitted in zip(wanted, all_fitted, strict=True):
+    for (tools, out, history, called), fitted in zip(requests, all_fitted, strict=True):
         if isinstance(fitted, str):
             rejected[fitted] += 1
             continue
@@ -68,7 +68,7 @@ def collect(
 def _fitted(
     tokenizer: Tokenizer, history: tuple[Message, ...], tools: Sequence[Mapping[str, Any]], max_tokens: int
 ) -> tuple[tuple[Message, ...], Tokens] | str:
-    """As much of the history's end as fits, in whole messages, behind the system's; or why nothing does."""
+    """The system message and as many of the latest messages as fit; or the reason why none do."""
     encode: Callable[[Sequence[Message]], list[int]] = partial(
         tokenizer.encode_chat, tools=list(tools) or None
     )
@@ -92,7 +92,7 @@ def _fitted(
 
 
 def _shortened(history: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """Shorter and shorter: first the oldest turns of the user go, then the oldest steps of the last one.
+    """Ever shorter histories: the oldest user turns go first, then the oldest steps of the last turn.
 
     A step is an answer with the tool results that follow it; the last user message stays.
     """

@@ -1,7 +1,4 @@
-"""Answers that the target itself writes, many at once: what drafters learn from.
-
-For GPUs. On a CPU the native engine is quicker: see served.py.
-"""
+"""Rollouts: answers of the target with continuous batching, on a GPU. See via_engine for CPUs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +17,12 @@ from paceline.train.data.rollout_sampling import greedy, nucleus
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Cursor
 
-STEPS: Final = 16  # between looks at which answers are complete
+STEPS: Final = 16  # between two checks for complete answers
 CPU_CACHE_GB: Final = 1.0
 FREE_SHARE: Final = 0.6  # of a GPU's free memory that the cache may take
 SHORTEST_CACHE: Final = 4 * KEYS  # positions; prompts are answered beside others of up to twice their length
 
-Progress = Callable[[int, int], None]  # answers so far, answers in all
+Progress = Callable[[int, int], None]  # answers done, answers in total
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How answers are written."""
+    """How answers are sampled and batched."""
 
     max_new: int = 384  # tokens of an answer
     temperature: float = 0.7  # of sampled answers
@@ -62,16 +59,16 @@ def roll_out(
 ) -> list[list[int]]:
     """The answers in the order of their jobs, each with the token that ended it, if any did.
 
-    An answer whose grammar leads nowhere is empty.
+    An answer whose grammar has no valid continuation is empty.
     """
     answers: list[list[int]] = [[]] * len(jobs)
     done = 0
     for length, sampled, bound, members in _classes(jobs, how.max_new):
         room = _cache_bytes(model, how) // (bytes_per_token(model) * length)
         count = max(1, min(how.slots, len(members), room))
-        make = partial(Slots, model, count, length, how.max_new, eos, _choice(sampled, how), bound)
-        guide = _Guide(count, model.shape.vocab_size) if bound else None
-        for which, answer in _answered(make, jobs, members, how.prefill_tokens, guide):
+        make = partial(Slots, model, count, length, how.max_new, eos, _chooser(sampled, how), bound)
+        masks = _GrammarMasks(count, model.shape.vocab_size) if bound else None
+        for which, answer in _answered(make, jobs, members, how.prefill_tokens, masks):
             answers[which] = answer
             done += 1
             if progress is not None:
@@ -80,7 +77,7 @@ def roll_out(
 
 
 def _cache_bytes(model: TrainDecoder, how: Rollout) -> int:
-    """What there is room for; on a CPU there are better uses of memory."""
+    """Memory for the KV cache."""
     if model.device.type != "cuda":
         return int(min(how.cache_gb, CPU_CACHE_GB) * 1e9)
     torch.cuda.empty_cache()
@@ -88,7 +85,7 @@ def _cache_bytes(model: TrainDecoder, how: Rollout) -> int:
     return int(min(how.cache_gb * 1e9, FREE_SHARE * free))
 
 
-def _choice(sampled: bool, how: Rollout) -> Choose:
+def _chooser(sampled: bool, how: Rollout) -> Choose:
     def choose(logits: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
         if not sampled:
             return greedy(logits)
@@ -98,7 +95,7 @@ def _choice(sampled: bool, how: Rollout) -> Choose:
 
 
 def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, bool, list[int]]]:
-    """Jobs of one way of choosing that fit one length of cache, the shortest prompts first."""
+    """Jobs with one sampling method that fit one cache length, the shortest prompts first."""
     found: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
         length = SHORTEST_CACHE
@@ -109,33 +106,33 @@ def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, boo
         yield length, sampled, bound, sorted(members, key=lambda i: len(jobs[i].prompt))
 
 
-class _Guide:
-    """The grammars of slots at work, and what each lets its slot say next."""
+class _GrammarMasks:
+    """The grammar cursors of running slots, and their token masks."""
 
     def __init__(self, slots: int, vocab_size: int) -> None:
         self._cursors: dict[int, Cursor] = {}
         self._bits = np.full((slots, -(-vocab_size // WORD)), 0xFFFFFFFF, np.uint32)
-        self.broken: set[int] = set()  # slots whose grammar led nowhere
+        self.broken: set[int] = set()  # slots without a valid continuation
 
     def begin(self, slot: int, job: Job) -> None:
         assert job.cursor is not None
         self.broken.discard(slot)
         try:
             self._cursors[slot] = job.cursor()
-            self._look(slot)
+            self._fill_mask(slot)
         except ConstraintError:
             self.broken.add(slot)
 
     def bits(self) -> Tensor:
         return torch.from_numpy(self._bits.view(np.int32))
 
-    def read(self, said: Sequence[int]) -> list[int]:
-        """said: the last token of each slot. Gives the slots whose answers are complete."""
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """tokens: the last of each slot. Returns the slots whose answers are complete."""
         ended = set(self.broken)
         for slot, cursor in self._cursors.items():
             try:
-                if cursor.advance(said[slot]) and not cursor.finished:
-                    self._look(slot)
+                if cursor.advance(tokens[slot]) and not cursor.finished:
+                    self._fill_mask(slot)
                 else:
                     ended.add(slot)
             except ConstraintError:
@@ -145,7 +142,7 @@ class _Guide:
             del self._cursors[slot]
         return sorted(ended)
 
-    def _look(self, slot: int) -> None:
+    def _fill_mask(self, slot: int) -> None:
         if not self._cursors[slot].fill(self._bits[slot]):
             self._bits[slot] = 0xFFFFFFFF
 
@@ -155,46 +152,48 @@ def _answered(
     jobs: Sequence[Job],
     waiting: Sequence[int],
     prefill_tokens: int,
-    guide: _Guide | None,
+    masks: _GrammarMasks | None,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Which job, and its answer, as they are completed. The slots, a large cache, are gone afterwards."""
+    """Jobs and answers as they complete. The cache is freed afterwards."""
     slots = make()
-    queue, held = list(reversed(waiting)), dict[int, int]()  # held: the job of each slot at work
-    while queue or held:
-        free = [slot for slot in range(slots.count) if slot not in held]
-        if queue and len(free) * 8 >= slots.count:  # fewer are not worth a pass of their own
+    queue, running = list(reversed(waiting)), dict[int, int]()  # running: the job of each slot
+    while queue or running:
+        free = [slot for slot in range(slots.count) if slot not in running]
+        if queue and len(free) * 8 >= slots.count:  # a pass for fewer does not pay
             taken = {slot: queue.pop() for slot in free[: len(queue)]}
-            for part in _pieces(taken, jobs, prefill_tokens):
+            for part in _prefill_groups(taken, jobs, prefill_tokens):
                 chosen = [jobs[taken[slot]] for slot in part]
                 slots.fill(part, [job.prompt for job in chosen], [job.seed for job in chosen])
-            if guide is not None:
+            if masks is not None:
                 for slot, which in taken.items():
-                    guide.begin(slot, jobs[which])
-            held |= taken
+                    masks.begin(slot, jobs[which])
+            running |= taken
         at, _, _ = slots.state()
-        _advance(slots, max(at[slot] for slot in held) + 1, guide)
-        _, said, left = slots.state()
-        complete = [slot for slot in held if not left[slot]]
-        for slot, answer in zip(complete, slots.answers(complete, [said[s] for s in complete]), strict=True):
-            yield held.pop(slot), [] if guide is not None and slot in guide.broken else answer
+        _advance(slots, max(at[slot] for slot in running) + 1, masks)
+        _, written, left = slots.state()
+        complete = [slot for slot in running if not left[slot]]
+        for slot, answer in zip(
+            complete, slots.answers(complete, [written[s] for s in complete]), strict=True
+        ):
+            yield running.pop(slot), [] if masks is not None and slot in masks.broken else answer
 
 
-def _advance(slots: Slots, reach: int, guide: _Guide | None) -> None:
-    """Some steps; under a grammar only one, for what comes next depends on it."""
-    if guide is None:
+def _advance(slots: Slots, reach: int, masks: _GrammarMasks | None) -> None:
+    """Several steps; under a grammar one, since the next mask depends on it."""
+    if masks is None:
         for step in range(STEPS):
             slots.step(reach + step)
     else:
-        slots.allow(guide.bits())
+        slots.allow(masks.bits())
         slots.step(reach)
-        slots.end(guide.read(slots.last()))
+        slots.end(masks.read(slots.last()))
 
 
-def _pieces(taken: dict[int, int], jobs: Sequence[Job], most: int) -> Iterator[list[int]]:
-    """Slots whose prompts, padded to the longest, are `most` tokens or fewer; one at least."""
+def _prefill_groups(taken: dict[int, int], jobs: Sequence[Job], max_tokens: int) -> Iterator[list[int]]:
+    """Groups of slots whose padded prompts have at most `max_tokens` tokens, or single slots."""
     piece: list[int] = []
-    for slot, which in taken.items():  # prompts come longer and longer
-        if piece and (len(piece) + 1) * len(jobs[which].prompt) > most:
+    for slot, which in taken.items():  # prompts are ordered by length
+        if piece and (len(piece) + 1) * len(jobs[which].prompt) > max_tokens:
             yield piece
             piece = []
         piece.append(slot)

@@ -1,7 +1,7 @@
-"""Answers being written side by side: a KV cache of fixed size, and one decode step for all its slots.
+"""The static KV cache of rollouts, and one decode step for all its slots.
 
-Nothing in a step waits for the device, and every tensor stays where it is, so that the step can be a CUDA
-graph. A slot whose answer is complete idles: it computes its last row again, and nothing is kept of it.
+A step never synchronises with the device and every tensor keeps its address, so that it can be a CUDA graph.
+A slot whose answer is complete computes its last row again, and the result is discarded.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from paceline.train.train_decoder import Attend, TrainDecoder
 
 KEYS: Final = 256  # a step reads a multiple of this many positions of the cache
 
-WORD: Final = 32  # tokens of one number of a mask
+WORD: Final = 32  # tokens in one word of a mask
 
 Choose = Callable[
     [Tensor, Tensor, Tensor], Tensor
@@ -28,7 +28,7 @@ def bytes_per_token(model: TrainDecoder) -> int:
 
 
 class Slots:
-    """length: most positions of a slot, a multiple of KEYS. masked: not every token may be chosen."""
+    """length: positions of a slot, a multiple of KEYS. masked: grammars restrict the tokens."""
 
     def __init__(
         self,
@@ -50,23 +50,23 @@ class Slots:
         self._eos = torch.tensor(eos, dtype=torch.int64, device=device)
         self._rows = torch.arange(count, device=device)
         self._positions = torch.arange(length, device=device)
-        self._token, self._at, self._said, self._left, self._seeds = torch.zeros(
+        self._token, self._at, self._written, self._left, self._seeds = torch.zeros(
             5, count, dtype=torch.int64, device=device
         ).unbind()
         self._out = torch.zeros(
             count, max_new + 1, dtype=torch.int64, device=device
-        )  # the last is for idlers
+        )  # the last column takes the output of idle slots
         self._max_new = max_new
         words = -(-shape.vocab_size // WORD) if masked else 0
         self._allowed = torch.full((count, words), -1, dtype=torch.int32, device=device)
         self._bit = torch.arange(WORD, dtype=torch.int32, device=device)
-        # By positions read. None: a step was run once, without a graph.
+        # By positions read. None: one step has run without a graph.
         self._graphs: dict[int, torch.cuda.CUDAGraph | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     @torch.no_grad()
     def fill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
-        """Computes prompts; their last tokens are left to the next step, which chooses what follows."""
+        """Prefills prompts up to their last tokens, which the next step reads."""
         device, longest = self._model.device, max(map(len, prompts))
         tokens = torch.zeros(len(prompts), longest, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -74,13 +74,13 @@ class Slots:
         ends = torch.tensor([len(prompt) - 1 for prompt in prompts])
         last = tokens[torch.arange(len(prompts)), ends]
         into = torch.tensor(slots, device=device)
-        attend = self._remember(into, self._model.causal(longest))
+        attend = self._storing(into, self._model.causal(longest))
         self._model.run(tokens.to(device), self._model.rotations(longest), attend)
         self._token[into], self._at[into] = last.to(device), ends.to(device)
-        self._said[into], self._left[into] = 0, self._max_new
+        self._written[into], self._left[into] = 0, self._max_new
         self._seeds[into] = torch.tensor(seeds, device=device)
 
-    def _remember(self, slots: Tensor, inner: Attend) -> Attend:
+    def _storing(self, slots: Tensor, inner: Attend) -> Attend:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._keys[layer][slots, :, : k.shape[2]] = k
             self._values[layer][slots, :, : v.shape[2]] = v
@@ -95,7 +95,7 @@ class Slots:
         if self._pool is None:
             self._step(keys)
         elif keys not in self._graphs:
-            self._step(keys)  # libraries make room for themselves in a first run
+            self._step(keys)  # warm-up: libraries allocate their workspaces
             self._graphs[keys] = None
         else:
             self._replay(keys)
@@ -114,14 +114,14 @@ class Slots:
         )
         hidden = self._model.run(self._token[:, None], (everywhere, local), self._cached(keys))
         logits = self._model.logits(hidden[-1][:, 0])
-        new = self._choose(self._masked(logits), self._seeds, self._said)
+        new = self._choose(self._masked(logits), self._seeds, self._written)
         running = self._left > 0
-        place = torch.where(running, self._said, self._max_new)
-        self._out[self._rows, place] = new
+        column = torch.where(running, self._written, self._max_new)
+        self._out[self._rows, column] = new
         ended = (new[:, None] == self._eos).any(1)
         self._token.copy_(torch.where(running, new, self._token))
         self._left.copy_(torch.where(ended, 0, (self._left - 1).clamp(min=0)))
-        self._said.add_(running)
+        self._written.add_(running)
         self._at.add_(running)
 
     def _masked(self, logits: Tensor) -> Tensor:
@@ -131,15 +131,15 @@ class Slots:
         return logits.masked_fill(allowed == 0, float("-inf"))
 
     def allow(self, bits: Tensor) -> None:
-        """What the next step may choose: [slots, words] int32, token t is bit t % WORD of word t // WORD."""
+        """Masks of the next step: [slots, words] int32, token t is bit t % WORD of word t // WORD."""
         self._allowed.copy_(bits)
 
     def end(self, slots: Sequence[int]) -> None:
-        """Their answers are complete."""
+        """Marks answers as complete."""
         self._left[torch.tensor(slots, dtype=torch.int64, device=self._left.device)] = 0
 
     def _cached(self, keys: int) -> Attend:
-        """Rows of one token each, which see what their slot holds."""
+        """Attention of one token per slot over the slot's cache."""
         model, at = self._model, self._at[:, None]
         back = at - self._positions[:keys]
         mask = _additive(back < 0, model.dtype)
@@ -163,19 +163,19 @@ class Slots:
         return attend
 
     def state(self) -> tuple[list[int], list[int], list[int]]:
-        """Of each slot the position of its token, how many tokens it has said, and how many it may still."""
-        at, said, left = torch.stack((self._at, self._said, self._left)).tolist()
-        return at, said, left
+        """Of each slot: the position of its token, tokens written, tokens left."""
+        at, written, left = torch.stack((self._at, self._written, self._left)).tolist()
+        return at, written, left
 
     def last(self) -> list[int]:
-        """The token each slot said last."""
+        """The last token of each slot."""
         tokens: list[int] = self._token.tolist()
         return tokens
 
-    def answers(self, slots: Sequence[int], said: Sequence[int]) -> list[list[int]]:
+    def answers(self, slots: Sequence[int], written: Sequence[int]) -> list[list[int]]:
         which = torch.tensor(slots, dtype=torch.int64, device=self._out.device)
         rows: list[list[int]] = self._out[which].tolist()
-        return [row[:n] for row, n in zip(rows, said, strict=True)]
+        return [row[:n] for row, n in zip(rows, written, strict=True)]
 
 
 def _additive(unseen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
-"""The target's choice for many rows at once, on any device: the same tokens sampling/ chooses one by one.
+"""Greedy and top-p sampling of many rows at once, on any device: the same tokens as sampling/ chooses.
 
-The noise is that of sampling/noise.py, so that an answer depends on its seed and not on its neighbours.
+It uses the counter-based Gumbel noise of sampling/noise.py (splitmix64), so that an answer depends on its
+seed and not on its neighbours.
 """
 
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-NUCLEUS: Final = 512  # top-p keeps no more tokens than these
+NUCLEUS: Final = 512  # tokens that top-p keeps, at most
 
 _32: Final = 0xFFFFFFFF
 
@@ -19,7 +20,7 @@ def greedy(logits: Tensor) -> Tensor:
 
 
 def nucleus(logits: Tensor, temperature: float, top_p: float, seeds: Tensor, index: Tensor) -> Tensor:
-    """logits [rows, vocab], seeds and places in the output [rows] int64 -> tokens [rows]."""
+    """logits [rows, vocab], seeds and output indices [rows] int64 -> tokens [rows]."""
     best, ids = logits.topk(min(NUCLEUS, logits.shape[-1]), -1)
     x = (best - best[:, :1]) / temperature
     total = ((logits - best[:, :1]) / temperature).exp().sum(-1, keepdim=True, dtype=torch.float64)
@@ -55,7 +56,7 @@ def _mix64(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, as if the number had no sign."""
+    """Logical shift to the right."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

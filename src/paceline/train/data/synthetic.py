@@ -1,7 +1,7 @@
-"""Requests that the target makes up itself where users made theirs: more prompts, of the same kind.
+"""Synthetic requests, written by the target itself: more prompts of the recorded kind (Magpie, 2406.08464).
 
-Recorded traffic asks few things of each set of tools, and is short of plain talk. What else might be asked,
-the target can say: it is shown a conversation up to some place in the user's last words, and goes on.
+Recorded traffic has few requests for each set of tools, and little plain chat. The target is given a
+conversation up to some point in the user's last message, and continues it.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Job, Progress, Rollout, roll_out
 from paceline.train.train_decoder import TrainDecoder
 
-MARK: Final = "\u241f"  # where the target is to go on
-LONGEST: Final = 256  # tokens it may add to a request
+MARK: Final = "\u241f"  # where the target continues
+LONGEST: Final = 256  # tokens of a continuation
 
 
 def synthesize(
@@ -32,18 +32,21 @@ def synthesize(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Prompt]:
-    """Up to `times` new prompts in the place of each that ends with a user's request and is not held out.
+    """Up to `times` new prompts for each that ends with a user's request and is not held out.
 
-    The first of them, the third, and so on are the target's from the first word on; the others begin as the
-    recorded one does.
+    Every second one keeps the beginning of the recorded request; the others are new from the first word.
     """
-    wanted = [(prompt, nth) for prompt in prompts if _asks(prompt) for nth in range(times(prompt))]
-    begun = [one for prompt, nth in wanted if (one := _begun(tokenizer, prompt, nth, seed)) is not None]
-    freely = replace(how, max_new=LONGEST, temperature=1.0, top_p=0.95)
-    said = roll_out(model, [one.job for one in begun], sorted(tokenizer.eos_ids), freely, progress)
+    plan = [(prompt, nth) for prompt in prompts if _is_usable(prompt) for nth in range(times(prompt))]
+    requests = [
+        one for prompt, nth in plan if (one := _open_request(tokenizer, prompt, nth, seed)) is not None
+    ]
+    sampling = replace(how, max_new=LONGEST, temperature=1.0, top_p=0.95)
+    continuations = roll_out(
+        model, [one.job for one in requests], sorted(tokenizer.eos_ids), sampling, progress
+    )
     known = {prompt.tokens for prompt in prompts}
     made = []
-    for one, answer in zip(begun, said, strict=True):
+    for one, answer in zip(requests, continuations, strict=True):
         prompt = _prompt(tokenizer, one, answer)
         if prompt is not None and len(prompt.tokens) <= max_prompt and prompt.tokens not in known:
             known.add(prompt.tokens)
@@ -52,21 +55,21 @@ def synthesize(
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A conversation up to where the target goes on."""
+class _OpenRequest:
+    """A conversation up to where the target continues."""
 
     origin: Prompt
-    kept: str  # how the recorded request begins, as far as the new one begins so
+    kept: str  # the part of the recorded request that is kept
     job: Job
 
 
-def _asks(prompt: Prompt) -> bool:
-    """Whether its last words are a user's, and training may have them."""
+def _is_usable(prompt: Prompt) -> bool:
+    """True if its last message is a user's and it is not held out."""
     return not prompt.held_out and bool(prompt.messages) and prompt.messages[-1].get("role") == "user"
 
 
-def _begun(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> _Begun | None:
-    """None where the template does not show the user's last words."""
+def _open_request(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> _OpenRequest | None:
+    """None if the template does not render the user's last message."""
     kept = ""
     if nth % 2:
         words = words_of(origin.messages[-1]).split(" ")
@@ -76,14 +79,17 @@ def _begun(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> _Begun 
     if MARK not in text:
         return None
     start = tokenizer.encode(text[: text.rfind(MARK)], bos=False)
-    return _Begun(origin, kept, Job(start, True, _number(origin, seed, nth)))
+    return _OpenRequest(origin, kept, Job(start, True, _number(origin, seed, nth)))
 
 
-def _prompt(tokenizer: Tokenizer, begun: _Begun, said: Sequence[int]) -> Prompt | None:
-    """None where the request did not come to its end, or is none."""
-    if not said or said[-1] not in tokenizer.eos_ids:
+def _prompt(tokenizer: Tokenizer, request: _OpenRequest, continuation: Sequence[int]) -> Prompt | None:
+    """None if the request is unfinished or empty."""
+    if not continuation or continuation[-1] not in tokenizer.eos_ids:
         return None
-    origin, words = begun.origin, (begun.kept + tokenizer.decode(said[:-1], skip_special=True)).strip()
+    origin, words = (
+        request.origin,
+        (request.kept + tokenizer.decode(continuation[:-1], skip_special=True)).strip(),
+    )
     if not words:
         return None
     messages = (*origin.messages[:-1], {"role": "user", "content": words})

@@ -1,4 +1,4 @@
-"""From recorded conversations to the target's own answers: the data a drafter is trained on."""
+"""The target's own answers to recorded conversations: the training data (DistillSpec, 2310.08461)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,14 @@ from paceline.types import Cursor
 
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
 
-Progress = Callable[[str, int, int], None]  # what is being made, how many there are, how many there will be
+Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSet:
     answers: Answers
-    prompts: Prompts  # what is answered, and what could not be used
-    unanswered: int  # because their tools' schemas cannot be enforced
+    prompts: Prompts  # the prompts answered, and the unusable ones
+    unanswered: int  # their tools' schemas cannot be enforced
 
 
 def make_answers(
@@ -41,25 +41,25 @@ def make_answers(
 ) -> AnswerSet:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
-    On a GPU they are written by DenseModel, hundreds at once; on a CPU by the engine.
+    On a GPU TrainDecoder writes them, hundreds at once; on a CPU the engine does.
     """
-    config, progress = config or AnswersConfig(), progress or _silent
+    config, progress = config or AnswersConfig(), progress or _no_progress
     path = hub.resolve(model)
     tokenizer = Tokenizer.load(path)
     longest = _longest(path, config)
-    found = collect(tokenizer, sources, longest, config.held_out)
-    found = replace(found, prompts=tuple(select_prompts(found.prompts, config)))
+    prompts = collect(tokenizer, sources, longest, config.held_out)
+    prompts = replace(prompts, prompts=tuple(select_prompts(prompts.prompts, config)))
     if config.synthetic or config.synthetic_chats:
-        found = _more(path, tokenizer, found, config, longest, progress)
-    asks = plan_answers(found.prompts, config)
+        prompts = _with_synthetic(path, tokenizer, prompts, config, longest, progress)
+    planned = plan_answers(prompts.prompts, config)
     if placement(config.engine)[0].type == "cpu":
-        answers, unanswered = _served(model, asks, config, progress)
+        answers, unanswered = _via_engine(model, planned, config, progress)
     else:
-        answers, unanswered = rolled_out(path, tokenizer, asks, config, progress)
-    return AnswerSet(answers, found, unanswered)
+        answers, unanswered = via_rollout(path, tokenizer, planned, config, progress)
+    return AnswerSet(answers, prompts, unanswered)
 
 
-def _silent(what: str, done: int, of: int) -> None:
+def _no_progress(what: str, done: int, of: int) -> None:
     return
 
 
@@ -72,20 +72,25 @@ def _longest(path: Path, config: AnswersConfig) -> int:
     return min(config.max_prompt, room)
 
 
-def _more(
-    path: Path, tokenizer: Tokenizer, found: Prompts, config: AnswersConfig, longest: int, progress: Progress
+def _with_synthetic(
+    path: Path,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    config: AnswersConfig,
+    longest: int,
+    progress: Progress,
 ) -> Prompts:
     made = synthesize(
         _model(path, config),
         tokenizer,
-        found.prompts,
+        prompts.prompts,
         lambda prompt: config.synthetic if prompt.tools else config.synthetic_chats,
         config.rollout,
         longest,
         config.seed,
-        partial(progress, "made-up requests"),
+        partial(progress, "synthetic requests"),
     )
-    return replace(found, prompts=(*found.prompts, *made), synthetic=len(made))
+    return replace(prompts, prompts=(*prompts.prompts, *made), synthetic=len(made))
 
 
 def _model(path: Path, config: AnswersConfig) -> TrainDecoder:
@@ -93,23 +98,29 @@ def _model(path: Path, config: AnswersConfig) -> TrainDecoder:
     return TrainDecoder(load(path, dtype), device, dtype)
 
 
-def rolled_out(
-    path: Path, tokenizer: Tokenizer, asks: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
+def via_rollout(
+    path: Path,
+    tokenizer: Tokenizer,
+    planned: Sequence[PlannedAnswer],
+    config: AnswersConfig,
+    progress: Progress,
 ) -> tuple[Answers, int]:
-    """And how many could not be given. Tools that need not be called are left to the target, unenforced."""
+    """The answers, and how many failed. Calls that are not required are not constrained either."""
     model = _model(path, config)
     compiler = Compiler(tokenizer, model.shape.vocab_size)
     jobs = [
-        replace(ask.job, cursor=partial(_call, tokenizer, compiler, ask.prompt)) if ask.required else ask.job
-        for ask in asks
+        replace(plan.job, cursor=partial(_call, tokenizer, compiler, plan.prompt))
+        if plan.required
+        else plan.job
+        for plan in planned
     ]
-    said = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
-    kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer]
-    return _answers(kept, tokenizer, model.shape.vocab_size, model.fingerprint), len(asks) - len(kept)
+    outputs = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
+    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    return _answers(kept, tokenizer, model.shape.vocab_size, model.fingerprint), len(planned) - len(kept)
 
 
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
-    """At the start of an answer that must call one of the prompt's tools."""
+    """The cursor at the start of an answer that must call a tool."""
     messages, tools = list(prompt.messages), list(prompt.tools)
     prompt_end = tokenizer.generation_prompt(tokenizer.render(messages, tools), messages, tools)
     constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, prompt_end)
@@ -117,17 +128,17 @@ def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     return compiler.cursor(constraint)
 
 
-def _served(
-    name: str, asks: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
+def _via_engine(
+    name: str, planned: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
     from paceline.llm import LLM
-    from paceline.train.data.via_engine import serve
+    from paceline.train.data.via_engine import answer_all
 
     llm = LLM(name, config=config.engine)
-    said = serve(llm, asks, config.rollout, partial(progress, "answers"))
-    kept = [(ask, answer) for ask, answer in zip(asks, said, strict=True) if answer]
+    outputs = answer_all(llm, planned, config.rollout, partial(progress, "answers"))
+    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
     made = _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
-    return made, len(asks) - len(kept)
+    return made, len(planned) - len(kept)
 
 
 def _answers(
@@ -137,14 +148,14 @@ def _answers(
     target: str,
     enforced: bool = False,
 ) -> Answers:
-    """enforced: even a call that need not be made follows its grammar."""
-    asks = [ask for ask, _ in answered]
+    """enforced: calls that are not required follow the grammar, too."""
+    planned = [plan for plan, _ in answered]
     return Answers.of(
-        [ask.prompt.tokens for ask in asks],
-        [said for _, said in answered],
-        sampled=[ask.job.sampled for ask in asks],
-        held_out=[ask.prompt.held_out for ask in asks],
-        constrained=[ask.required or (enforced and bool(ask.prompt.tools)) for ask in asks],
+        [plan.prompt.tokens for plan in planned],
+        [outputs for _, outputs in answered],
+        sampled=[plan.job.sampled for plan in planned],
+        held_out=[plan.prompt.held_out for plan in planned],
+        constrained=[plan.required or (enforced and bool(plan.prompt.tools)) for plan in planned],
         always=always_drafted(tokenizer),
         vocab_size=vocab_size,
         target=target,
@@ -153,7 +164,7 @@ def _answers(
 
 
 def always_drafted(tokenizer: Tokenizer) -> list[int]:
-    """Tokens a drafter must be able to say: marks of the model's own, and what JSON is made of."""
+    """Tokens of every draft vocabulary: special tokens and single JSON characters."""
     single = (
         token
         for token in range(tokenizer.vocab_size)

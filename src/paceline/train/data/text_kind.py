@@ -1,4 +1,4 @@
-"""What kind of text each token of an answer is: drafters guess some kinds far better than others."""
+"""The kind of text of each token: prose, code, JSON structure or JSON value. Acceptance differs by kind."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ class TextKind(IntEnum):
     PROSE = 0
     CODE = 1
     JSON_STRUCTURE = 2  # brackets, commas, keys, quotes, and the marks around a tool call
-    JSON_VALUE = 3  # what stands in the quotes of a value; numbers, true, false, null
+    JSON_VALUE = 3  # inside the quotes of a value; numbers, true, false, null
 
 
 _TAGS: Final = sorted(
@@ -29,15 +29,15 @@ _TAGS: Final = sorted(
     key=len,
     reverse=True,
 )
-# A fence that is not closed goes on to the end.
+# A fence that is not closed reaches to the end.
 _FENCE: Final = re.compile(r"```[^\n`]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
 _JSON: Final = re.compile(r'\{\s*["}]|\[\s*[\[{"]')
 _NEXT: Final = re.compile("|".join((*map(re.escape, _TAGS), _JSON.pattern, "```")))
-_LEAST: Final = 4  # characters: less is a bracket in prose
+_MIN_JSON: Final = 4  # characters: less is a bracket in prose
 
 
 def text_kinds(tokenizer: Tokenizer, tokens: Sequence[int]) -> NDArray[np.uint8]:
-    """[tokens]: the bucket that most bytes of a token are in; the first of equals."""
+    """[tokens]: the kind of most bytes of a token; the first of equals."""
     pieces = [tokenizer.piece(token) for token in tokens]
     text = b"".join(pieces).decode("latin-1")  # a character is a byte
     kinds = np.frombuffer(bytes(_kinds(text)), np.uint8)
@@ -55,7 +55,7 @@ def _first_of_most(counts: NDArray[np.intp], kinds: NDArray[np.uint8]) -> int:
 
 
 def _kinds(text: str) -> list[TextKind]:
-    """One for each character."""
+    """One kind for each character."""
     kinds: list[TextKind] = []
     while len(kinds) < len(text):
         found = _NEXT.search(text, len(kinds))
@@ -69,7 +69,7 @@ def _kinds(text: str) -> list[TextKind]:
 
 
 def _region(text: str, found: re.Match[str]) -> Iterator[TextKind]:
-    """The characters from a mark on that are no prose; at least one."""
+    """Kinds of the characters from a mark on that are not prose; at least one."""
     mark, start = found[0], found.start()
     if mark == "```":
         yield from _fenced(text, start)
@@ -77,7 +77,7 @@ def _region(text: str, found: re.Match[str]) -> Iterator[TextKind]:
         yield from [TextKind.JSON_STRUCTURE] * len(mark)
     else:
         kinds = list(_json(text, start))
-        yield from kinds if len(kinds) >= _LEAST else [TextKind.PROSE]
+        yield from kinds if len(kinds) >= _MIN_JSON else [TextKind.PROSE]
 
 
 def _fenced(text: str, start: int) -> Iterator[TextKind]:
@@ -94,7 +94,7 @@ def _fenced(text: str, start: int) -> Iterator[TextKind]:
 
 
 def _json(text: str, start: int) -> Iterator[TextKind]:
-    """One value, or as much of it as is one."""
+    """Kinds of one JSON value, or of as much as is valid."""
     scanner = JsonScanner()
     for at in range(start, len(text)):
         inside = scanner.in_value

@@ -1,4 +1,4 @@
-"""Trains a draft model."""
+"""Fine-tunes a draft model on the target's answers, with LoRA or whole (DistillSpec, 2310.08461)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.config import require_between, require_min, require_whole
 from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
 from paceline.train.draft_model.model import DraftNet
@@ -20,21 +21,21 @@ from paceline.train.trainer import Batches, Report, TrainProgress, autocast, tak
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneConfig(Schedule):
-    lora: int = 16  # rank of what is added to each matrix; 0: all weights are trained
-    alpha: float = 0.0  # the additions are scaled by alpha / lora; 0: twice the rank
-    distill: float = 0.0  # share of the loss that is the distance from the target's law, not from its token
-    lr: float = 0.0  # 0: 5e-4 for additions, 5e-5 for all weights
+    lora: int = 16  # rank of the adapters; 0: all weights are trained
+    alpha: float = 0.0  # adapters are scaled by alpha / lora; 0: twice the rank
+    distill: float = (
+        0.0  # share of the loss that is the KL divergence from the target's distribution, not from its token
+    )
+    lr: float = 0.0  # 0: 5e-4 for adapters, 5e-5 for all weights
     tokens_per_batch: int = 16384
     warmup: float = 0.05
     checkpoint_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         Schedule.__post_init__(self)
-        self.require_whole(lora=0)
-        self.require_shares("distill")
-        for name in ("alpha", "lr"):
-            if not getattr(self, name) >= 0:
-                raise self.unusable(name, "0 or more")
+        require_whole(self, "lora")
+        require_min(self, lora=0, alpha=0, lr=0)
+        require_between(self, 0, 1, "distill")
 
     @property
     def scale(self) -> float:

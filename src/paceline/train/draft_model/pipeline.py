@@ -13,7 +13,7 @@ from paceline.errors import SettingError, UsageError
 from paceline.loading import draft_model_path
 from paceline.target.eager.target import placement
 from paceline.target.load import load_draft
-from paceline.target.weights.reader import load, open_checkpoint, placed_tensors
+from paceline.target.weights.reader import canonical_tensors, load, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 from paceline.text import Tokenizer
 from paceline.train.data.conversations import Source
@@ -97,7 +97,7 @@ class _Pair:
 
     def require_answers_of_target(self, answers: Answers) -> None:
         checkpoint = open_checkpoint(self._target_path)
-        if answers.target != fingerprint(checkpoint.identity, placed_tensors(checkpoint)):
+        if answers.target != fingerprint(checkpoint.identity, canonical_tensors(checkpoint)):
             raise UsageError(
                 f"{self._job.folder.name} holds answers of another target than {self._job.target}: "
                 "give another folder"

@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.drafters.heads import drafter_of
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, load, save_card
-from paceline.log import place_of
+from paceline.log import origin
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load as load_weights
 from paceline.trace.online import OnlineTrainingConfig, RefreshJob
@@ -62,7 +62,7 @@ def refresh(
     most, block = min(EVAL_DRAFT, net.shape.block), net.shape.block
     old = replay(drafter_of(net), model, texts, block, batch=REPLAY_BATCH)
     new: list[DraftOutcome] = []
-    recipe = Recipe(_kind(card), net, loss_of(net, model, config.anchors), card.calibration)
+    recipe = Recipe(_kind(card), net, loss_of(card.kind, net, model, config.anchors), card.calibration)
     cached = batches(card.kind, net.shape.taps, model, parts.training, config)
     train_online(net, recipe.loss, cached, config, torch.Generator().manual_seed(began.number), report)
     with versions.making(root) as folder:
@@ -107,5 +107,5 @@ def main() -> None:
     try:
         run(RefreshJob.decode(sys.stdin.buffer.read()), _print_event)
     except Exception as problem:
-        _print_event({"failed": place_of(problem)})
+        _print_event({"failed": origin(problem)})
         sys.exit(1)

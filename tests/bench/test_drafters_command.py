@@ -10,7 +10,7 @@ import pytest
 
 from bench.drafters import rows as drafter_rows
 from bench.drafters import turns as recorded
-from bench.drafters.arms import PLAIN, Arm, Stock, arms, heads, wanted
+from bench.drafters.arms import PLAIN, Arm, Stock, arms, heads, select
 from bench.drafters.command import NO_PREDICTION, measurable
 from bench.drafters.runs import Outcome, Runs, Sample, Settings
 from bench.drafters.turns import AGENTS, CHAT, Turn, files, gather, never_taught
@@ -87,9 +87,9 @@ def test_a_line_is_asked_for_by_its_name_or_its_drafters() -> None:
     every = arms(["suffix", "model by tokens", "model by text", "block by a"], ["block by a"], trees=[16])
 
     def asked(*names: str) -> list[str]:
-        return [arm.name for arm in wanted(every, names)]
+        return [arm.name for arm in select(every, names)]
 
-    assert wanted(every, None) == every
+    assert select(every, None) == every
     assert asked("model") == [PLAIN, "model by tokens", "model by text"]
     assert asked("model by text") == [PLAIN, "model by text"]
     assert asked("suffix") == [PLAIN, "suffix", "suffix, trees of 16"]
@@ -102,7 +102,7 @@ def test_a_name_that_no_line_goes_by_is_refused(names: list[str]) -> None:
     every = arms(["suffix", "block by a"], ["block by a"], trees=[16])
     told = f"no {names[-1]!r}, but none" if names else "no name, but none"
     with pytest.raises(SystemExit, match=rf"{told}, grammar, suffix, .*default\+block by a; "):
-        wanted(every, names)
+        select(every, names)
 
 
 def test_a_table_of_nothing_is_refused() -> None:

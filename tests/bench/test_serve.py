@@ -11,13 +11,13 @@ from bench.pages import results_page
 from bench.serve import concurrency, soak
 from bench.serve.concurrency import Sample
 from bench.serve.http_client import Reading, Refused, take
-from bench.serve.servers import Served, Way
+from bench.serve.servers import RunningServer, ServerMode
 from bench.serve.soak_load import Tally
 from bench.serve.soak_requests import Expected, bad_bodies
 
-SERVED: Served = None  # type: ignore[assignment]  # never asked here
+SERVED: RunningServer = None  # type: ignore[assignment]  # never asked here
 OURS, THEIRS, SLOW = (
-    Way(s, m, SERVED) for s, m in (("paceline", "d"), ("llama.cpp", "a"), ("llama.cpp", "b"))
+    ServerMode(s, m, SERVED) for s, m in (("paceline", "d"), ("llama.cpp", "a"), ("llama.cpp", "b"))
 )
 
 

@@ -1,4 +1,4 @@
-"""What is kept of positions: against a plain table of every row that was ever appended."""
+"""What is cache of positions: against a plain table of every row that was ever appended."""
 
 import pytest
 import torch
@@ -22,9 +22,9 @@ def rows_from(seq: Seq, start: int, stop: int) -> Tensor:
     return torch.tensor([made_of(seq, p) for p in range(start, stop)]).reshape(-1, 2)
 
 
-def check(kept: HeadCache, seq: Seq) -> list[int]:
+def check(cache: HeadCache, seq: Seq) -> list[int]:
     """Every row that is held is the one that this very text and tenant would make."""
-    positions, rows = kept.rows(seq.id)
+    positions, rows = cache.rows(seq.id)
     found: list[int] = positions.tolist()
     assert found == sorted(set(found))
     assert rows.tolist() == [made_of(seq, p) for p in found]
@@ -40,7 +40,7 @@ def turns(draw: st.DrawFn) -> list[Seq]:
         if len(made) and draw(st.booleans()):
             tokens = [*draw(st.sampled_from(made)).tokens, *tokens]
         seq = Seq(f"s{i}", tokens, len(tokens), tenant=draw(st.sampled_from("ab")))
-        seq.cached, seq.learn = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
+        seq.cached, seq.remember = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
         made.append(seq)
     return made
 
@@ -49,118 +49,118 @@ def turns(draw: st.DrawFn) -> list[Seq]:
 def test_only_rows_of_the_same_text_and_tenant_are_found(
     seqs: list[Seq], most: int, data: st.DataObject
 ) -> None:
-    kept = HeadCache((2,), most, ahead=AHEAD)
+    cache = HeadCache((2,), most, ahead=AHEAD)
     running: list[Seq] = []
     for seq in seqs:
-        kept.begin(seq)
-        assert all(position < seq.cached for position in check(kept, seq))
+        cache.begin(seq)
+        assert all(position < seq.cached for position in check(cache, seq))
         at = seq.cached
         while at < len(seq.tokens) - AHEAD:
             to = data.draw(st.integers(at + 1, len(seq.tokens) - AHEAD))
-            kept.append(seq.id, at, rows_from(seq, at, to))
+            cache.append(seq.id, at, rows_from(seq, at, to))
             at = to
-        assert [p for p in check(kept, seq) if p >= seq.cached] == list(range(seq.cached, at))
+        assert [p for p in check(cache, seq) if p >= seq.cached] == list(range(seq.cached, at))
         running.append(seq)
         while len(running) and data.draw(st.booleans()):
-            kept.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
-        assert sum(map(kept.held, "ab")) <= most
+            cache.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        assert sum(map(cache.cached, "ab")) <= most
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_next_turn_finds_the_last_one(ended: bool) -> None:
-    kept = HeadCache((2,), ahead=AHEAD)
+    cache = HeadCache((2,), ahead=AHEAD)
     first = Seq("first", list(range(20)), 15)
-    kept.begin(first)
-    kept.append("first", 0, rows_from(first, 0, 19))
+    cache.begin(first)
+    cache.append("first", 0, rows_from(first, 0, 19))
     if ended:
-        kept.end(first)
+        cache.end(first)
     second = Seq("second", [*range(18), 70, 71], 20, cached=18)
-    kept.begin(second)
-    assert check(kept, second) == list(range(17))  # the 18th was made of a token that came otherwise
+    cache.begin(second)
+    assert check(cache, second) == list(range(17))  # the 18th was made of a token that came otherwise
     third = Seq("third", list(range(30)), 30, cached=12)
-    kept.begin(third)
-    assert check(kept, third) == list(range(12))
+    cache.begin(third)
+    assert check(cache, third) == list(range(12))
 
 
 def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from() -> None:
-    kept = HeadCache((2,))
+    cache = HeadCache((2,))
     tokens = list(range(20))
     for learn, tenant in ((True, "other"), (False, "")):
-        seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, learn=learn)
-        kept.begin(seq)
-        kept.append(seq.id, 0, torch.ones(20, 2))
+        seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, remember=learn)
+        cache.begin(seq)
+        cache.append(seq.id, 0, torch.ones(20, 2))
         again = Seq("again", tokens, 20, cached=19)
         for _ in "running", "ended":
-            kept.begin(again)
-            assert len(kept.rows("again")[0]) == 0
-            kept.end(again)
-            kept.end(seq)
-    assert kept.held("") == 0
+            cache.begin(again)
+            assert len(cache.rows("again")[0]) == 0
+            cache.end(again)
+            cache.end(seq)
+    assert cache.cached("") == 0
 
 
 def test_a_gap_stays_a_gap() -> None:
-    kept = HeadCache((2,))
+    cache = HeadCache((2,))
     tokens = list(range(20))
     first = Seq("first", tokens, 20, cached=8)  # in the target's cache from before our time
-    kept.begin(first)
-    kept.append("first", 8, torch.ones(12, 2))
-    kept.end(first)
+    cache.begin(first)
+    cache.append("first", 8, torch.ones(12, 2))
+    cache.end(first)
     second = Seq("second", tokens, 20, cached=15)
-    kept.begin(second)
-    assert kept.rows("second")[0].tolist() == list(range(8, 15))
-    kept.append("second", 15, torch.ones(5, 2))
+    cache.begin(second)
+    assert cache.rows("second")[0].tolist() == list(range(8, 15))
+    cache.append("second", 15, torch.ones(5, 2))
     with pytest.raises(ValueError, match="position 19"):
-        kept.append("second", 19, torch.ones(1, 2))
+        cache.append("second", 19, torch.ones(1, 2))
 
 
 def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning() -> None:
-    kept = HeadCache((2,), most=20)
+    cache = HeadCache((2,), max_positions=20)
 
     def run(name: str, tokens: list[int], shared: int = 0) -> int:
         seq = Seq(name, tokens, len(tokens), cached=shared)
-        kept.begin(seq)
-        found = len(kept.rows(name)[0])
-        kept.append(name, shared, torch.ones(len(tokens) - shared, 2))
-        kept.end(seq)
+        cache.begin(seq)
+        found = len(cache.rows(name)[0])
+        cache.append(name, shared, torch.ones(len(tokens) - shared, 2))
+        cache.end(seq)
         return found
 
     one, two = list(range(8)), list(range(100, 108))
     run("one", one)
     run("one, longer", [*one, 8, 9], 8)
-    assert kept.held("") == 10
+    assert cache.cached("") == 10
     run("two", two)
     assert run("one again", [*one, 50], 8) == 8
     assert run("two again", two, 5) == 0  # it was used longest ago
     run("long", list(range(200, 240)))
-    assert kept.held("") == 20
-    kept.forget("")
-    assert kept.held("") == 0
+    assert cache.cached("") == 20
+    cache.forget("")
+    assert cache.cached("") == 0
 
 
 def test_what_is_kept_is_not_the_callers_memory() -> None:
-    kept, rows = HeadCache((2,)), torch.ones(4, 2)
+    cache, rows = HeadCache((2,)), torch.ones(4, 2)
     seq = Seq("s", [1, 2, 3, 4], 4)
-    kept.begin(seq)
-    kept.append("s", 0, rows)
+    cache.begin(seq)
+    cache.append("s", 0, rows)
     rows.zero_()
-    assert torch.equal(kept.rows("s")[1], torch.ones(4, 2))
+    assert torch.equal(cache.rows("s")[1], torch.ones(4, 2))
 
 
 def test_tenants_heard_of_longest_ago_make_room_text_by_text() -> None:
-    kept = HeadCache((2,), most=20)
+    cache = HeadCache((2,), max_positions=20)
 
     def run(tenant: str, first: int) -> None:
         seq = Seq(f"{tenant} {first}", list(range(first, first + 6)), 6, tenant=tenant)
-        kept.begin(seq)
-        kept.append(seq.id, 0, rows_from(seq, 0, 6))
-        kept.end(seq)
+        cache.begin(seq)
+        cache.append(seq.id, 0, rows_from(seq, 0, 6))
+        cache.end(seq)
 
     for first in (0, 10):
         run("a", first)
     run("b", 0)
-    assert [kept.held(tenant) for tenant in "abc"] == [12, 6, 0]
+    assert [cache.cached(tenant) for tenant in "abc"] == [12, 6, 0]
     run("c", 0)
-    assert [kept.held(tenant) for tenant in "abc"] == [6, 6, 6]  # of "a" the older text is gone
+    assert [cache.cached(tenant) for tenant in "abc"] == [6, 6, 6]  # of "a" the older text is gone
     for first in (10, 20, 30):
         run("c", first)
-    assert [kept.held(tenant) for tenant in "abc"] == [0, 0, 18]
+    assert [cache.cached(tenant) for tenant in "abc"] == [0, 0, 18]

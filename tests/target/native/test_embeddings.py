@@ -104,7 +104,7 @@ def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
     for seed in (0, 90):
         (block,) = runner.fill([a_text(runner, BLOCK, 20, seed)], BLOCK.block)
         hidden.append(block.hidden[: BLOCK.block])
-        logits.append(torch.from_numpy(runner.look([ChainStart(block, 0, 5)])[0]))
+        logits.append(torch.from_numpy(runner.logits_at([ChainStart(block, 0, 5)])[0]))
     return torch.stack(hidden), torch.stack(logits)
 
 

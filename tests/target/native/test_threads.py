@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support import TESTS
-from support.block_cases import a_team
+from support.block_cases import a_pool
 from support.native_cases import wanted_path
 
 MB = 256  # long to fetch, compared with the call that follows
@@ -21,14 +21,14 @@ from pathlib import Path
 from support.block_cases import SHAPES, a_net, a_text, beside
 from support.native_cases import native_target, tiny_model
 from paceline.target.native import block_head
-from paceline.target.native.int8_weights import DenseWeights
+from paceline.target.native.int8_weights import Int8Weights
 from paceline.types import Feed, Seq
 
-shape, room = SHAPES["odd"], block_head.room_for
-block_head.room_for = lambda weights: room(weights) + ({MB} << 20)
-DenseWeights.used = property(lambda self: len(self._data))
+shape, room = SHAPES["odd"], block_head.bytes_for
+block_head.bytes_for = lambda weights: room(weights) + ({MB} << 20)
+Int8Weights.used = property(lambda self: len(self._data))
 target = native_target(tiny_model(Path(sys.argv[1])), threads=2)
-runner = beside(a_net(shape), target.team)
+runner = beside(a_net(shape), target.pool)
 weights = runner._held[0]
 weights._data[weights._at :] = 1  # memory that is there
 
@@ -58,9 +58,9 @@ def test_no_thread_reads_weights_while_the_interpreter_ends(tmp_path: Path) -> N
 def test_nobody_waits_for_threads_that_a_forked_process_does_not_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    team, here = a_team(), os.getpid()
-    monkeypatch.setattr(team, "lib", None)
+    pool, here = a_pool(), os.getpid()
+    monkeypatch.setattr(pool, "lib", None)
     with pytest.raises(AttributeError):
-        team.fetch_no_more()
+        pool.stop_prefetching()
     monkeypatch.setattr("os.getpid", lambda: here + 1)
-    team.fetch_no_more()
+    pool.stop_prefetching()

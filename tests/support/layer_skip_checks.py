@@ -99,19 +99,19 @@ def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) ->
     """A sketch over it is refused, and without that would be caught."""
     kind = type(target)
     open_with(target, "s", some_tokens(20))
-    with pytest.raises(ValueError, match="would spoil some"):
+    with pytest.raises(ValueError, match="would overwrite some"):
         target.skip_forward([Feed("s", [1])], [19], (0,))
     target.close("s")
-    real, make_room = kind.skip_forward, kind._make_room
+    real, reserve = kind.skip_forward, kind._reserve_skip_rows
 
     def early(self: Any, feeds: Any, starts: Any, layers: Any) -> Any:
         return real(self, feeds, [start - 1 for start in starts], layers)
 
     def blind(self: Any, feeds: Any, starts: Any) -> Any:
-        return make_room(self, feeds, [start + 1 for start in starts])
+        return reserve(self, feeds, [start + 1 for start in starts])
 
     monkeypatch.setattr(kind, "skip_forward", early)
-    monkeypatch.setattr(kind, "_make_room", blind)
+    monkeypatch.setattr(kind, "_reserve_skip_rows", blind)
     with pytest.raises(AssertionError, match="a sketch has changed"):
         check_nothing_stays(target, 5, 40)
 

@@ -22,8 +22,8 @@ def test_one_guess_is_the_first_of_many(seed: int, temperature: float, top_k: in
     params = SamplingParams(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p)
     seq = Seq("s", [1, 2, 3, 4], 3, params)
 
-    def look(spots: list[Position]) -> list[tuple[Floats, float]]:
-        return [(rows[len(spot.written)], 0.5) for spot in spots]
+    def look(positions: list[Position]) -> list[tuple[Floats, float]]:
+        return [(rows[len(position.written)], 0.5) for position in positions]
 
     (draft,) = grow([Ask(seq, 4)], look, "head", VOCAB)  # type: ignore[arg-type]
     expected: tuple[int, ...] = ()

@@ -1,0 +1,87 @@
+"""The Python API: seeds, memory, and how often a request's conversation is rendered."""
+
+from typing import Any
+
+import pytest
+
+from paceline import LLM, SamplingParams, Seq
+from paceline.text.chat_template import ChatTemplate
+
+CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: object) -> LLM:
+    return LLM("smollm2-135m")
+
+
+@pytest.mark.model
+def test_a_request_without_a_seed_draws_one_and_reports_it(llm: LLM) -> None:
+    """However its parameters are given."""
+    for params, keywords in (
+        (SamplingParams(temperature=1.0, max_tokens=8), {}),
+        (None, {"temperature": 1.0, "max_tokens": 8}),
+        (SamplingParams(temperature=1.0, max_tokens=8, seed=5), {"seed": None}),
+    ):
+        first, second = (llm.generate("Once upon a time", params, **keywords) for _ in range(2))
+        assert first.seed != second.seed
+        again = llm.generate("Once upon a time", temperature=1.0, max_tokens=8, seed=second.seed)
+        assert again.token_ids == second.token_ids
+        assert again.seed == second.seed
+
+
+@pytest.mark.model
+def test_every_answer_of_a_batch_has_a_seed_of_its_own(llm: LLM) -> None:
+    results = llm.batch(["Once upon a time"] * 4, SamplingParams(temperature=1.0, max_tokens=8))
+    assert len({result.seed for result in results}) == 4
+    assert len({result.token_ids for result in results}) > 1
+
+
+@pytest.mark.model
+def test_seed_0_is_a_seed(llm: LLM) -> None:
+    for params, keywords in (
+        (SamplingParams(seed=0, max_tokens=2), {}),
+        (None, {"seed": 0, "max_tokens": 2}),
+    ):
+        assert llm.generate("Once", params, **keywords).seed == 0
+
+
+@pytest.mark.model
+def test_a_conversation_with_tools_is_rendered_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[Any] = []
+    real = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, *rest: Any) -> str:
+        rendered.append(messages)
+        return real(self, messages, *rest)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    for requests in range(1, 4):
+        llm.prepare(CHAT, SamplingParams(), output_spec())
+        assert rendered.count(CHAT) == requests
+    assert len(rendered) == 3 + 2  # two of the probe, once for each kind of request
+
+
+def output_spec() -> Any:
+    from paceline.constraints import OutputSpec
+
+    return OutputSpec((TOOL,), "required")
+
+
+@pytest.mark.model
+def test_remember_has_an_old_name(llm: LLM) -> None:
+    assert llm.prepare("x", SamplingParams(), remember=False).seq.remember is False
+    with pytest.warns(DeprecationWarning, match="learn is now called remember"):
+        llm.stream("x", max_tokens=1, learn=False).close()
+
+
+def test_drafters_may_still_read_the_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="Seq.learn is now called Seq.remember"):
+        assert Seq("a", [1], 1, remember=False).learn is False
