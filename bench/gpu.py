@@ -7,6 +7,7 @@ passes        milliseconds of a pass by rows and context, real and random weight
 profile       where the host's time goes in a round
 eager         the same for paceline's eager torch target
 transformers  tokens/s of Transformers with the same weights: plain and prompt lookup
+batches       milliseconds of a pass of several sequences
 rounds        tokens/s of the whole engine on recorded prompts, plain and with drafters; are they equal?
 
 The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
@@ -20,6 +21,8 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -159,12 +162,14 @@ def opened(target: AnyTarget, contexts: Sequence[int]) -> Iterator[tuple[int, st
             yield context, name
 
 
-def a_pass(target: AnyTarget, seq: str, context: int, rows: int) -> Callable[[], None]:
-    feed = Feed(seq, [1], Draft(tuple(range(1, rows))))
+def a_pass(target: AnyTarget, lengths: Mapping[str, int], rows: int) -> Callable[[], None]:
+    """Rows of each of these sequences, none of which is kept."""
+    feeds = [Feed(seq, [1], Draft(tuple(range(1, rows)))) for seq in lengths]
 
     def run() -> None:
-        target.forward([feed])
-        target.keep(seq, context)
+        target.forward(feeds)
+        for seq, length in lengths.items():
+            target.keep(seq, length)
 
     return run
 
@@ -185,7 +190,7 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
     for context, seq in opened(target, CONTEXTS):
         floor = floor_ms(target.shape, context, notes.bandwidth, 2.0 if kind == "bf16" else 1.0)
         for rows in ROWS:
-            run = a_pass(target, seq, context, rows)
+            run = a_pass(target, {seq: context}, rows)
             run()
             ms = timed(target.replay_last_pass)
             notes(
@@ -201,40 +206,118 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
             )
 
 
+def batches(notes: Notes, args: argparse.Namespace) -> None:
+    """Sequences of 1,000 to 1,400 tokens, one row and eight rows each, as one call of the target."""
+    for name in args.shapes:
+        shape = SHAPES[name]
+        cache_mb = 32 * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
+        target = CudaTarget(
+            weights_of(name, args.model), EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=32)
+        )
+        with ExitStack() as stack:
+            lengths = {f"s{i}": 1000 + 400 * i // 31 for i in range(32)}
+            for seq, length in lengths.items():
+                stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
+            for count in (1, 4, 8, 16, 32):
+                for rows in (1, 8):
+                    run = a_pass(target, dict(islice(lengths.items(), count)), rows)
+                    run()
+                    notes("batches", shape=name, sequences=count, rows=rows, ms=timed(run))
+        del target
+        free()
+
+
 def eager(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
         target = TorchTarget(weights_of(name, args.model), config_for(SHAPES[name]))
         for context, seq in opened(target, CONTEXTS[:2]):
             for rows in (1, 8):
-                ms = timed(a_pass(target, seq, context, rows), seconds=0.5, samples=5)
+                ms = timed(a_pass(target, {seq: context}, rows), seconds=0.5, samples=5)
                 notes("eager", shape=name, context=context, rows=rows, ms=ms)
         del target
         free()
 
 
 def transformers(notes: Notes, args: argparse.Namespace) -> None:
-    """Random weights in the shape of SmolLM2: what they say does not matter, what they cost does."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = SHAPES["135m"]
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size, hidden_size=shape.width, intermediate_size=shape.ff_width,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
-    prompt = torch.randint(3, 49000, (1, 300), device="cuda")
-    ways: dict[str, dict[str, Any]] = {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 7}}
+    """Transformers with SmolLM2's weights on the prompts of `rounds`: how fast it decodes after a prompt."""
+    if args.model is None:
+        notes("transformers", skipped="no --model")
+        return
+    model = transformers_model(args.model)
+    prompts = [torch.tensor([tokens], device="cuda") for tokens in recorded_prompts(args.model, args.prompts)]
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "prompt lookup": {"prompt_lookup_num_tokens": 7},
+        "compiled, static cache": {"cache_implementation": "static"},
+    }
+    plain: list[list[int]] = []
     for way, more in ways.items():
-        for _ in range(2):  # the first warms up
+
+        def decode(prompt: Tensor, count: int, more: dict[str, Any] = more) -> tuple[list[int], float]:
             torch.cuda.synchronize()
             started = time.perf_counter()
             out = model.generate(
-                prompt, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0, **more
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                **more,
             )
             torch.cuda.synchronize()
-            seconds = time.perf_counter() - started
-        notes("transformers", way=way, tokens_per_s=(out.shape[1] - 300) / seconds)
+            return out[0, prompt.shape[1] :].tolist(), time.perf_counter() - started
+
+        for _ in range(3 if "cache_implementation" in more else 1):  # compiles, or just warms up
+            decode(prompts[0], args.tokens)
+        texts, seconds = [], 0.0
+        for prompt in prompts:
+            _, first = decode(prompt, 1)
+            text, whole = decode(prompt, args.tokens)
+            texts.append(text)
+            seconds += whole - first
+        plain = plain or texts
+        same = sum(one == other for one, other in zip(texts, plain, strict=True))
+        made = sum(map(len, texts)) - len(texts)
+        notes("transformers", way=way, tokens_per_s=made / seconds, texts_equal=f"{same} of {len(texts)}")
+
+
+def transformers_model(path: Path) -> Any:
+    """A Llama of Transformers in bfloat16, with the weights of the file."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    weights = load(path, torch.bfloat16)
+    shape = weights.shape
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.ff_width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_context,
+        rms_norm_eps=shape.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope.theta},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    names |= {part: f"self_attn.{part}_proj" for part in "qkvo"}
+    names |= {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    state = {
+        "model.embed_tokens.weight": weights.tensors["embed"],
+        "model.norm.weight": weights.tensors["norm"],
+    }
+    for name, tensor in weights.tensors.items():
+        if name.startswith("layers."):
+            _, layer, part = name.split(".")
+            state[f"model.layers.{layer}.{names[part]}.weight"] = tensor
+    missing, surplus = model.load_state_dict(state, strict=False)
+    assert not surplus, surplus
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied
+    return model
 
 
 def rounds(notes: Notes, args: argparse.Namespace) -> None:
@@ -346,6 +429,7 @@ def profile(notes: Notes, args: argparse.Namespace) -> None:
 PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "ceilings": ceilings,
     "passes": passes,
+    "batches": batches,
     "rounds": rounds,
     "profile": profile,
     "eager": eager,

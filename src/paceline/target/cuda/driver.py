@@ -11,10 +11,11 @@ On a CPU the same source is built with the machine's compiler and run by csrc/cp
 import ctypes as c
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -32,6 +33,7 @@ MIN_SHARED_KB: Final = 220  # of one block, which attention over heads of 128 ne
 
 _LARGE_SHARED: Final = 48 * 1024  # bytes above which a kernel must ask
 _MAX_DYNAMIC_SHARED_SIZE: Final = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _PROGRAMMATIC_SERIALIZATION: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -44,6 +46,8 @@ class Launcher(Protocol):
     def launch(
         self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure
     ) -> None: ...
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None] | None:
+        """Records these launches, which ran before, as a graph; gives what replays it. None: no graphs."""
 
 
 class _Attribute(c.Structure):  # CUlaunchAttribute
@@ -80,6 +84,9 @@ class GpuLauncher:
         self._driver = c.CDLL("libcuda.so.1")
         self._attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, 1)
         self._functions: dict[str, tuple[c.c_void_p, int]] = {}
+        # It keeps the interpreter's lock: getting it back could take far longer than a launch.
+        self._launch_graph = c.PyDLL("libcuda.so.1").cuGraphLaunch
+        self._launch_graph.argtypes = (c.c_void_p, c.c_void_p)
         self._module = c.c_void_p()
         self._check(
             self._driver.cuModuleLoadData(c.byref(self._module), cubin(architecture(device), defines))
@@ -93,6 +100,30 @@ class GpuLauncher:
         if self.pdl:
             config.attributes, config.attribute_count = c.pointer(self._attribute), 1
         self._check(self._driver.cuLaunchKernelEx(c.byref(config), function, arguments, None))
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        """Through the driver: a replay takes a third of the time that torch's takes."""
+        driver, graph, executable = self._driver, c.c_void_p(), c.c_void_p()
+        new_stream: Any = torch.cuda.Stream
+        stream = new_stream(self.device)
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.stream(stream):
+            self._check(driver.cuStreamBeginCapture_v2(c.c_void_p(stream.cuda_stream), _THREAD_LOCAL))
+            try:
+                launches()
+            finally:
+                ended = driver.cuStreamEndCapture(c.c_void_p(stream.cuda_stream), c.byref(graph))
+            self._check(ended)
+        self._check(driver.cuGraphInstantiateWithFlags(c.byref(executable), graph, c.c_ulonglong(0)))
+        driver.cuGraphDestroy(graph)
+        launch, current, index = self._launch_graph, _current_stream(), self.device.index
+
+        def replay() -> None:
+            if code := launch(executable, current(index)):
+                self._check(code)
+
+        weakref.finalize(replay, driver.cuGraphExecDestroy, executable).atexit = False
+        return replay
 
     def _function(self, name: str, shared_bytes: int) -> c.c_void_p:
         found, allowed = self._functions.get(name, (c.c_void_p(), -1))
@@ -111,6 +142,12 @@ class GpuLauncher:
             raise NotCompiled(f"the CUDA driver refused a kernel: {(text.value or b'').decode()} ({code})")
 
 
+def _current_stream() -> Callable[[int], int]:
+    """The handle of torch's current stream, the quick way where torch has it."""
+    quick: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+
 class CpuLauncher:
     """The kernels on a CPU, slowly: for tests where there is no GPU."""
 
@@ -126,6 +163,9 @@ class CpuLauncher:
     def launch(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
         kernel = c.cast(getattr(self.library, name), c.c_void_p)
         self.library.launch(kernel, grid, threads, c.byref(argument))
+
+    def capture(self, launches: Callable[[], None]) -> None:
+        return None
 
 
 # ---- what a GPU can do
