@@ -200,12 +200,19 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Choice by temperature and Gumbel noise alone, which a target may do itself where its logits are."""
+    """Choice by temperature, cut and Gumbel noise, which a target may do itself where its logits are."""
 
     inverse_temperature: float  # as float32; 0: greedy
     seed: int  # 64 bits
     choice: int  # which of n outputs of one request
     index: int  # place in the output of the token that follows the feed's last one
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+
+    @property
+    def cuts(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)

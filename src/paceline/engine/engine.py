@@ -306,8 +306,9 @@ class _RowsOnHost:
         self._logits: Floats | None = None if chosen else scores.logits.numpy(force=True)
 
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
-        if self._tokens and self._tokens[first] >= 0:
-            return verify_choices(s.draft, self._tokens[first : first + 1 + len(s.draft)]), ()
+        tokens = self._tokens[first : first + 1 + len(s.draft)]
+        if tokens and min(tokens) >= 0:
+            return verify_choices(s.draft, tokens), ()
         assert self._logits is not None
         rows = self._logits[first:]
         verdict = verify(s.seq, s.draft, rows, s.masks)

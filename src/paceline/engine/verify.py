@@ -23,17 +23,17 @@ from paceline.types import ROOT, Draft, Sampler, Seq, TokenLogprob, Verdict
 
 
 def sampler_of(seq: Seq) -> Sampler | None:
-    """For a target that chooses tokens itself; None: the request needs more than temperature and noise."""
+    """For a target that chooses tokens itself; None: the request needs bias, penalties, masks or more."""
     params = seq.params
-    greedy = params.temperature == 0
-    cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     if seq.spec.accept != "match" or seq.cursor is not None or params.logprobs is not None:
         return None
-    if params.logit_bias or penalises(params) or (cut and not greedy):
+    if params.logit_bias or penalises(params):
         return None
-    index = len(seq.tokens) - seq.prompt_len
-    inverse = 0.0 if greedy else float(np.float32(1 / params.temperature))
-    return Sampler(inverse, params.noise_seed & (2**64 - 1), params.choice, index)
+    index, seed = len(seq.tokens) - seq.prompt_len, params.noise_seed & (2**64 - 1)
+    if params.temperature == 0:
+        return Sampler(0.0, seed, params.choice, index)  # a cut keeps the largest
+    inverse = float(np.float32(1 / params.temperature))
+    return Sampler(inverse, seed, params.choice, index, params.top_k, params.top_p, params.min_p)
 
 
 def verify_choices(draft: Draft, tokens: Sequence[int]) -> Verdict:

@@ -248,6 +248,28 @@ def test_tokens_are_those_that_sampling_chooses(
         target.close("c")
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_cut_tokens_are_those_that_sampling_chooses(
+    small: CudaTarget, smollm2: CudaTarget, temperature: float
+) -> None:
+    cuts = ({"top_k": 1}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 40, "top_p": 0.95})
+    for target in (small, smollm2):
+        tokens, draft = some_tokens(100, 31, target.vocab_size), some_tokens(31, 32, target.vocab_size)
+        open_with(target, "c", tokens[:-1], tenant="c")
+        for seed, cut in enumerate(cuts):
+            params = SamplingParams(temperature=temperature, seed=seed, **cut)  # type: ignore[arg-type]
+            sampler = sampler_of(Seq("c", [1] * 60, 60, params))
+            scores = target.forward([Feed("c", tokens[-1:], Draft(tuple(draft)), sampler=sampler)])
+            rows, left = scores.logits.cpu().numpy(), 0
+            for i, (row, token) in enumerate(zip(rows, scores.tokens, strict=True)):
+                expected = chooser(params)(row, noise_key(seed, 0, CHOICE, i))
+                assert token in (expected, -1), f"{cut}, row {i}"
+                left += token == -1
+            assert left <= 8, f"{cut}: {left} of 32 were left to the host"
+            target.keep("c", 99)
+        target.close("c")
+
+
 def texts(
     target: CudaTarget, prompts: Mapping[int, Sequence[int]], spec: SpecConfig, temperature: float
 ) -> dict[int, list[int]]:

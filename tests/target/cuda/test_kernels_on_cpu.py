@@ -282,16 +282,15 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
     runner._number += 1
     runner._input.fill(rows, (), runner._number)
     runner.buffers.input.copy_(runner.buffers.host_input)
-    kind = PassKind(32, (0, 1), (), scored=True, chosen=True)
-    runner._launch_all(PassKernels(runner, kind).launches[-2:])
+    cut = any(sampler.cuts for sampler in samplers)
+    kind = PassKind(32, (0, 1), (), scored=True, chosen=True, cut=cut)
+    runner._launch_all(PassKernels(runner, kind).launches[-4 if cut else -2 :])
     runner._taken[0] = runner._number
     return runner.chosen()[: len(logits)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 5.0])
-def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = 4 * torch.randn(32, VOCAB, generator=generator)
+def strange_logits() -> Tensor:
+    logits = 4 * torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(3))
     logits[:, -1] += 9  # the last token counts, those that fill the tile do not
     logits[1] = 0.5  # all equal
     logits[2, 7:] = -torch.inf
@@ -300,32 +299,48 @@ def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature:
     logits[5, ::2] *= -1e30
     logits[6] = -0.0
     logits[6, 100] = 0.0
-    params = [
-        SamplingParams(temperature=temperature, seed=5 * 10**17 * i + 5, choice=i % 3)
-        for i in range(len(logits))
-    ]
-    samplers = []
-    for i, p in enumerate(params):
-        sampler = sampler_of(Seq("s", [1] * (5 + 1000 * i), 5, p))
-        assert sampler is not None
-        samplers.append(sampler)
-    expected = [
-        chooser(p)(row.numpy(), noise_key(p.noise_seed, p.choice, CHOICE, 1000 * i))
-        for i, (p, row) in enumerate(zip(params, logits, strict=True))
-    ]
-    assert choose_on_device(target, logits, samplers) == expected
+    logits[7:12] = logits[7:12].round()  # many equals at the edge of a cut
+    logits[12] *= 20
+    return logits
 
 
-def test_a_target_chooses_only_what_temperature_and_noise_decide() -> None:
+def check_choices(target: CudaTarget, logits: Tensor, **more: Any) -> int:
+    """Compares the tokens with sampling's; gives how many the device has left to the host."""
+    params = [SamplingParams(seed=5 * 10**17 * i + 5, choice=i % 3, **more) for i in range(len(logits))]
+    samplers = [sampler_of(Seq("s", [1] * (5 + 1000 * i), 5, p)) for i, p in enumerate(params)]
+    chosen = choose_on_device(target, logits, [sampler for sampler in samplers if sampler is not None])
+    left = 0
+    for i, (p, row, token) in enumerate(zip(params, logits, chosen, strict=True)):
+        expected = chooser(p)(row.numpy(), noise_key(p.noise_seed, p.choice, CHOICE, 1000 * i))
+        assert token in (expected, -1), f"row {i}"
+        left += token == -1
+    return left
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 5.0])
+def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature: float) -> None:
+    assert check_choices(target, strange_logits(), temperature=temperature) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [
+    (1, 1.0, 0.0), (7, 1.0, 0.0), (400, 1.0, 0.0), (0, 0.3, 0.0), (0, 0.95, 0.0), (0, 1.0, 0.05),
+    (40, 0.9, 0.0), (3, 0.5, 0.2), (0, 0.9, 0.3), (10**9, 0.8, 0.0),
+])  # fmt: skip
+def test_cut_tokens_are_those_that_sampling_chooses(
+    target: CudaTarget, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    more = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    assert check_choices(target, strange_logits(), **more) == 0
+
+
+def test_a_target_does_not_choose_what_the_text_or_a_grammar_decides() -> None:
     def asked(**more: Any) -> bool:
         return sampler_of(Seq("s", [1], 1, SamplingParams(seed=1, **more))) is not None
 
     assert asked()
     assert asked(temperature=0.7)
-    assert asked(top_k=5, top_p=0.5)  # greedy: the cut changes nothing
-    assert not asked(temperature=0.7, top_p=0.5)
-    assert not asked(temperature=0.7, top_k=5)
-    assert not asked(temperature=0.7, min_p=0.1)
+    assert asked(temperature=0.7, top_p=0.5, top_k=5, min_p=0.1)
     assert not asked(repetition_penalty=1.1)
     assert not asked(logit_bias=((3, 1.0),))
     assert not asked(logprobs=1)

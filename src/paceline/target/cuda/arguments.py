@@ -10,6 +10,8 @@ KEY_CHUNK: Final = 128
 WARPS: Final = 8
 THREADS: Final = 32 * WARPS
 SPLITS: Final = 8
+BINS: Final = 64
+MAX_CANDIDATES: Final = 2048
 
 _POINTER, _INT, _LONG, _FLOAT = c.c_void_p, c.c_int, c.c_longlong, c.c_float
 _ROWS_I, _ROWS_F, _ROWS_U = c.c_int * MAX_ROWS, c.c_float * MAX_ROWS, c.c_uint * MAX_ROWS
@@ -21,6 +23,10 @@ class PassInput(c.Structure):
         *((name, _ROWS_I) for name in ("token", "position", "slot", "path", "part")),
         ("inverse_temperature", _ROWS_F),
         *((name, _ROWS_U) for name in ("seed_low", "seed_high", "choice", "output_index")),
+        ("top_k", _ROWS_I),
+        ("top_p_low", _ROWS_U),
+        ("top_p_high", _ROWS_U),
+        ("min_p_logit", _ROWS_F),
         *((name, _ROWS_I) for name in ("first_row", "row_count", "length", "last_position")),
         *((name, _ROWS_I) for name in ("first_path", "path_count", "table")),
         ("path_slot", c.c_int * (MAX_ROWS * MAX_DEPTH)),
@@ -104,6 +110,7 @@ class Choose(c.Structure):
         ("vocab", _INT),
         ("stride", _INT),
         *((name, _POINTER) for name in ("input", "top", "score", "token", "arrived", "host")),
+        *((name, _POINTER) for name in ("counts", "weights", "candidates", "found")),
     )
 
 

@@ -24,7 +24,7 @@ from paceline.errors import NotCompiled
 from paceline.paths import home
 
 SOURCES: Final = Path(__file__).parent / "csrc"
-HEADERS: Final = ("ptx.h", "pass.h", "linear.h", "attention.h", "choose.h", "rows.h")
+HEADERS: Final = ("ptx.h", "pass.h", "linear.h", "attention.h", "cut.h", "choose.h", "rows.h")
 # Without -fmad=false the compiler contracts a product and a sum in one row count and not in another.
 OPTIONS: Final = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 MIN_CAPABILITY: Final = (8, 0)  # bf16 matrix instructions, asynchronous copies

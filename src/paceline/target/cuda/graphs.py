@@ -18,14 +18,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import ModelError
+from paceline.sampling.distribution import lowest
 from paceline.target.cuda import arguments as args
-from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, PAGE, SPLITS, THREADS, WARPS
+from paceline.target.cuda.arguments import (
+    BINS,
+    KEY_CHUNK,
+    MAX_CANDIDATES,
+    MAX_DEPTH,
+    MAX_ROWS,
+    PAGE,
+    SPLITS,
+    THREADS,
+    WARPS,
+)
 from paceline.target.cuda.batch import PassRows, RowChoices
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import TorchKVMemory
 from paceline.target.weights.model_config import ModelConfig
+from paceline.types import Sampler
 
 BUCKETS: Final = (8, 16, 32)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
@@ -113,6 +125,10 @@ class Buffers:
         self.top = new(MAX_ROWS, SPLITS, dtype=torch.int64)
         self.score = new(MAX_ROWS, SPLITS, dtype=torch.int64)
         self.token = new(MAX_ROWS, SPLITS, dtype=torch.int32)
+        self.cut_counts = new(MAX_ROWS, BINS, dtype=torch.int32)
+        self.cut_weights = new(MAX_ROWS, BINS, dtype=torch.int64)
+        self.cut_candidates = new(MAX_ROWS, MAX_CANDIDATES, dtype=torch.int64)
+        self.cut_found = new(MAX_ROWS, dtype=torch.int32)
         self.input = new(c.sizeof(args.PassInput) // 4, dtype=torch.int32)
         self.cos, self.sin = _rope_tables(shape, max_context, device)
         pinned = device.type == "cuda"
@@ -153,6 +169,7 @@ class PassKind:
     taps: tuple[int, ...] = ()  # layers whose output is wanted
     scored: bool = True  # whether logits are wanted
     chosen: bool = False  # whether tokens are
+    cut: bool = False  # whether some are by top-k, top-p or min-p
 
 
 class PassRunner:
@@ -399,9 +416,16 @@ class PassKernels:
             arrived=_at(b.arrived),
             host=_at(b.host_chosen),
         )
-        grid = self._kind.bucket * SPLITS
+        grid, shared = self._kind.bucket * SPLITS, 12 * WARPS + 4
+        if self._kind.cut:
+            argument.counts, argument.weights = _at(b.cut_counts), _at(b.cut_weights)
+            argument.candidates, argument.found = _at(b.cut_candidates), _at(b.cut_found)
+            shared = 8 * (MAX_CANDIDATES + THREADS) + 4
         self._add("top", grid, THREADS, 8 * WARPS, argument)
-        self._add("choose", grid, THREADS, 12 * WARPS + 4, argument)
+        if self._kind.cut:
+            self._add("count", grid, THREADS, 12 * BINS, argument)
+            self._add("gather", grid, THREADS, 4, argument)
+        self._add("choose", grid, THREADS, shared, argument)
 
     def _linear(self, matrix: Matrix, x: Tensor, squares: Tensor | None, **more: object) -> args.Linear:
         return args.Linear(
@@ -453,6 +477,8 @@ def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int
 
 _INTS: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
 _WORDS: Final = tuple(Struct(f"{count}I") for count in range(MAX_ROWS + 1))
+_DOUBLE: Final = Struct("<d")
+_PAIR: Final = Struct("<2I")
 _FLOATS: Final = tuple(Struct(f"{count}f") for count in range(MAX_ROWS + 1))
 
 
@@ -463,6 +489,7 @@ class _InputWriter:
         self._memory = words.data.cast("B")
         self._at = {name: getattr(args.PassInput, name).offset for name, *_ in args.PassInput._fields_}
         self._rows = MAX_ROWS  # that may hold a slot
+        self._cut = False  # whether a row was ever cut
 
     def fill(self, rows: PassRows, tables: Sequence[int], number: int) -> None:
         count, sequences = len(rows.tokens), rows.sequences
@@ -502,6 +529,18 @@ class _InputWriter:
         words.pack_into(memory, at["choice"] + 4 * first, *[sampler.choice] * count)
         shift = sampler.index - choice.position
         words.pack_into(memory, at["output_index"] + 4 * first, *[shift + p for p in positions])
+        if sampler.cuts or self._cut:
+            self._cut_rows(sampler, first, count)
+
+    def _cut_rows(self, sampler: Sampler, first: int, count: int) -> None:
+        self._cut = True  # from now on rows without a cut have to say so
+        low, high = _PAIR.unpack(_DOUBLE.pack(sampler.top_p))
+        at, memory = self._at, self._memory
+        self._ints("top_k", [min(sampler.top_k, 2**31 - 1)] * count, first)
+        _WORDS[count].pack_into(memory, at["top_p_low"] + 4 * first, *[low] * count)
+        _WORDS[count].pack_into(memory, at["top_p_high"] + 4 * first, *[high] * count)
+        logit = float(lowest(sampler.min_p)) if sampler.min_p > 0 else -math.inf
+        _FLOATS[count].pack_into(memory, at["min_p_logit"] + 4 * first, *[logit] * count)
 
     def _ints(self, name: str, values: Sequence[int], first: int = 0) -> None:
         _INTS[len(values)].pack_into(self._memory, self._at[name] + 4 * first, *values)

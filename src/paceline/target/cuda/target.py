@@ -156,7 +156,8 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             results.last = rows
             count = len(rows.tokens)
             bucket = next(size for size in BUCKETS if size >= count)
-            kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices))
+            cut = any(choice.sampler.cuts for choice in rows.choices)
+            kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices), cut)
             runner.run(rows, self._cache.table, kind)
             if rows.scored:
                 lent = len(all_passes) == 1 and rows.all_chosen

@@ -3,6 +3,7 @@
 //
 // Two kernels, SPLITS blocks for each row: the largest logit first, since temperature applies to the distance from it.
 #pragma once
+#include "cut.h"
 #include "pass.h"
 
 constexpr int SPLITS = 8;  // blocks that share a row of logits
@@ -21,6 +22,7 @@ struct Choose {
     int* token;    // [MAX_ROWS, SPLITS]
     u32* arrived;
     Chosen* host;
+    CutBuffers cut;  // null where no row is cut
 };
 
 // Integers in the order of the floats, a NaN above all, and no zero with a sign.
@@ -74,6 +76,72 @@ DEVICE void find_top(const Choose& a) {
     }
     best = block_max(best, (u64*)shared_memory);
     if (threadIdx.x == 0) a.top[part.place()] = best;
+    if (a.cut.counts == nullptr || part.split > 0) return;
+    for (int i = threadIdx.x; i < BINS; i += THREADS)
+        a.cut.counts[part.row * BINS + i] = 0, a.cut.weights[part.row * BINS + i] = 0;
+    if (threadIdx.x == 0) a.cut.found[part.row] = 0;
+}
+
+// A row's largest logit, and whether there is a choice at all: neither greedy, nor a logit that is infinite or no number.
+struct Top {
+    u64 rank = 0;
+    float logit;
+    bool decides;
+
+    DEVICE Top(const Choose& a, int row) {
+        for (int i = 0; i < SPLITS; i++) {
+            const u64 other = load_fresh(a.top + row * SPLITS + i);
+            rank = other > rank ? other : rank;
+        }
+        logit = of_rank((u32)(rank >> 32));
+        decides = a.input->inverse_temperature[row] == 0 || (u32)(rank >> 32) == ~0u || !(fabsf(logit) < INFINITE);
+    }
+    DEVICE int token() const { return (int)~(u32)rank; }
+};
+
+DEVICE void count_depths(const Choose& a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const RowPart part(a);
+    if (part.row >= a.input->rows || !Cut(*a.input, part.row, a.vocab).cuts()) return;
+    const Top top(a, part.row);
+    if (top.decides) return;
+    u64* weights = (u64*)shared_memory;  // [BINS]
+    u32* counts = (u32*)(weights + BINS);
+    for (int i = threadIdx.x; i < BINS; i += THREADS) counts[i] = 0, weights[i] = 0;
+    sync_block();
+    const float *logits = a.logits + (long long)part.row * a.stride, scale = a.input->inverse_temperature[part.row];
+    for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
+        const float x = (load_fresh(logits + id) - top.logit) * scale;
+        const int bin = bin_of(x);
+        block_add(counts + bin, 1u);
+        block_add(weights + bin, weight_of(x));
+    }
+    sync_block();
+    for (int i = threadIdx.x; i < BINS; i += THREADS) {
+        atomic_add(a.cut.counts + part.row * BINS + i, counts[i]);
+        atomic_add(a.cut.weights + part.row * BINS + i, weights[i]);
+    }
+}
+
+DEVICE void gather_candidates(const Choose& a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const RowPart part(a);
+    if (part.row >= a.input->rows) return;
+    const Cut cut(*a.input, part.row, a.vocab);
+    const Top top(a, part.row);
+    if (!cut.cuts() || top.decides) return;
+    int* edge = (int*)shared_memory;
+    if (threadIdx.x == 0) *edge = edge_of(cut, a.cut.counts + part.row * BINS, a.cut.weights + part.row * BINS);
+    sync_block();
+    const float *logits = a.logits + (long long)part.row * a.stride, scale = a.input->inverse_temperature[part.row];
+    for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
+        const float x = (load_fresh(logits + id) - top.logit) * scale;
+        if (bin_of(x) > *edge) continue;
+        const u32 at = take_place(a.cut.found + part.row);
+        if (at < MAX_CANDIDATES) a.cut.candidates[part.row * MAX_CANDIDATES + at] = (u64)rank_of(x) << 32 | (u32)~id;
+    }
 }
 
 DEVICE u64 mix64(u64 x) {  // the splitmix64 finaliser
@@ -114,6 +182,13 @@ struct Best {
     DEVICE void take(u64 other_score, int other_token) {
         if (other_score > score || (other_score == score && other_token < token)) score = other_score, token = other_token;
     }
+    DEVICE void reduce() {  // over the warp
+        for (int mask = 16; mask; mask >>= 1) {
+            const u64 other_score = shuffle_xor(score, mask);
+            const int other_token = shuffle_xor(token, mask);
+            take(other_score, other_token);
+        }
+    }
 };
 
 DEVICE Best best_of_part(const Choose& a, const RowPart& part, float top) {
@@ -126,11 +201,46 @@ DEVICE Best best_of_part(const Choose& a, const RowPart& part, float top) {
         const u32 bits = key.bits(id);
         if (x >= REACH || bits >= RARE) best.take(rank_of((double)x + gumbel(bits)), id);
     }
-    for (int mask = 16; mask; mask >>= 1) {
-        const u64 score = shuffle_xor(best.score, mask);
-        const int token = shuffle_xor(best.token, mask);
-        best.take(score, token);
+    best.reduce();
+    return best;
+}
+
+// Among the tokens that the cut leaves, by one block; a token of -1 leaves it to the host.
+DEVICE Best best_of_cut(const Choose& a, int row) {
+    const int count = load_fresh((const int*)a.cut.found + row);
+    Best best;
+    if (count > MAX_CANDIDATES) {
+        best.take(~0ull, -1);
+        return best;
     }
+    u64 *keys = (u64*)shared_memory, *sums = keys + MAX_CANDIDATES;  // [MAX_CANDIDATES], [THREADS]
+    int* below = (int*)(sums + THREADS);
+    int padded = 1;
+    while (padded < count) padded <<= 1;
+    for (int i = threadIdx.x; i < padded; i += THREADS)
+        keys[i] = i < count ? load_fresh(a.cut.candidates + row * MAX_CANDIDATES + i) : 0;
+    sync_block();
+    sort_descending(keys, padded);
+    const Cut cut(*a.input, row, a.vocab);
+    const auto depth_at = [&](int i) { return of_rank((u32)(keys[i] >> 32)); };
+    int kept = cut.top_k > 0 && cut.top_k < count ? cut.top_k : count;
+    if (cut.top_p < 1) {
+        const auto weight_at = [&](int i) { return weight_of(depth_at(i)); };
+        double total = 0;  // exact, in any order
+        if (cut.top_k > 0)
+            for (int i = 0; i < kept; i++) total += from_units(weight_at(i));
+        else
+            for (int i = 0; i < BINS; i++) total += from_units(load_fresh(a.cut.weights + row * BINS + i));
+        const int enough = count_below(weight_at, kept, cut.top_p * total, sums, below) + 1;
+        kept = enough < kept ? enough : kept;
+    }
+    const NoiseKey noise(*a.input, row);
+    for (int i = threadIdx.x; i < kept; i += THREADS) {
+        const int id = (int)~(u32)keys[i];
+        const float x = depth_at(i);
+        if (x >= cut.lowest) best.take(rank_of((double)x + gumbel(noise.bits(id))), id);
+    }
+    best.reduce();
     return best;
 }
 
@@ -155,18 +265,13 @@ DEVICE void choose_tokens(const Choose& a) {
     int* tokens = (int*)(scores + WARPS);
     u32* nth = (u32*)(tokens + WARPS);
     if (part.row < a.input->rows) {
-        u64 top = 0;
-        for (int i = 0; i < SPLITS; i++) {
-            const u64 other = load_fresh(a.top + part.row * SPLITS + i);
-            top = other > top ? other : top;
-        }
-        const u32 top_rank = (u32)(top >> 32);
-        const float top_logit = of_rank(top_rank);
-        // Greedy, or a logit that is infinite or no number: the largest it is, and the lowest of equals.
-        const bool greedy = a.input->inverse_temperature[part.row] == 0 || top_rank == ~0u || !(fabsf(top_logit) < INFINITE);
+        const Top top(a, part.row);
+        const bool cut = a.cut.counts != nullptr && Cut(*a.input, part.row, a.vocab).cuts();
         Best best;
-        if (greedy) best.take(top, (int)~(u32)top);
-        else best = best_of_part(a, part, top_logit);
+        if (top.decides) best.take(top.rank, top.token());
+        else if (!cut) best = best_of_part(a, part, top.logit);
+        else if (part.split == 0) best = best_of_cut(a, part.row);
+        sync_block();  // the list was in the same memory
         if (threadIdx.x % 32 == 0) scores[threadIdx.x / 32] = best.score, tokens[threadIdx.x / 32] = best.token;
         sync_block();
         if (threadIdx.x == 0) {
@@ -176,7 +281,7 @@ DEVICE void choose_tokens(const Choose& a) {
     }
     if (threadIdx.x == 0) *nth = arrive(a.arrived);
     sync_block();
-    if (*nth != gridDim.x - 1 || threadIdx.x >= 32) return;
+    if ((int)*nth != (int)gridDim.x - 1 || threadIdx.x >= 32) return;
     publish_tokens(a);
     if (threadIdx.x == 0) *a.arrived = 0;
 }

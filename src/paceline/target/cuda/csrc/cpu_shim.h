@@ -138,6 +138,7 @@ inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
 inline float as_float(u32 bits) { float v; memcpy(&v, &bits, 4); return v; }
 inline u32 as_bits(float v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
 inline u64 as_bits(double v) { u64 bits; memcpy(&bits, &v, 8); return bits; }
+inline double as_double(u64 bits) { double v; memcpy(&v, &bits, 8); return v; }
 inline u32 byte_permute(u32 v, u32 selector) {
     u32 out = 0;
     for (int i = 0; i < 4; i++) {
@@ -213,6 +214,9 @@ inline u64 load_fresh(const u64* p) { return *p; }
 inline float2 load_fresh(const float2* p) { return *p; }
 template <int N> void load_fresh_floats(float* v, const float* p) { memcpy(v, p, 4 * N); }
 inline void atomic_add(u64* p, u64 v) { *p += v; }
+inline void atomic_add(u32* p, u32 v) { *p += v; }
+inline u32 take_place(u32* p) { return (*p)++; }
+template <class T> void block_add(T* shared, T v) { *shared += v; }
 inline u32 arrive(u32* p) { return (*p)++; }
 inline void publish(int* p, int v) { *p = v; }
 inline void wait_for_previous_kernel() {}

@@ -52,6 +52,8 @@ ATTENTION_KERNELS(128)
 KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
 KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
 KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
+KERNEL(THREADS, 1) count(ARGUMENT(Choose) a) { count_depths(a); }
+KERNEL(THREADS, 1) gather(ARGUMENT(Choose) a) { gather_candidates(a); }
 KERNEL(THREADS, 1) choose(ARGUMENT(Choose) a) { choose_tokens(a); }
 KERNEL(THREADS, 1) move(ARGUMENT(MoveRows) a) { move_rows(a); }
 

@@ -24,6 +24,9 @@ struct PassInput {
     // by row: how its token is chosen
     float inverse_temperature[MAX_ROWS];  // 0: greedy
     u32 seed_low[MAX_ROWS], seed_high[MAX_ROWS], choice[MAX_ROWS], output_index[MAX_ROWS];
+    int top_k[MAX_ROWS];                               // 0: off
+    u32 top_p_low[MAX_ROWS], top_p_high[MAX_ROWS];     // a double; 1: off
+    float min_p_logit[MAX_ROWS];                       // log(min_p); -INFINITE: off
     // by sequence
     int first_row[MAX_ROWS], row_count[MAX_ROWS];
     int length[MAX_ROWS];         // keys found through the page table

@@ -17,6 +17,7 @@ extern __shared__ __align__(16) char shared_memory[];
 DEVICE float as_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 as_bits(float v) { return __float_as_uint(v); }
 DEVICE u64 as_bits(double v) { return (u64)__double_as_longlong(v); }
+DEVICE double as_double(u64 bits) { return __longlong_as_double((long long)bits); }
 DEVICE u32 byte_permute(u32 v, u32 selector) { return __byte_perm(v, 0, selector); }
 
 // (a & mask) | more in one instruction; masks stay in registers, as immediates they would cost one more each.
@@ -125,6 +126,17 @@ DEVICE uint4 load_host16(const void* p) {  // from pinned memory that the host w
 DEVICE void atomic_add(u64* p, u64 v) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
+DEVICE void atomic_add(u32* p, u32 v) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+DEVICE u32 take_place(u32* p) {  // counts, and gives what was counted before
+    u32 v;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE void block_add(int* shared, int v) { atomicAdd(shared, v); }
+DEVICE void block_add(u32* shared, u32 v) { atomicAdd(shared, v); }
+DEVICE void block_add(u64* shared, u64 v) { atomicAdd(shared, v); }
 // Counts an arrival. Releases what the thread wrote, acquires what earlier arrivals released.
 DEVICE u32 arrive(u32* p) {
     u32 v;
