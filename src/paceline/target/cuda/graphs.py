@@ -47,7 +47,7 @@ MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass toge
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
 COMBINE_WARPS: Final = 4
 
-_LOOKS: Final = 2**20  # at what the GPU writes, before it is asked what is wrong: a second or so
+_LOOKS: Final = 2**23  # at what the GPU writes, before it is asked what is wrong: a second or so
 
 
 def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
@@ -243,8 +243,9 @@ class PassRunner:
         """Until the GPU has written the number of the last pass there. Other threads may run meanwhile."""
         number, looks = self._number, 0
         while word[0] != number:
-            os.sched_yield()
             looks += 1
+            if looks % 32 == 0:
+                os.sched_yield()
             if looks % _LOOKS == 0:
                 torch.cuda.synchronize()  # tells what went wrong, if something did
                 if word[0] != number:
