@@ -9,7 +9,7 @@ TORCH := torch==2.13.0# one exact version: a looser one may bring gigabytes of C
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo quick test check suite quick-suite bench bench-peers drafter clean
+.PHONY: setup demo quick test check suite quick-suite bench bench-peers picture drafter clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,13 @@ bench: setup
 	$(BIN)/paceline pull smollm2-135m
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/python -m bench $(BENCH)
+
+# The picture in the README, on a quiet machine.
+ORDER := Order B-2047: Ada Lovelace ordered 12 brass lanterns (LN-4471) and 2 copper kettles (KT-0093), to be shipped
+picture: setup
+	$(BIN)/paceline pull qwen2.5-coder-1.5b
+	$(BIN)/paceline generate --model qwen2.5-coder-1.5b --chat --schema examples/order.json --seed 7 --show --compare \
+	  --prompt "$(ORDER) to 12 St James Square, London. As JSON, please." --svg docs/images/generate.svg
 
 bench-peers: setup
 	$(BIN)/paceline pull smollm2-135m

@@ -17,7 +17,7 @@ from paceline.errors import UnknownModel
 from paceline.hub import resolve
 
 if TYPE_CHECKING:
-    from support.running import Running
+    from support.servers import Running
 
 settings.register_profile("full", deadline=None, derandomize=True)  # a busy machine is no fault
 settings.register_profile("quick", settings.get_profile("full"), max_examples=10)
@@ -63,7 +63,7 @@ def gemma_path() -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2_path: Path) -> "Iterator[Running]":
     """The real server on a port of its own."""
-    from support.running import running
+    from support.servers import running
 
     with running("smollm2-135m") as found:
         yield found
@@ -72,7 +72,7 @@ def server(smollm2_path: Path) -> "Iterator[Running]":
 @pytest.fixture(scope="session")
 def toy_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Running]":
     """A server of a tiny model that answers with nonsense, for all that does not depend on the words."""
-    from support.toy_chat import toy_running
+    from support.servers import toy_running
 
     with toy_running(tmp_path_factory.mktemp("toy")) as found:
         yield found

@@ -17,7 +17,7 @@ from paceline.loading import find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
-from support.saved_heads import save_untrained
+from support.heads import save_untrained
 
 pytestmark = pytest.mark.model
 
@@ -152,7 +152,7 @@ def test_one_can_take_the_place_of_another_between_passes(
 def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
     """What the target finds in its cache it does not compute again, so no drafter sees it again."""
     assert isinstance(llm.target, PagedTarget)
-    assert llm.drafters[kind]._kept._most == llm.target.capacity  # type: ignore[attr-defined]
+    assert llm.drafters[kind]._cache._max_positions == llm.target.capacity  # type: ignore[attr-defined]
 
 
 def test_none_holds_the_targets_embedding_again(
@@ -165,7 +165,7 @@ def test_none_holds_the_targets_embedding_again(
         pytest.skip("this system does not say what a process held at most")
     script = SUPPORT / "held_by_drafters.py"
     shipped = drafter_path("smollm2-135m-block")
-    command = [sys.executable, str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
+    command = [sys.executable, "-P", str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr

@@ -402,7 +402,7 @@ class ShiftedTarget(ToyTarget):
 @pytest.mark.parametrize("broken", [ForgetfulTarget, ShiftedTarget])
 def test_a_stale_or_missing_cache_row_is_caught(broken: type[ToyTarget]) -> None:
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
-    with pytest.raises(AssertionError, match=r"cache holds rows of another text|fed out of place"):
+    with pytest.raises(AssertionError, match=r"cache holds rows of another text|fed at a wrong position"):
         run(SpecConfig(("model",), adaptive=False), params, target=broken(VOCAB))
 
 
@@ -419,6 +419,6 @@ class TellingTarget(ToyTarget):
 def test_a_sketched_row_that_stays_is_caught() -> None:
     params = SamplingParams(temperature=0.7, seed=11, max_tokens=LENGTH)
     with pytest.raises(
-        AssertionError, match=r"cache holds rows of another text|fed out of place|rows wanted"
+        AssertionError, match=r"cache holds rows of another text|fed at a wrong position|rows to keep"
     ):
         run(SpecConfig(("self",), adaptive=False), params, target=TellingTarget(VOCAB))

@@ -16,7 +16,7 @@ from bench.serve.tables import tables
 from bench.table import Table
 
 PATH: Final = results_folder.FOLDER / "README.md"
-NOT_FIGURES: Final = ("what", "runs")
+NOT_FIGURES: Final = ("what", "runs", "precision")
 Lines = list[str]
 
 

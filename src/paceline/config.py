@@ -1,4 +1,7 @@
-"""Settings. Frozen; an unknown key is an error that lists the known ones."""
+"""Settings of requests and engines, and the validators of all settings.
+
+Settings are frozen. An unknown key is an error that lists the known ones.
+"""
 
 import os
 import secrets
@@ -119,7 +122,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # how many alternatives to report; None reports nothing
+    logprobs: int | None = None  # alternatives to report for each token; None: no logprobs
 
     def __post_init__(self) -> None:
         freeze(self, "stop", "stop_tokens", "logit_bias")
@@ -139,7 +142,7 @@ class SamplingParams:
         require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")
 
     def seeded(self) -> "SamplingParams":
-        """Itself if it has a seed, else a copy with one drawn now."""
+        """Itself if it has a seed, else a copy with a random one."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(32))
 
     @property
@@ -152,16 +155,12 @@ class SamplingParams:
 class SpecConfig:
     """How one request speculates."""
 
-    drafters: tuple[str, ...] = (
-        "grammar",
-        "suffix",
-        "ngram",
-    )  # asked in this order; () or ("none",): plain decoding
+    drafters: tuple[str, ...] = ("grammar", "suffix", "ngram")  # in this order; () or "none": plain decoding
     max_draft: int = 8  # 0: plain decoding, same code
-    tree_width: int = 1  # most guesses for one position; 1 is a chain
-    adaptive: bool = True  # let the controller draft less than max_draft, or nothing
+    tree_width: int = 1  # nodes of a draft for one position; 1: a chain
+    adaptive: bool = True  # the controller may draft less than max_draft, or nothing
     accept: Accept = "match"
-    threshold: float = 0.0  # a guess its drafter is less sure of is not made; nothing but speed depends on it
+    threshold: float = 0.0  # lowest score of a drafted token; only the speed depends on it
 
     def __post_init__(self) -> None:
         freeze(self, "drafters")
@@ -181,7 +180,7 @@ class SpecConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine runs, whatever the request."""
+    """How an engine runs, for all requests."""
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
     # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
@@ -192,7 +191,7 @@ class EngineConfig:
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
-    max_waiting: int = 0  # sequences that may wait to be let in; 0: any number
+    max_waiting: int = 0  # sequences that may wait for admission; 0: any number
 
     def __post_init__(self) -> None:
         require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")

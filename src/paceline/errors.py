@@ -8,18 +8,18 @@ PacelineError                 one line for the user; the command line exits with
  │   ├─ UnknownArchitecture   the weights are of a family paceline cannot run
  │   ├─ CorruptModel          a model file is damaged, truncated or not what it claims to be
  │   └─ PullError             a download failed; what was there before is untouched
- ├─ TextError                 a chat template or tokenizer cannot do what was asked
+ ├─ TextError                 a chat template or a tokenizer cannot process a text
  ├─ ConstraintError           a schema, grammar or tool cannot be enforced, or an output does not follow it
  ├─ PromptTooLong             the prompt does not fit the model's context
- ├─ Busy                      too many requests wait already; later there may be room
- ├─ ShuttingDown              the server lets nothing new in, and ends what still runs
- ├─ TimedOut                  a request's deadline came before its end
- ├─ CacheFull                 no room in the KV cache for the sequences now running
- ├─ OutOfMemory               the device has no room for a step of training
+ ├─ Busy                      too many requests wait already; try again later
+ ├─ ShuttingDown              the server admits no request, and ends those still running
+ ├─ TimedOut                  a request's deadline passed before it ended
+ ├─ CacheFull                 the KV cache is full of running sequences
+ ├─ OutOfMemory               the device has too little memory for a training step
  ├─ DrafterMismatch           a drafter cannot draft for this target
  ├─ StoreError                the trace store cannot be opened, read or written
  ├─ DataError                 a file of conversations or answers to train on cannot be read
- └─ NotCompiled               native code could not be built or loaded; the same work is done slower
+ └─ NotCompiled               native code could not be built or loaded; a slower path does the same work
 """
 
 from pathlib import Path

@@ -44,7 +44,7 @@ log = logging.getLogger("paceline")
 
 Name = str | PathLike[str]  # of a head in the local store or the package, or its folder
 
-# What loads a drafter that is not loaded.
+# Arguments of LLM that load a drafter.
 _LOADED_BY: Final = {
     "model": "draft_model=...",
     **{kind: f"trained=[...], a head of kind {kind}" for kind in HEAD_TYPES},

@@ -1,4 +1,4 @@
-"""Doubles for tests: a target and a cursor that distrust their callers, and coins that fall every way."""
+"""Test doubles: a target and a cursor that check their callers, and coins that enumerate every outcome."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -21,7 +21,7 @@ class ToyTarget:
 
     It checks on every call that its cache holds exactly the committed text, so that a wrong truncation, a
     stale row or a wrong position fails at once. `blur` mixes in other logits, which makes a draft model; so
-    does each layer that a sketch leaves out. What layer n leaves of a row is n + 1 times the row's logits.
+    does each layer that `skip_forward` skips. The hidden state of layer n is n + 1 times the row's logits.
     """
 
     layers = 4
@@ -40,8 +40,8 @@ class ToyTarget:
         self._blur = blur
         self._seqs: dict[str, Seq] = {}
         self._rows: dict[str, list[int]] = {}  # the tokens of the cached rows
-        self._loose: dict[str, tuple[list[int], Draft]] = {}  # rows of the last pass, not yet kept
-        self._sketched: dict[str, list[int]] = {}  # tokens of the rows sketched since the last pass
+        self._loose: dict[str, tuple[list[int], Draft]] = {}  # rows of the last pass, before `keep`
+        self._scratch: dict[str, list[int]] = {}  # tokens of skip_forward since the last pass
 
     def open(self, seq: Seq) -> int:
         assert seq.id not in self._seqs, f"{seq.id} is open already"
@@ -58,9 +58,9 @@ class ToyTarget:
             starts.append(len(rows))
             first_rows.append(len(inner))
             before = self._checked(feed)
-            self._sketched.pop(feed.seq_id, None)
+            self._scratch.pop(feed.seq_id, None)
             text = [*before, *feed.tokens]
-            after = [[*text, *self._guesses(feed.draft, i)] for i in range(len(feed.draft))]
+            after = [[*text, *self._path_tokens(feed.draft, i)] for i in range(len(feed.draft))]
             if feed.scored:
                 rows.extend(self.logits(t) for t in (text, *after))
             if taps:
@@ -73,12 +73,12 @@ class ToyTarget:
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         rows = []
         for feed, start in zip(feeds, starts, strict=True):
-            held, sketched = self._rows[feed.seq_id], self._sketched.get(feed.seq_id, [])
+            held, scratch = self._rows[feed.seq_id], self._scratch.get(feed.seq_id, [])
             assert feed.seq_id not in self._loose, f"{feed.seq_id}: a pass was not followed by keep"
             assert feed.tokens, f"{feed.seq_id}: an empty feed"
-            assert len(held) <= start <= len(held) + len(sketched), f"{feed.seq_id}: sketched out of place"
-            self._sketched[feed.seq_id] = [*sketched[: start - len(held)], *feed.tokens]
-            text = [*held, *self._sketched[feed.seq_id]]
+            assert len(held) <= start <= len(held) + len(scratch), f"{feed.seq_id}: drafted too far"
+            self._scratch[feed.seq_id] = [*scratch[: start - len(held)], *feed.tokens]
+            text = [*held, *self._scratch[feed.seq_id]]
             rows.append(self._blurred(text, self._blur + 0.3 * (self.layers - len(layers))))
         logits = torch.from_numpy(np.array(rows, np.float32))
         return Scores(logits, tuple(range(len(feeds))))
@@ -86,7 +86,7 @@ class ToyTarget:
     def keep(self, seq_id: str, length: int, path: Sequence[int] = ()) -> None:
         fed, draft = self._loose.pop(seq_id, ([], Draft()))
         rows = self._rows[seq_id] + fed
-        assert length <= len(rows), f"{seq_id}: {length} rows wanted, {len(rows)} held"
+        assert length <= len(rows), f"{seq_id}: {length} rows to keep, {len(rows)} held"
         assert not path or length == len(rows), f"{seq_id}: a draft can only follow all rows fed"
         assert tuple(path) == (draft.path(path[-1]) if path else ()), f"{seq_id}: {path} is not a path"
         self._rows[seq_id] = rows[:length] + [draft.tokens[i] for i in path]
@@ -113,26 +113,26 @@ class ToyTarget:
     def close(self, seq_id: str) -> None:
         del self._seqs[seq_id], self._rows[seq_id]
         self._loose.pop(seq_id, None)
-        self._sketched.pop(seq_id, None)
+        self._scratch.pop(seq_id, None)
 
     def logits(self, text: Sequence[int]) -> Doubles:
-        """What follows this text, as a pure function."""
+        """The logits after this text, as a pure function."""
         return self._blurred(text, self._blur)
 
     def _blurred(self, text: Sequence[int], blur: float) -> Doubles:
-        place = 0
+        context = 0
         for token in text[-self._memory :]:
-            place = (place * 1_000_003 + token + 1) % (1 << 40)
+            context = (context * 1_000_003 + token + 1) % (1 << 40)
         ids = np.arange(self.vocab_size)
-        own = gumbel(noise_key(self._seed, 0, 5, place), ids)
+        own = gumbel(noise_key(self._seed, 0, 5, context), ids)
         if blur:
-            own = own + blur * gumbel(noise_key(self._seed, 1, 5, place), ids)
+            own = own + blur * gumbel(noise_key(self._seed, 1, 5, context), ids)
         return own * 1.5
 
     def _tensor(self, rows: Sequence[Doubles]) -> torch.Tensor:
         return torch.from_numpy(np.array(rows, np.float32).reshape(len(rows), self.vocab_size))
 
-    def _guesses(self, draft: Draft, node: int) -> list[int]:
+    def _path_tokens(self, draft: Draft, node: int) -> list[int]:
         return [draft.tokens[i] for i in draft.path(node)]
 
     def _checked(self, feed: Feed) -> list[int]:
@@ -141,14 +141,14 @@ class ToyTarget:
         assert feed.tokens, f"{feed.seq_id}: an empty feed"
         assert rows == seq.tokens[: len(rows)], f"{feed.seq_id}: the cache holds rows of another text"
         fed = list(feed.tokens)
-        assert seq.tokens[len(rows) : len(rows) + len(fed)] == fed, f"{feed.seq_id}: fed out of place"
+        assert seq.tokens[len(rows) : len(rows) + len(fed)] == fed, f"{feed.seq_id}: fed at a wrong position"
         return rows
 
 
 class ToyCursor:
-    """A grammar told by a function of the output so far: what may follow; the empty set: nothing, None: all.
+    """A grammar given by a function from the output to the tokens that may follow; None: any token.
 
-    It checks that nobody asks what follows its end. `filled` has every place a mask was made for, by this
+    It checks that it is not used past its end. `filled` has every output a mask was computed for, by this
     cursor and all its forks.
     """
 
@@ -169,7 +169,7 @@ class ToyCursor:
         return self._next() == set()
 
     def fill(self, row: Bits) -> bool:
-        assert not self.finished, f"a mask was asked for after the end, {self.tokens}"
+        assert not self.finished, f"a mask was computed after the end, {self.tokens}"
         self.filled.append(self.tokens)
         allowed = self._next()
         if allowed is None:
@@ -205,12 +205,12 @@ class ToyCursor:
 
 
 class BranchCoins:
-    """Coins that replay a given list of outcomes and note the chance of each; see `every_outcome`."""
+    """Coins that replay a list of outcomes and record the probability of each; see `every_outcome`."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
         self.taken: list[int] = []
-        self.open: list[list[int]] = []  # outcomes still to be tried at each throw
+        self.open: list[list[int]] = []  # outcomes still to be tried at each flip
         self.chance = 1.0
 
     def _throw(self, chances: Sequence[float]) -> int:
@@ -230,7 +230,7 @@ class BranchCoins:
 
 
 def every_outcome(run: Callable[[BranchCoins], T]) -> Iterator[tuple[float, T]]:
-    """Runs a function of coins once for each way they can fall: (chance, result), exact, nothing sampled."""
+    """Runs a function of coins once for every outcome: (probability, result), exact, nothing sampled."""
     script: list[int] = []
     while True:
         coins = BranchCoins(script)

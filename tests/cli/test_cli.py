@@ -12,7 +12,7 @@ from paceline import hub
 from paceline.cli.drafters import DrafterRow, drafters_table
 from paceline.cli.render import COLOURS, OWN
 from paceline.drafters import DRAFTERS
-from support.commands import fails, run
+from support.clients import fails, run
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]

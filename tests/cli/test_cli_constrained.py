@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from support.commands import fails, run
+from support.clients import fails, run
 
 ASK = ["generate", "--model", "smollm2-135m", "--max-tokens", "40", "--seed", "1", "--prompt", "Oslo is"]
 SCHEMA = {

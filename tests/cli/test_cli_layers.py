@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import run
+from support.clients import run
 
 pytestmark = pytest.mark.model
 

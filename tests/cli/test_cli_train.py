@@ -16,8 +16,8 @@ from paceline.loading import find_heads
 from paceline.paths import home
 from paceline.server.launch import ServerSettings
 from paceline.train.data.held_out import is_held_out
-from support.commands import fails, run
-from support.saved_heads import save_untrained
+from support.clients import fails, run
+from support.heads import save_untrained
 
 TALKS = [f"Name {count} colours." for count in ("two", "three", "four", "five", "six", "seven")]
 

@@ -11,7 +11,7 @@ from paceline.heads.head_checkpoint import CARD, read_card
 from paceline.heads.local_heads import drafter_path, in_package, shipped
 from paceline.paths import home
 from paceline.train.data.held_out import is_held_out
-from support.commands import run
+from support.clients import run
 
 SHIPPED = "smollm2-135m-block"
 

@@ -16,7 +16,7 @@ from paceline.text import Tokenizer
 from paceline.types import Cursor
 from support import examples
 from support.cursors import after, allowed, random_token, row_of, said
-from support.small import small_tokenizer
+from support.grammars import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 VOCAB = TOKENIZER.vocab_size

@@ -20,7 +20,9 @@ from paceline.engine.accept import Coins, ProbsAt, block, match, residual
 from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import Ask, Cursor, Draft, Seq, Verdict
-from support.small import small_tokenizer
+from support.grammars import small_tokenizer
+
+pytestmark = pytest.mark.slow
 
 TOKENIZER = small_tokenizer("abcd")
 VOCAB = TOKENIZER.vocab_size

@@ -4,7 +4,7 @@ import numpy as np
 
 from paceline.constraints import Compiler, Lark
 from paceline.types import Cursor
-from support.small import small_tokenizer
+from support.grammars import small_tokenizer
 
 TOKENIZER = small_tokenizer()
 COMPILER = Compiler(TOKENIZER, TOKENIZER.vocab_size)

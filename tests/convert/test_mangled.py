@@ -20,10 +20,9 @@ from paceline.drafters.heads import drafter_of
 from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import RecordedText, replay
-from support.exchanged import MODEL, PIECES, TARGET, a_card, an_eagle
-from support.published import Eagle3, Eagle3Config, medusa_heads
-from support.tiny_heads import random_net, said
-from support.torch_cases import VOCAB
+from support.checkpoints import MODEL, PIECES, TARGET, Eagle3, Eagle3Config, a_card, an_eagle, medusa_heads
+from support.heads import random_net, said
+from support.models import VOCAB
 
 Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 Keys = tuple[str, ...]

@@ -18,7 +18,9 @@ from paceline.target.weights.model_config import Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
-from support.torch_cases import FAMILIES, random_weights, save_reference, some_tokens
+from support.models import FAMILIES, random_weights, save_reference, some_tokens
+
+pytestmark = pytest.mark.slow
 
 hf = pytest.importorskip("transformers")
 

@@ -24,7 +24,7 @@ from paceline.target.weights.reader import load_embeddings
 from paceline.text import Tokenizer
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
-from support.published import Eagle3, Eagle3Config, medusa_heads, shaken
+from support.checkpoints import Eagle3, Eagle3Config, medusa_heads, shaken
 
 pytestmark = pytest.mark.model
 

@@ -39,10 +39,9 @@ from paceline.target.weights.reader import load_embeddings
 from paceline.train.evaluate import RecordedText, replay
 from paceline.train.recipe import default_taps
 from paceline.train.train_decoder import TrainDecoder
-from support.exchanged import PIECES, TARGET, a_card, an_eagle
-from support.head_cases import medusa_net
-from support.tiny_heads import random_net
-from support.torch_cases import VOCAB
+from support.checkpoints import PIECES, TARGET, a_card, an_eagle
+from support.heads import medusa_net, random_net
+from support.models import VOCAB
 
 
 def found(output: OutputCheckpoint) -> SourceCheckpoint:
@@ -230,7 +229,7 @@ BLOCKS: list[tuple[Callable[[Path], object], type[PacelineError], str]] = [
     (
         retensored(lambda t: t["markov_head.markov_w1.weight"].add_(torch.rand(VOCAB + 1, 8))),
         UnknownArchitecture,
-        "tells tokens apart",
+        "different rows for tokens",
     ),
 ]
 

@@ -28,7 +28,7 @@ from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Ask, HiddenRows, Seq
 from support import SUPPORT
-from support.torch_cases import FAMILIES, save_reference, some_tokens
+from support.models import FAMILIES, save_reference, some_tokens
 
 pytestmark = [pytest.mark.model, pytest.mark.vllm]
 

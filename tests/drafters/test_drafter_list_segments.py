@@ -14,7 +14,7 @@ from paceline.drafters.prediction import Prediction
 from paceline.drafters.support.grammar_filter import FORCED
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Seq
-from support.toy_grammar import VOCAB, permits, random_rules, sentence
+from support.grammars import VOCAB, permits, random_rules, sentence
 
 FREE = {1, 2, 3, 4}
 

@@ -2,11 +2,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import model_free
-from paceline.drafters.grammar import SPELLED, Grammar
+from paceline.drafters.grammar import CANONICAL, Grammar
 from paceline.drafters.support.grammar_filter import FORCED, unforced
 from paceline.testing import ToyCursor
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Seq
-from support.toy_grammar import permits, random_rules, sentence
+from support.grammars import permits, random_rules, sentence
 
 
 def guess(cursor: Cursor | None, budget: int = 8, certain: int = 8) -> Draft:
@@ -43,7 +43,7 @@ def spelled(last: set[int]) -> ToyCursor:
 def test_spelled_tokens_are_likely_and_lead_to_the_next_forced_ones() -> None:
     draft = guess(spelled({7, 8}))
     assert draft.tokens == (1, 3, 4, 6)
-    assert draft.scores == (FORCED, SPELLED, SPELLED, FORCED)
+    assert draft.scores == (FORCED, CANONICAL, CANONICAL, FORCED)
 
 
 def test_each_kind_has_its_own_cap() -> None:

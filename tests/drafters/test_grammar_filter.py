@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from paceline.drafters.support.grammar_filter import grammar_valid, valid_prefix
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
-from support.toy_grammar import VOCAB, permits, random_rules, sentence
+from support.grammars import VOCAB, permits, random_rules, sentence
 
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 

@@ -17,7 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import UsageError
 from paceline.testing import ToyTarget
 from paceline.types import ROOT, Ask, Cursor, Draft, Drafter, Round, Scores, Seq, Verdict
-from support.toy_grammar import sentence
+from support.grammars import sentence
 
 VOCAB = 24
 BOLD = RecycleSettings(min_chance=0.0)

@@ -15,7 +15,7 @@ from paceline.drafters.draft_model.vocab_mapping import TokenizerPair
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary
 from paceline.types import common_prefix
-from support.two_tokenizers import PASSAGE, pair
+from support.tokenizers import PASSAGE, pair
 
 TWO = pair()
 END, START, STOP, ODD = (TWO.target.vocab_size - 4 + i for i in range(4))

@@ -11,7 +11,7 @@ from paceline.config import settings as from_outside
 from paceline.drafters.suffix import Suffix, SuffixSettings
 from paceline.errors import DrafterMismatch, UsageError
 from paceline.types import Ask, Draft, Seq
-from support.toy_grammar import sentence
+from support.grammars import sentence
 
 PHRASE = list(range(100, 120))
 

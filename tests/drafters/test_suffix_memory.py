@@ -69,9 +69,9 @@ def test_what_two_documents_hold_outlives_the_older() -> None:
     whole = text(1, 4 * STRIDE)
     memory.learn("a", whole[: 2 * STRIDE])
     memory.learn("a", whole)
-    memory.shelves["a"].evict()
+    memory.tenants["a"].evict()
     memory.learn("a", whole)
-    memory.shelves["a"].evict()
+    memory.tenants["a"].evict()
     assert memory.known("a", whole) == len(whole)
 
 
@@ -94,18 +94,18 @@ def test_memory_is_bounded(learnt: list[tuple[str, int, int]], limit: int) -> No
     for tenant, seed, length in learnt:
         memory.learn(tenant, text(seed, length))
         assert len(memory) <= limit
-        assert len(memory) == sum(shelf.index.held for shelf in memory.shelves.values())
-        assert len(memory.order) == sum(shelf.index.documents for shelf in memory.shelves.values())
-        assert all(len(shelf.holders) <= limit for shelf in memory.shelves.values())
+        assert len(memory) == sum(of_tenant.index.held for of_tenant in memory.tenants.values())
+        assert len(memory.order) == sum(of_tenant.index.documents for of_tenant in memory.tenants.values())
+        assert all(len(of_tenant.holders) <= limit for of_tenant in memory.tenants.values())
 
 
 def test_the_oldest_go_first_whoever_they_are() -> None:
     memory = Memory(250, DEPTH)
     for tenant in ("a", "b", "c"):
         memory.learn(tenant, text(ord(tenant), 100))
-    assert sorted(memory.shelves) == ["b", "c"]
+    assert sorted(memory.tenants) == ["b", "c"]
     memory.learn("b", text(9, 100))
-    assert sorted(memory.shelves) == ["b", "c"]
+    assert sorted(memory.tenants) == ["b", "c"]
     assert said(memory, "b", text(ord("b"), 100)[:20]) == []
     assert said(memory, "b", text(9, 100)[:20])[0][0] == DEPTH
 
@@ -153,12 +153,12 @@ def test_nothing_is_a_memory_too(tmp_path: Path) -> None:
 def test_tenants_may_have_any_name(tmp_path: Path) -> None:
     memory = filled(**{"": [text(1, 20)], "ü\x00/..": [text(2, 20)], "ü": [text(3, 20)]})
     save(memory, tmp_path / "memory", "tok")
-    assert set(load(tmp_path / "memory", "tok", 1000, DEPTH).shelves) == {"", "ü\x00/..", "ü"}
+    assert set(load(tmp_path / "memory", "tok", 1000, DEPTH).tenants) == {"", "ü\x00/..", "ü"}
 
 
 def test_a_smaller_limit_evicts_on_loading(tmp_path: Path) -> None:
     save(filled(a=[text(1, 100)], b=[text(2, 100)]), tmp_path / "memory", "tok")
-    assert list(load(tmp_path / "memory", "tok", 150, DEPTH).shelves) == ["b"]
+    assert list(load(tmp_path / "memory", "tok", 150, DEPTH).tenants) == ["b"]
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from paceline.sampling import Doubles, History, distribution
 from paceline.testing import ToyCursor
 from paceline.types import Ask, Draft, Drafter, Feed, Scores, Seq
 from support import examples
-from support.two_tokenizers import PASSAGE, Reader, pair, tokenizer
+from support.tokenizers import PASSAGE, Reader, pair, tokenizer
 
 TWO = pair()
 VOCAB = TWO.target.vocab_size

@@ -18,7 +18,7 @@ from paceline.engine.accept import Coins, ProbsAt, block, residual
 from paceline.sampling import Distribution, Doubles, Floats
 from paceline.testing import BranchCoins, ToyTarget, every_outcome
 from paceline.types import Ask, Draft, Drafter, Seq, Verdict
-from support.two_tokenizers import tokenizer
+from support.tokenizers import tokenizer
 
 # Shared are a, b and the end; only the target has ab, only the draft model aa and ba, and their ids differ.
 TWO = TokenizerPair(

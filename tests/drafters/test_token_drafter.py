@@ -18,7 +18,7 @@ from paceline.sampling import History, distribution
 from paceline.testing import ToyCursor, ToyTarget
 from paceline.types import Ask, Cursor, Draft, Feed, Scores, Seq
 from support import examples
-from support.toy_grammar import VOCAB, permits, random_rules, sentence
+from support.grammars import VOCAB, permits, random_rules, sentence
 
 ANY = set(range(VOCAB))
 

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.testing import ToyCursor
 from paceline.types import Cursor
-from support.toy_grammar import sentence
+from support.grammars import sentence
 
 
 def test_a_refused_token_moves_nothing() -> None:

@@ -8,7 +8,7 @@ from paceline.drafters.suffix import vote
 from paceline.drafters.suffix.index import SEPARATOR, Match
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
-from support.toy_grammar import VOCAB, permits, random_rules, sentence
+from support.grammars import VOCAB, permits, random_rules, sentence
 
 
 def elect(

@@ -7,8 +7,8 @@ from torch import Tensor
 from paceline.heads.block import BlockHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
-from support.tiny_heads import own, random_net, said, tiny_model
-from support.torch_cases import VOCAB
+from support.heads import own, random_net, said, tiny_model
+from support.models import VOCAB
 
 WINDOW = 12
 

@@ -6,8 +6,7 @@ import torch
 from paceline.heads.base import DraftHead
 from paceline.heads.draft_vocab import with_draft_vocab
 from paceline.train.recipe import pieces_of
-from support.head_cases import MODEL, eagle_net, medusa_net
-from support.tiny_heads import random_net
+from support.heads import MODEL, eagle_net, medusa_net, random_net
 
 PIECES = pieces_of(MODEL)
 NETS: dict[str, DraftHead] = {

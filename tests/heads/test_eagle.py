@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from paceline.heads.eagle import EagleHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.eagle import eagle_loss, unrolled
-from support.head_cases import MODEL, a_lesson, eagle_net, every_place, largest_kept
+from support.heads import MODEL, a_lesson, eagle_net, every_place, largest_kept
 
 TAPS = (0, 2, 4)
 
@@ -42,6 +43,7 @@ def test_a_window_ends_what_is_seen() -> None:
     assert told == list(range(9, 15))
 
 
+@pytest.mark.slow
 def test_it_learns_a_text_by_heart() -> None:
     net, batch = eagle_net(), a_lesson(TAPS, 1)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)

@@ -28,7 +28,7 @@ from paceline.heads.head_checkpoint import (
     save_card,
 )
 from paceline.train.recipe import pieces_of
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
 
 PIECES = pieces_of(tiny_model())
 
@@ -147,7 +147,7 @@ def test_damage_is_named(
 
 
 def test_settings_that_are_words_or_yes_or_no_are_checked(tmp_path: Path) -> None:
-    from support.head_cases import eagle_net
+    from support.heads import eagle_net
 
     net = eagle_net()
     card = Card("eagle", replace(net.shape, tap_norm="all"), "tiny", PIECES.fingerprint)

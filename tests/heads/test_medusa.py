@@ -3,7 +3,7 @@
 import torch
 
 from paceline.train.losses.medusa import medusa_loss
-from support.head_cases import MODEL, a_lesson, largest_kept, medusa_net
+from support.heads import MODEL, a_lesson, largest_kept, medusa_net
 
 
 def test_new_heads_say_what_the_target_would_say_next() -> None:

@@ -9,7 +9,7 @@ from paceline.heads.base import DraftHead
 from paceline.heads.head_checkpoint import Card, load, save
 from paceline.heads.registry import HEAD_TYPES
 from paceline.train.recipe import pieces_of
-from support.head_cases import MODEL, eagle_net, medusa_net
+from support.heads import MODEL, eagle_net, medusa_net
 
 
 @pytest.mark.parametrize(("kind", "net"), [("medusa", medusa_net(60)), ("eagle", eagle_net(60))])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.errors import CorruptModel, UnknownModel, UsageError
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
 
 NET = random_net(draft_vocab=60)
 
@@ -117,6 +117,7 @@ print("said", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_going_back_waits_for_whoever_says_what_serves(root: Path) -> None:
     assert versions.take_over(root, learned(root), versions.serving(root))
     command = [sys.executable, "-c", NAMES, str(root)]
@@ -163,6 +164,7 @@ with versions.making(Path(sys.argv[1])) as folder:
 """
 
 
+@pytest.mark.slow
 def test_what_was_never_finished_goes_and_what_is_being_made_stays(root: Path) -> None:
     """Whatever process number its maker has: it may be of another machine, or of nobody by now."""
     command = [sys.executable, "-c", MAKES, str(root)]

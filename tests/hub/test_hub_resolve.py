@@ -5,7 +5,7 @@ import pytest
 from paceline.errors import UnknownModel
 from paceline.hub import CATALOGUE, DEFAULT_MODEL, home, installed, pull, resolve
 from paceline.hub.local_models import MANIFEST, is_hub_id, model_file, model_folder, sha256
-from support.fake_wheels import Shelf, shop, tiny_model
+from support.wheels import Shelf, shop, tiny_model
 
 
 @pytest.fixture

@@ -31,7 +31,9 @@ from paceline.sampling import (
 from paceline.sampling.distribution import _weights
 from paceline.sampling.native import HEADERS, SOURCE, NativeChooser, bind
 from paceline.types import Bits
-from support import examples, scarce
+from support import examples, memory
+
+pytestmark = pytest.mark.slow
 
 DRIVER = Path(__file__).with_name("native_sampling.cpp")
 SIZES = (1, 2, 33, 63, 64, 65, 1000, 4096, 4097, 9000, 49_152)
@@ -249,16 +251,16 @@ def forget() -> None:
 
 @pytest.mark.parametrize("share", [None, 0.5, 0.01])
 def test_where_memory_ends_an_error_tells_and_the_next_choice_is_right(share: float | None) -> None:
-    library = load("sampling", [Unit(SOURCE)], HEADERS, scarce.FLAGS)
+    library = load("sampling", [Unit(SOURCE)], HEADERS, memory.FLAGS)
     p = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2, logit_bias=((0, 5.0),))
     x, history, mask = a_row("usual", 9000, 1), a_history(9000, 1), a_mask(9000, share, 1)
-    native_chooser, memory = NativeChooser(p, bind(library)), scarce.Scarce(library)
+    native_chooser, scarce = NativeChooser(p, bind(library)), memory.Scarce(library)
 
     def chosen() -> int:
         return native_chooser(x, noise_key(3, 0, CHOICE, 1), history, mask)
 
     with ThreadPoolExecutor(1) as fresh:  # what a thread has allocated it keeps
-        failed, token = fresh.submit(memory.failures, chosen, "no memory to choose one of 9000").result()
+        failed, token = fresh.submit(scarce.failures, chosen, "no memory to choose one of 9000").result()
     assert failed > 0
     assert token == by_numpy(x, p, 3, history, mask)
 

@@ -17,8 +17,8 @@ from paceline.server.telemetry.otel import Spans
 from paceline.trace.store import Store
 from paceline.types import Seq
 from paceline.web import api_keys
-from support.metric_cases import samples
-from support.running import IDLE_S, Running, running, until
+from support.metrics import samples
+from support.servers import IDLE_S, Running, running, until
 
 pytestmark = pytest.mark.model
 

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.running import Running
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 

@@ -9,9 +9,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
-from support import turns
-from support.running import Running
-from support.turns import CITY
+from support import clients
+from support.clients import CITY
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 
@@ -193,8 +193,8 @@ def test_tools_are_called(server: Running, choice: Any) -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_tools_may_be_called(server: Running, parallel: bool) -> None:
     asked: dict[str, Any] = {
-        "messages": turns.as_messages(),
-        "tools": turns.CHAT_TOOLS,
+        "messages": clients.as_messages(),
+        "tools": clients.CHAT_TOOLS,
         "tool_choice": "auto",
         "parallel_tool_calls": parallel,
         "max_completion_tokens": 120,

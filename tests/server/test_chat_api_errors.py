@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from support.running import Running
+from support.servers import Running
 
 
 @pytest.fixture(scope="module")

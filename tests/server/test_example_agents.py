@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from support.running import Running
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 

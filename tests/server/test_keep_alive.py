@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from paceline.server.app import App
-from support.running import Running
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from paceline.text import Tokenizer
-from support.running import Running
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.running import IDLE_S, Running, until
+from support.servers import IDLE_S, Running, until
 
 pytestmark = pytest.mark.model
 

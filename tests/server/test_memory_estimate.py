@@ -8,7 +8,7 @@ import pytest
 from paceline.heads.head_checkpoint import WEIGHTS, Card, save
 from paceline.server.online.memory_estimate import BASE_BYTES, MB, memory_shortage, needed_bytes
 from paceline.trace.online import OnlineTrainingConfig
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
 
 pytestmark = pytest.mark.model
 

@@ -14,7 +14,7 @@ from paceline.server.telemetry import metrics as module
 from paceline.server.telemetry.metrics import Metrics
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
-from support.metric_cases import run, samples, some_metrics, total, value
+from support.metrics import run, samples, some_metrics, total, value
 
 
 @pytest.fixture(scope="module")

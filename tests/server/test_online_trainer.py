@@ -29,9 +29,9 @@ from paceline.train.data.held_out import is_held_out
 from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from support.processes import state
-from support.running import Running, running, until
+from support.servers import Running, running, until
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 PLACES = {
     "Japan": "Tokyo",

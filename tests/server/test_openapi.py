@@ -21,8 +21,9 @@ from schemathesis.specs.openapi.checks import (
 
 from paceline.server.openai.openapi import document
 from support import examples
-from support.running import Running
-from support.toy_chat import NAME, toy_running
+from support.servers import NAME, Running, toy_running
+
+pytestmark = pytest.mark.slow
 
 CHECKS: list[Any] = [
     not_a_server_error,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from support.running import Running
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 

@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion
 
 from paceline import EngineConfig
-from support.running import Running, running, until
+from support.servers import Running, running, until
 
 pytestmark = pytest.mark.model
 

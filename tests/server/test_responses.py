@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 from pydantic import BaseModel
 
-from support import turns
-from support.running import Running
-from support.turns import CITY
+from support import clients
+from support.clients import CITY
+from support.servers import Running
 
 pytestmark = pytest.mark.model
 
@@ -245,7 +245,7 @@ def test_tools_are_called(server: Running, choice: Any) -> None:
 @pytest.mark.parametrize("parallel", [True, False])
 def test_several_calls_are_several_items(server: Running, choice: str, parallel: bool) -> None:
     asked: dict[str, Any] = {"tool_choice": choice, "parallel_tool_calls": parallel}
-    given = {**asked, "input": turns.as_items(), "tools": turns.ITEM_TOOLS, "max_output_tokens": 120}
+    given = {**asked, "input": clients.as_items(), "tools": clients.ITEM_TOOLS, "max_output_tokens": 120}
     found = answer(server, **given)
     calls = [item for item in found.output if isinstance(item, ResponseFunctionToolCall)]
     assert len(calls) == len(found.output) == (2 if parallel else 1)
@@ -259,7 +259,7 @@ def test_several_calls_are_several_items(server: Running, choice: str, parallel:
     assert len({e.item.call_id for e in added}) == len({e.item.id for e in added}) == len(calls)
 
     chat = server.client().chat.completions.create(
-        model=server.model, messages=turns.as_messages(), temperature=0, tools=turns.CHAT_TOOLS, **asked
+        model=server.model, messages=clients.as_messages(), temperature=0, tools=clients.CHAT_TOOLS, **asked
     )
     through_chat: list[Any] = list(chat.choices[0].message.tool_calls or ())
     assert [(c.function.name, c.function.arguments) for c in through_chat] == [

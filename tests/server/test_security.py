@@ -10,8 +10,7 @@ import pytest
 
 from paceline.server.launch import ServerSettings
 from paceline.web import api_keys
-from support.running import Running
-from support.toy_chat import NAME, toy_running
+from support.servers import NAME, Running, toy_running
 
 MODEL = NAME
 SECRET = "xyzzy-plugh"

@@ -13,10 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from support.process import COMMAND, MODEL, Process, served
-from support.running import until
+from support.servers import COMMAND, MODEL, Process, served, until
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 STORY: list[Any] = [{"role": "user", "content": "Tell a long story."}]
 EXIT_S = 60.0

@@ -22,8 +22,8 @@ from paceline.server.online.process import TrainerProcess
 from paceline.server.telemetry.metrics import Metrics
 from paceline.testing import ToyTarget
 from paceline.trace.online import OnlineTrainingConfig, TrainingSample
-from support.running import until
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
+from support.servers import until
 
 WAIT_S = 60
 Against = Callable[[Path, Sequence[Path], OnlineTrainingConfig], str]

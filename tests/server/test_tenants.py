@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from paceline.web import api_keys
-from support.running import Running, running
+from support.servers import Running, running
 
 pytestmark = pytest.mark.model
 

@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from paceline.server.openai.protocol import ChatRequest, CompletionRequest
 from paceline.server.openai.responses_protocol import ResponsesRequest
 from paceline.trace.store import Store
-from support.running import IDLE_S, Running, running, until
+from support.servers import IDLE_S, NAME, Running, toy_running, until
 
-pytestmark = pytest.mark.model
+pytestmark = pytest.mark.slow
 
-MODEL = "smollm2-135m"
+MODEL = NAME
 SECRET = "xyzzy-plugh"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SHAPES: dict[str, type[BaseModel]] = {
@@ -109,9 +109,7 @@ class Traced(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["off", "on"])
-def traced(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Traced]:
+def traced(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Traced]:
     """Text is on or off for all, and for some routes otherwise."""
     folder = tmp_path_factory.mktemp("traces")
     routes = [
@@ -121,7 +119,7 @@ def traced(
     (folder / "routes.yaml").write_text(json.dumps({"routes": routes}))
     store = folder / "traces.db"
     settings = {"store": str(store), "routes": str(folder / "routes.yaml"), "trace_text": request.param}
-    with running(MODEL, **settings) as found:
+    with toy_running(folder, **settings) as found:
         yield Traced(found, store)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from support.running import Running, running
-from support.saved_heads import save_untrained
+from support.heads import save_untrained
+from support.servers import Running, running
 
 pytestmark = pytest.mark.model
 

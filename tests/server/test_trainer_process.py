@@ -14,7 +14,7 @@ from paceline.server.online.process import TrainerProcess
 from paceline.trace.online import RefreshJob
 from support import TESTS
 from support.processes import state
-from support.running import until
+from support.servers import until
 
 SPEAKS = """
 import sys, time

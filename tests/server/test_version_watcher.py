@@ -11,7 +11,7 @@ from paceline.heads import versions
 from paceline.heads.head_checkpoint import Card, read_card, save, save_card
 from paceline.loading import TrainedHead, find_heads
 from paceline.server.online.version_watcher import VersionWatcher
-from support.tiny_heads import random_net, tiny_model
+from support.heads import random_net, tiny_model
 
 
 class Server:

@@ -1,11 +1,12 @@
 """Run by test_sanitizers.py in a process of its own: everything the C++ does, in a build with sanitizers.
 
-python sanitized.py WHAT PATH FOLDER FLAG...
+python sanitized.py FOLDER PATH,... FLAG...        prints "PATH: PART ran to the end" after each part
 """
 
 import errno
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,27 +17,35 @@ from paceline.heads.runner import ChainStart
 from paceline.target.native import kv_memory, library, packed_file
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
-from support import packed_cases
-from support.block_cases import SHAPES, a_net, a_text, native
-from support.native_cases import native_target, sized, tiny_model
-from support.packed_cases import KINDS, pack, random_blocks
-from support.row_checks import check_chain, check_tree, story
-from support.torch_cases import open_with, random_tree, some_tokens
+from support import native_targets
+from support.checks import check_chain, check_tree, story
+from support.models import open_with, random_tree, some_tokens
+from support.native_targets import (
+    KINDS,
+    SHAPES,
+    a_net,
+    a_text,
+    native,
+    native_target,
+    pack,
+    random_blocks,
+    sized,
+    tiny_model,
+)
 
 
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "a disk that is always full")
 
 
-def watch(path: str, flags: tuple[str, ...]) -> None:
-    """Uses the library with these flags, and memory that a sanitizer knows the bounds of."""
+def watch(flags: tuple[str, ...]) -> None:
+    """Builds libraries with these flags, and gives them memory that a sanitizer knows the bounds of."""
     real = library.load.__wrapped__
     library.load = cache(lambda wanted, extra=(): real(wanted, flags))
-    packed_cases.library.load = library.load  # type: ignore[attr-defined]
+    native_targets.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
     kv_memory._memory = lambda nbytes: np.zeros(nbytes, np.uint8)  # type: ignore[assignment, return-value]
     packed_file.log.disabled = True
-    library.load(path)
 
 
 def products(path: str) -> None:
@@ -103,13 +112,20 @@ def blocks(path: str) -> None:
                 runner.logits_at(places)
 
 
+def parts(path: str, folder: Path) -> dict[str, Callable[[], None]]:
+    return {
+        "products": lambda: products(path),
+        "odd rows": lambda: odd_rows(path),
+        "passes": lambda: passes(path, folder),
+        "blocks": lambda: blocks(path),
+    }
+
+
 if __name__ == "__main__":
-    what, where, into, *given = sys.argv[1:]
-    watch(where, tuple(given))
-    if what == "odd rows":
-        odd_rows(where)
-    else:
-        products(where)
-        passes(where, Path(into))
-        blocks(where)
-    print(f"{what} ran to the end")
+    into, paths, *flags = sys.argv[1:]
+    watch(tuple(flags))
+    for path in paths.split(","):
+        (folder := Path(into, path)).mkdir()
+        for name, part in parts(path, folder).items():
+            part()
+            print(f"{path}: {name} ran to the end", flush=True)

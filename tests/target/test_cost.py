@@ -15,7 +15,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
 from paceline.testing import ToyTarget
 from paceline.types import NO_DRAFT, Feed, Round, Scores, Seq
-from support.torch_cases import CONFIG, random_weights
+from support.models import CONFIG, random_weights
 
 
 @pytest.fixture

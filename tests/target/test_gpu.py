@@ -9,7 +9,7 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.target.eager.target import TorchTarget
 from paceline.types import Seq
-from support.torch_cases import open_with, random_weights, rows_in_one_pass, rows_one_by_one, some_tokens
+from support.models import open_with, random_weights, rows_in_one_pass, rows_one_by_one, some_tokens
 
 pytestmark = [
     pytest.mark.gpu,

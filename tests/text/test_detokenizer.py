@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.text import Detokenizer, IncrementalDecoder, StopChecker, Tokenizer
 from support import examples
-from support.text_cases import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
+from support.tokenizers import CORPUS, byte_level_facts, sentencepiece_facts, texts, write_gguf
 
 
 class Cut:

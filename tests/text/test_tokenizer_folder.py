@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from paceline.errors import CorruptModel, ModelError, TextError, UnknownModel
 from paceline.text import Tokenizer
-from support.text_cases import (
+from support.tokenizers import (
     CORPUS,
     byte_level_facts,
     byte_level_vocabulary,

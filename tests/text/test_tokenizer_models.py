@@ -24,7 +24,7 @@ from transformers.tokenization_utils_base import generate_merges
 from paceline.errors import TextError
 from paceline.text import Detokenizer, Tokenizer, ToolCall, parse_tool_calls
 from support import examples
-from support.text_cases import CORPUS, texts
+from support.tokenizers import CORPUS, texts
 
 Pair = tuple[Tokenizer, Any]
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5

@@ -15,7 +15,7 @@ from paceline.text import (
     render_calls,
     tool_format,
 )
-from support.text_cases import byte_level_facts, write_gguf
+from support.tokenizers import byte_level_facts, write_gguf
 
 ADD = ToolCall("add", {"a": 1, "b": "ß"})
 SUB = ToolCall("sub", {})

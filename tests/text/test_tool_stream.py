@@ -19,7 +19,7 @@ from paceline.text import (
     render_calls,
 )
 from support import examples
-from support.tool_cases import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
+from support.tools import LETTERS, Received, calls, cuts, formats, garbage, pieces, prose, received
 
 HERMES = FORMATS["hermes"]
 EMPTY_LIST = re.compile(r"\[\s*\]")  # of calls: it is read, and tells nothing

@@ -18,7 +18,7 @@ from paceline.trace.record import RequestRecord, RoundRecord, round_record, with
 from paceline.trace.recorder import Recorder
 from paceline.trace.store import Store
 from paceline.types import NO_DRAFT, Draft, Round, Seq
-from support.trace_cases import a_request
+from support.traces import a_request
 
 
 class Shelf:

@@ -20,17 +20,19 @@ from sqlalchemy import Connection, text
 from paceline.errors import StoreError
 from paceline.trace.record import RequestRecord, RoundRecord
 from paceline.trace.store import Store, connect, migrations
-from support import examples, postgres_server
-from support.trace_cases import NOW, a_request, a_round, any_request, any_round, rounds_of
+from support import examples, traces
+from support.traces import NOW, a_request, a_round, any_request, any_round, rounds_of
+
+pytestmark = pytest.mark.slow
 
 Places = Callable[[], str]  # a new URL each time
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    if reason := postgres_server.missing():
+    if reason := traces.why_no_postgres():
         pytest.skip(reason)
-    with postgres_server.running() as url:
+    with traces.postgres() as url:
         yield url
 
 
@@ -45,7 +47,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
 
 def new_database(server: str) -> str:
     name = f"t{uuid4().hex}"
-    postgres_server.execute(server.format("postgres"), f"CREATE DATABASE {name}")
+    traces.execute(server.format("postgres"), f"CREATE DATABASE {name}")
     return server.format(name)
 
 
@@ -297,9 +299,9 @@ def test_many_may_make_a_store_at_once(places: Places) -> None:
 
 def test_others_tables_of_our_name_are_refused_and_their_database_shared(postgres: str) -> None:
     url = new_database(postgres)
-    postgres_server.execute(url, "CREATE TABLE users (id int)")
+    traces.execute(url, "CREATE TABLE users (id int)")
     Store.open(url).close()
-    postgres_server.execute(url, "DROP TABLE paceline_schema_version")
+    traces.execute(url, "DROP TABLE paceline_schema_version")
     with pytest.raises(StoreError, match="holds other tables"):
         Store.open(url)
 

@@ -14,7 +14,7 @@ import pytest
 from paceline.errors import StoreError
 from paceline.trace.store import Store, default_url
 from support import TESTS
-from support.trace_cases import a_request, rounds_of
+from support.traces import a_request, rounds_of
 
 HERE = Path(__file__).parent
 
@@ -164,7 +164,7 @@ def test_the_first_version_is_still_read(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from support.trace_cases import a_request, rounds_of
+from support.traces import a_request, rounds_of
 from paceline.trace.store import Store
 store = Store.open(sys.argv[1], max_mb=0.5)
 for i in range(100_000):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.train.losses.base import TrainBatch, soft_targets
 from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, prefix_weights, sample_anchors
-from support.tiny_heads import own, random_net, said, tiny_model
+from support.heads import own, random_net, said, tiny_model
 
 MODEL = tiny_model()
 

@@ -13,10 +13,10 @@ from paceline.drafters.draft_model.vocab_mapping import SameVocab
 from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
-from paceline.train.draft_model.draft_dataset import retold, same_words, telling
+from paceline.train.draft_model.draft_dataset import retokenize, retokenizer_for, same_tokenizer
 from paceline.types import Ask, Feed, Scores, Seq
 from support import examples
-from support.two_tokenizers import PASSAGE, Reader, pair
+from support.tokenizers import PASSAGE, Reader, pair
 
 TWO = pair()
 DRAFT, TARGET = TWO.draft, TWO.target
@@ -39,8 +39,8 @@ def answers_of(*pairs: tuple[Sequence[int], Sequence[int]], tokenizer: Tokenizer
 
 
 def told_of(answers: Answers, draft: Tokenizer = DRAFT, target: Tokenizer = TARGET) -> Answers:
-    words = telling(draft, target, draft.vocab_size, target.vocab_size)
-    return retold(answers, words, draft.vocab_size, draft.fingerprint)
+    words = retokenizer_for(draft, target, draft.vocab_size, target.vocab_size)
+    return retokenize(answers, words, draft.vocab_size, draft.fingerprint)
 
 
 def shown(made: Answers, i: int) -> list[int]:
@@ -105,8 +105,8 @@ def test_a_token_that_spans_prompt_and_answer_is_read_and_not_asked_for() -> Non
 
 
 def test_one_tokenizer_is_told_as_it_is() -> None:
-    assert same_words(TARGET, TARGET)
-    assert not same_words(DRAFT, TARGET)
+    assert same_tokenizer(TARGET, TARGET)
+    assert not same_tokenizer(DRAFT, TARGET)
     pairs = [(spell(b"the cat"), spell(b" sat")), (spell(b"a hat"), spell(b" ran"))]
     made = told_of(answers_of(*pairs), TARGET)
     assert [(p, a) for p, a in pairs] == [(made.prompt(i).tolist(), made.answer(i).tolist()) for i in (0, 1)]
@@ -122,10 +122,10 @@ def test_what_is_held_out_stays_held_out() -> None:
 
 def test_what_the_draft_model_cannot_read_is_left_out() -> None:
     answers = answers_of(([1, 2], [3, 40]), ([1, 2], [3, 4]), ([50, 2], [3, 4]))
-    made = retold(answers, SameVocab(32, 64), 32, "draft")
+    made = retokenize(answers, SameVocab(32, 64), 32, "draft")
     assert (len(made), made.answer(0).tolist()) == (1, [3, 4])
     with pytest.raises(UsageError, match="can read none"):
-        retold(answers, SameVocab(2, 64), 2, "draft")
+        retokenize(answers, SameVocab(2, 64), 2, "draft")
 
 
 @pytest.mark.large

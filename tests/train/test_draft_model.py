@@ -15,31 +15,32 @@ from paceline.target.weights.reader import load
 from paceline.text import Tokenizer
 from paceline.train.draft_model import finetune as the_trainer
 from paceline.train.draft_model.card import DraftCard, read_draft_card
-from paceline.train.draft_model.finetune import TuneConfig
+from paceline.train.draft_model.finetune import FinetuneConfig
 from paceline.train.draft_model.pipeline import DraftJob, run
-from support.killed_once import (
+from support.models import some_layers
+from support.training import (
     ASKED,
     HELD_OUT,
     TOWNS,
+    WEATHER,
     ask,
     check_held_out_is_never_taught,
     check_it_went_on,
     copied,
     killed_once,
     talks,
+    user,
 )
-from support.killed_once import Done as AnyDone
-from support.talk import WEATHER, user
-from support.torch_cases import some_layers
+from support.training import Done as AnyDone
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[DraftJob, DraftCard]
 
 LAYERS = (0, 1, 2, 3, 27, 28, 29)  # of 30: without the others it says nothing of sense
 STEPS = 12
 RATES = {16: 5e-3, 0: 5e-4}  # by rank
-TUNE = TuneConfig(
+TUNE = FinetuneConfig(
     lora=16, lr=RATES[16], steps=STEPS, tokens_per_batch=512, max_len=512, checkpoint_seconds=1e-9
 )
 
@@ -78,7 +79,7 @@ def test_it_learned_what_it_was_never_taught(done: Done) -> None:
 
 def test_all_weights_learn_too(done: Done, tmp_path: Path) -> None:
     config = replace(TUNE, lora=0, lr=RATES[0], checkpoint_seconds=1e9)
-    card = run(replace(done.job, folder=copied(done, tmp_path), tune=config))
+    card = run(replace(done.job, folder=copied(done, tmp_path), finetune=config))
     assert card.before == done.card.before
     assert card.after.by_position[0] > 0.6
     assert card.after.tokens_per_pass[-1] > card.before.tokens_per_pass[-1] + 1
@@ -144,7 +145,11 @@ def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path
     config = replace(TUNE, steps=8, lr=1e-3, checkpoint_seconds=1e9)
     card = run(
         replace(
-            done.job, target="qwen2.5-coder-1.5b", draft="smollm2-135m", folder=tmp_path / "new", tune=config
+            done.job,
+            target="qwen2.5-coder-1.5b",
+            draft="smollm2-135m",
+            folder=tmp_path / "new",
+            finetune=config,
         )
     )
     assert card.data["same_tokenizer"] is False
@@ -155,6 +160,6 @@ def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path
 
 @pytest.mark.gemma
 def test_laws_over_other_tokens_cannot_be_compared(done: Done, gemma_path: Path, tmp_path: Path) -> None:
-    job = replace(done.job, draft=str(gemma_path), folder=tmp_path, tune=replace(TUNE, distill=0.5))
+    job = replace(done.job, draft=str(gemma_path), folder=tmp_path, finetune=replace(TUNE, distill=0.5))
     with pytest.raises(UsageError, match="different tokenizers"):
         run(job)

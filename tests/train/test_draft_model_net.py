@@ -9,10 +9,10 @@ from torch import Tensor
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load
-from paceline.train.draft_model.model import DraftNet
+from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.types import Draft, Feed, Seq
-from support.tiny_heads import tiny_weights
-from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
+from support.heads import tiny_weights
+from support.models import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 LENGTH, START = 60, 37
 BOUND = 1e-5  # of the largest logit
@@ -38,7 +38,7 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_every_family_gives_the_rows_that_are_served(folder: Path, rank: int) -> None:
     tokens = some_tokens(LENGTH)
-    net = DraftNet(load(folder), "cpu", rank, 4.0)
+    net = TrainableDraftModel(load(folder), "cpu", rank, 4.0)
     logits = net.model.logits(net.hidden(torch.tensor([tokens])))
     assert close(logits[0].detach(), served(load(folder), tokens))
     logits.logsumexp(-1).sum().backward()  # type: ignore[no-untyped-call]
@@ -47,14 +47,17 @@ def test_every_family_gives_the_rows_that_are_served(folder: Path, rank: int) ->
 
 
 def test_a_prompt_that_is_only_read_changes_no_row(folder: Path) -> None:
-    net, tokens = DraftNet(load(folder), "cpu"), torch.tensor([some_tokens(LENGTH), some_tokens(LENGTH, 1)])
+    net, tokens = (
+        TrainableDraftModel(load(folder), "cpu"),
+        torch.tensor([some_tokens(LENGTH), some_tokens(LENGTH, 1)]),
+    )
     whole, after = net.hidden(tokens), net.hidden(tokens, START)
     assert after.shape[1] == LENGTH - START
     assert close(after.detach(), whole[:, START:].detach())
 
 
 def test_no_gradient_goes_through_what_is_only_read() -> None:
-    net = DraftNet(tiny_weights(), "cpu")  # whose head is not its embedding
+    net = TrainableDraftModel(tiny_weights(), "cpu")  # whose head is not its embedding
     tokens = torch.arange(LENGTH)[None]
     for start in (0, START):
         net.model.embed.grad = None
@@ -67,14 +70,14 @@ def test_no_gradient_goes_through_what_is_only_read() -> None:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_weights_come_back_under_their_names(folder: Path, rank: int) -> None:
     weights = load(folder)
-    found = DraftNet(weights, "cpu", rank, 4.0).weights()
+    found = TrainableDraftModel(weights, "cpu", rank, 4.0).weights()
     assert set(found) == set(weights.tensors)
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.tensors.items())
 
 
 def test_training_leaves_the_weights_it_began_from(folder: Path) -> None:
     weights, before = load(folder), load(folder)
-    net = DraftNet(weights, "cpu")
+    net = TrainableDraftModel(weights, "cpu")
     with torch.no_grad():
         for weight in net.trained.values():
             weight.add_(1.0)
@@ -87,7 +90,7 @@ def test_training_leaves_the_weights_it_began_from(folder: Path) -> None:
 def test_the_real_model_gives_the_rows_that_are_served(smollm2_path: Path) -> None:
     weights = load(smollm2_path)
     tokens = some_tokens(12, vocab=weights.shape.vocab_size)
-    net = DraftNet(weights, "cpu", 2, 4.0)
+    net = TrainableDraftModel(weights, "cpu", 2, 4.0)
     logits = net.model.logits(net.hidden(torch.tensor([tokens]), 5))
     assert logits.shape[-1] > VOCAB
     assert close(logits[0].detach(), served(weights, tokens)[5:])

@@ -17,7 +17,9 @@ from paceline.train.evaluate import held_out_texts as recorded_answers
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.types import HiddenRows
-from support.tiny_heads import answers, own, recorded, said, tiny_model, trained_net
+from support.heads import answers, own, recorded, said, tiny_model, trained_net
+
+pytestmark = pytest.mark.slow
 
 MODEL = tiny_model()
 TEXTS = recorded(said())

@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import CorruptModel, UsageError
-from paceline.train.draft_model.finetune import TuneConfig, loss_of, tune
-from paceline.train.draft_model.model import DraftNet
+from paceline.train.draft_model.finetune import FinetuneConfig, finetune, loss_of
+from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.trainer import CHECKPOINT, TrainProgress
-from support.tiny_heads import PROMPT, batches, tiny_model, tiny_weights
+from support.heads import PROMPT, batches, tiny_model, tiny_weights
+
+pytestmark = pytest.mark.slow
 
 STEPS = 7
 BATCH = next(iter(batches(0)))
@@ -22,17 +24,17 @@ class Killed(Exception):
     pass
 
 
-def small(**other: object) -> TuneConfig:
+def small(**other: object) -> FinetuneConfig:
     given = {"steps": STEPS, "lora": 2, "lr": 5e-3, "checkpoint_seconds": 1e-9} | other
-    return TuneConfig(**given)  # type: ignore[arg-type]
+    return FinetuneConfig(**given)  # type: ignore[arg-type]
 
 
-def fresh(config: TuneConfig, weights: int = 7) -> DraftNet:
+def fresh(config: FinetuneConfig, weights: int = 7) -> TrainableDraftModel:
     """A draft model that knows nothing of the tiny target."""
-    return DraftNet(tiny_weights(weights), "cpu", config.lora, config.scale, config.seed)
+    return TrainableDraftModel(tiny_weights(weights), "cpu", config.lora, config.scale, config.seed)
 
 
-def state(net: DraftNet) -> dict[str, Tensor]:
+def state(net: TrainableDraftModel) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in net.trained.items()}
 
 
@@ -44,16 +46,16 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_a_killed_training_comes_out_the_same(tmp_path: Path, lora: int) -> None:
     config = small(lora=lora)
     straight, killed, again = (fresh(config) for _ in range(3))
-    tune(straight, batches, config)
+    finetune(straight, batches, config)
 
     def kill(progress: TrainProgress) -> None:
         if progress.step == 4:
             raise Killed
 
     with pytest.raises(Killed):
-        tune(killed, batches, config, tmp_path, kill)
+        finetune(killed, batches, config, tmp_path, kill)
     steps: list[int] = []
-    tune(again, batches, config, tmp_path, lambda p: steps.append(p.step))
+    finetune(again, batches, config, tmp_path, lambda p: steps.append(p.step))
     assert steps == list(range(4, STEPS + 1))  # the fourth was not saved yet
     assert same(state(straight), state(again))
     assert not same(state(straight), state(killed))
@@ -64,7 +66,7 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, lora: int) -> None
 def test_it_learns_what_the_target_says(lora: int, distill: float) -> None:
     config = small(lora=lora, steps=20, lr=3e-2 if lora else 6e-3, distill=distill)
     net, losses = fresh(config), list[float]()
-    tune(net, batches, config, None, lambda p: losses.append(p.loss), tiny_model())
+    finetune(net, batches, config, None, lambda p: losses.append(p.loss), tiny_model())
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
 
 
@@ -80,7 +82,7 @@ def test_the_loss_is_over_the_answers_alone() -> None:
 
 def test_the_distance_from_ones_own_law_is_nothing() -> None:
     teacher = tiny_model()
-    itself, other = (DraftNet(tiny_weights(seed), "cpu", 2, 4.0) for seed in (0, 7))
+    itself, other = (TrainableDraftModel(tiny_weights(seed), "cpu", 2, 4.0) for seed in (0, 7))
     assert loss_of(itself, BATCH, teacher, 1.0).item() == pytest.approx(0.0, abs=1e-5)
     assert loss_of(other, BATCH, teacher, 1.0).item() > 1
 
@@ -90,7 +92,7 @@ def test_the_seed_decides() -> None:
     for seed in (0, 0, 1):
         config = small(steps=2, seed=seed)
         net = fresh(config)
-        tune(net, batches, config)
+        finetune(net, batches, config)
         found.append(state(net))
     assert same(found[0], found[1])
     assert not same(found[0], found[2])
@@ -98,23 +100,26 @@ def test_the_seed_decides() -> None:
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     config = small(steps=1)
-    tune(fresh(config), batches, config, tmp_path)
+    finetune(fresh(config), batches, config, tmp_path)
     reseeded, other = small(steps=1, seed=3), replace(tiny_weights(7), fingerprint="another")
-    for net, settings in ((fresh(reseeded), reseeded), (DraftNet(other, "cpu", 2, config.scale), config)):
+    for net, settings in (
+        (fresh(reseeded), reseeded),
+        (TrainableDraftModel(other, "cpu", 2, config.scale), config),
+    ):
         with pytest.raises(UsageError, match="other settings or of another model"):
-            tune(net, batches, settings, tmp_path)
+            finetune(net, batches, settings, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"nothing")
     with pytest.raises(CorruptModel, match="delete it"):
-        tune(fresh(config), batches, config, tmp_path)
+        finetune(fresh(config), batches, config, tmp_path)
     torch.save({"step": 1}, tmp_path / CHECKPOINT)
     with pytest.raises(CorruptModel, match="not a checkpoint"):
-        tune(fresh(config), batches, config, tmp_path)
+        finetune(fresh(config), batches, config, tmp_path)
 
 
 def test_nothing_to_train_on_is_said() -> None:
     config = small()
     with pytest.raises(UsageError, match="nothing to train on"):
-        tune(fresh(config), lambda _: [], config)
+        finetune(fresh(config), lambda _: [], config)
 
 
 def test_time_ends_a_training() -> None:
@@ -125,7 +130,7 @@ def test_time_ends_a_training() -> None:
         return now[0]
 
     config = small(steps=0, minutes=0.5)
-    last = tune(fresh(config), batches, config, clock=clock)
+    last = finetune(fresh(config), batches, config, clock=clock)
     assert 0 < last.step < 30
     assert last.seconds >= 30
 
@@ -148,4 +153,4 @@ def test_time_ends_a_training() -> None:
 )
 def test_settings_out_of_range(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        TuneConfig(**wrong)  # type: ignore[arg-type]
+        FinetuneConfig(**wrong)  # type: ignore[arg-type]

@@ -21,21 +21,22 @@ from paceline.train.head_pipeline import ANSWERS, TrainJob, run
 from paceline.train.recipe import TrainConfig, new_recipe
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import CHECKPOINT
-from support.killed_once import (
+from support.training import (
     ASKED,
     HELD_OUT,
     TOWNS,
+    WEATHER,
     ask,
     check_held_out_is_never_taught,
     check_it_went_on,
     copied,
     killed_once,
     talks,
+    user,
 )
-from support.killed_once import Done as AnyDone
-from support.talk import WEATHER, user
+from support.training import Done as AnyDone
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 Done = AnyDone[TrainJob, Card]
 
@@ -131,7 +132,7 @@ def test_a_trained_drafter_is_where_another_begins(done: Done, smollm2_path: Pat
     pieces = load_embeddings(smollm2_path)
     assert torch.equal(load(tmp_path, pieces).net.draft_ids, load(first, pieces).net.draft_ids)
     with pytest.raises(
-        UsageError, match=r"asked for otherwise \(per_prompt\): give the same again, or another"
+        UsageError, match=r"made with other settings \(per_prompt\): give the same again, or another"
     ):
         run(replace(again, answers=replace(again.answers, per_prompt=2)))
     with pytest.raises(UsageError, match="is a block drafter: give kind=block"):

@@ -10,7 +10,7 @@ from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out, is_held_out
 from paceline.train.data.prompts import collect
-from support.talk import called, record, result, said, user, write
+from support.training import called, record, result, said, user, write
 
 OPENINGS = st.sampled_from("abcdefgh")
 SHARE = 0.4

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from paceline.train.draft_model.lora import MATRICES, LowRank, add_low_rank, merge
+from paceline.train.draft_model.lora import MATRICES, LoraAdapter, add_adapters, merge
 from paceline.train.train_decoder import TrainDecoder
-from support.tiny_heads import tiny_weights
-from support.torch_cases import some_tokens
+from support.heads import tiny_weights
+from support.models import some_tokens
 
 TOKENS = torch.tensor([some_tokens(30), some_tokens(30, 1)])
 RANK, ALPHA = 3, 12.0
@@ -22,7 +22,7 @@ def tiny() -> TrainDecoder:
 
 def added(seed: int = 0) -> tuple[TrainDecoder, dict[str, Tensor]]:
     model = tiny()
-    return model, add_low_rank(model, RANK, ALPHA, torch.Generator().manual_seed(seed))
+    return model, add_adapters(model, RANK, ALPHA, torch.Generator().manual_seed(seed))
 
 
 def stirred() -> tuple[TrainDecoder, dict[str, Tensor]]:
@@ -46,7 +46,7 @@ def test_every_matrix_has_an_addition_of_the_rank() -> None:
     for layer in model.layers:
         assert set(layer.added) == set(MATRICES)
         for name, low in layer.added.items():
-            assert isinstance(low, LowRank)
+            assert isinstance(low, LoraAdapter)
             assert (*low.up.shape[:1], *low.down.shape[1:]) == layer.parts[name].shape
             assert low.up.shape[1] == low.down.shape[0] == RANK
             assert low.scale == ALPHA / RANK

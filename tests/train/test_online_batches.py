@@ -12,8 +12,7 @@ from paceline.train.losses.block import sample_anchors
 from paceline.train.losses.medusa import medusa_loss
 from paceline.train.online.online_batches import OnlineBatch, batches, split, train_online
 from paceline.train.recipe import loss_of
-from support.head_cases import a_lesson, medusa_net
-from support.tiny_heads import PROMPT, own, random_net, said, tiny_model
+from support.heads import PROMPT, a_lesson, medusa_net, own, random_net, said, tiny_model
 
 MODEL = tiny_model()
 ROWS = [tuple(row) for row in said().tolist()]

@@ -10,7 +10,7 @@ from paceline.text import Tokenizer
 from paceline.trace.record import RequestRecord, without_text
 from paceline.trace.store import Store
 from paceline.train.data.prompts import Prompts, collect
-from support.talk import WEATHER, called, record, result, said, user, write
+from support.training import WEATHER, called, record, result, said, user, write
 
 pytestmark = pytest.mark.model
 

@@ -12,7 +12,7 @@ from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.publish import publish
 from paceline.train.recipe import Recipe, new_recipe, pieces_of
-from support.tiny_heads import recorded, said, tiny_config, tiny_model, trained_net
+from support.heads import recorded, said, tiny_config, tiny_model, trained_net
 
 MODEL = tiny_model()
 TEXTS = recorded(said())

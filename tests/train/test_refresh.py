@@ -21,8 +21,10 @@ from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import EVAL_DRAFT, publish
 from paceline.train.recipe import new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
-from support.tiny_heads import PROMPT, said, tiny_config, tiny_model
-from support.torch_cases import VOCAB
+from support.heads import PROMPT, said, tiny_config, tiny_model
+from support.models import VOCAB
+
+pytestmark = pytest.mark.slow
 
 MODEL = tiny_model()
 CONFIG = OnlineTrainingConfig(steps=40, lr=8e-3, held_out=0.3, min_positions=1, batch_tokens=320)

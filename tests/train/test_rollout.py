@@ -17,7 +17,7 @@ from paceline.train.data import rollout
 from paceline.train.data.rollout import Job, Rollout, roll_out
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Seq
-from support.torch_cases import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
+from support.models import CONFIG, FAMILIES, random_weights, save_reference, some_tokens
 
 EOS = frozenset({3, 77})
 NEW = 24

@@ -15,9 +15,9 @@ from paceline.train.data.prompts import collect
 from paceline.train.data.rollout import Job, Rollout, roll_out
 from paceline.train.data.synthetic import synthesize
 from paceline.train.train_decoder import TrainDecoder
-from support.talk import called, record, user, write
+from support.training import called, record, user, write
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 HOW = Rollout(slots=8)
 
 

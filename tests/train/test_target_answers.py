@@ -16,7 +16,7 @@ from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.target_answers import AnswerSet, always_drafted, make_answers, via_rollout
 from paceline.train.data.via_engine import answer_all
-from support.talk import called, record, result, said, user, write
+from support.training import called, record, result, said, user, write
 
 NEW = 24
 CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))

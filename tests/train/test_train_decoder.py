@@ -13,7 +13,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Draft, Feed, Seq, Target
-from support.torch_cases import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
+from support.models import CONFIG, FAMILIES, VOCAB, save_reference, some_tokens
 
 BOUND = 1e-5
 LENGTH = 80  # five windows of the tiny gemma

@@ -14,8 +14,10 @@ from paceline.train.evaluate import replay
 from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, new_recipe, pieces_of
 from paceline.train.trainer import CHECKPOINT, TrainProgress, train
-from support.tiny_heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
-from support.torch_cases import VOCAB
+from support.heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.models import VOCAB
+
+pytestmark = pytest.mark.slow
 
 MODEL = tiny_model()
 

@@ -9,8 +9,7 @@ import openai
 import pytest
 
 from paceline.trace.store import Store
-from support.running import Running
-from support.toy_chat import toy_running
+from support.servers import Running, toy_running
 
 ASKED: list[Any] = [{"role": "user", "content": "hi"}]
 

@@ -1,11 +1,22 @@
 """Server-sent events: comments fill the silence, and a client that leaves closes the source."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from typing import Any, TypeVar
 
 from paceline.web.sse import KEEP_ALIVE, event, with_keep_alive
 
-SOON_S = 0.01
+SOON_S, LIMIT_S = 0.01, 20.0
+T = TypeVar("T")
+
+
+def finished(run: Coroutine[Any, Any, T]) -> T:
+    """Within seconds, or not at all."""
+
+    async def limited() -> T:
+        return await asyncio.wait_for(run, LIMIT_S)
+
+    return asyncio.run(limited())
 
 
 class Source:
@@ -35,7 +46,7 @@ def test_a_silent_stream_gets_comments_until_its_next_event() -> None:
                 source.go_on.set()
         return got
 
-    got = asyncio.run(run())
+    got = finished(run())
     assert got[0] == b"first"
     assert got[-1] == b"second"
     assert got[1:-1] == [KEEP_ALIVE] * (len(got) - 2)
@@ -48,7 +59,7 @@ def test_a_stream_that_is_never_silent_gets_none() -> None:
         source.go_on.set()
         return [part async for part in with_keep_alive(b"a", source.stream(), 60)]
 
-    assert asyncio.run(run()) == [b"a", b"b", b"c"]
+    assert finished(run()) == [b"a", b"b", b"c"]
 
 
 def test_without_an_interval_there_are_no_comments() -> None:
@@ -57,7 +68,7 @@ def test_without_an_interval_there_are_no_comments() -> None:
         asyncio.get_running_loop().call_later(5 * SOON_S, source.go_on.set)
         return [part async for part in with_keep_alive(b"a", source.stream(), 0)]
 
-    assert asyncio.run(run()) == [b"a", b"b"]
+    assert finished(run()) == [b"a", b"b"]
 
 
 def test_an_error_of_the_source_comes_through() -> None:
@@ -73,7 +84,7 @@ def test_an_error_of_the_source_comes_through() -> None:
             return str(error)
         return ""
 
-    assert asyncio.run(run()) == "broken"
+    assert finished(run()) == "broken"
 
 
 def test_a_reader_that_leaves_closes_the_source() -> None:
@@ -94,7 +105,20 @@ def test_a_reader_that_leaves_closes_the_source() -> None:
         await run(source)
         return source.closed
 
-    assert asyncio.run(both())
+    assert finished(both())
+
+
+def test_a_reader_that_leaves_between_events_closes_the_source() -> None:
+    async def run() -> bool:
+        source = Source(b"b", b"never")
+        source.go_on.set()
+        stream = source.stream()
+        parts: Any = with_keep_alive(b"a", stream, 60)
+        assert [await anext(parts), await anext(parts)] == [b"a", b"b"]
+        await parts.aclose()
+        return source.closed
+
+    assert finished(run())
 
 
 def test_an_event_with_a_type_has_a_name() -> None:

@@ -1,4 +1,4 @@
-"""How well a drafter guesses recorded text: no model, no waiting."""
+"""Acceptance of a drafter on recorded text, without a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ NO_SCORES = Scores(empty(0, 0), ())
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
-    """What speculation would have made of the recorded outputs."""
+    """Counts of a replay."""
 
     tokens: int = 0  # recorded
-    passes: int = 0  # of the target, had it said the same
+    passes: int = 0  # of the target, to write the same text
     drafted: int = 0
     accepted: int = 0
 
@@ -43,7 +43,7 @@ def replay(
     prediction: Sequence[int] = (),
     tree_width: int = 1,
 ) -> ReplayStats:
-    """Lets `drafter` guess at `output` as if the target were writing it.
+    """Drafts along `output` as if the target were writing it.
 
     The drafter sees no hidden states and no scores.
     """
@@ -64,7 +64,7 @@ def replay(
 
 
 def follow(draft: Draft, text: Sequence[int]) -> tuple[int, ...]:
-    """The nodes of `draft` that say what `text` says."""
+    """The nodes of `draft` that match `text`."""
     path: list[int] = []
     for token in text:
         node = draft.child(path[-1] if path else ROOT, token)

@@ -1,4 +1,4 @@
-"""What this machine is and how paceline will use it."""
+"""Facts about this machine, and how paceline uses it."""
 
 import platform
 import sys
@@ -32,7 +32,7 @@ def report() -> dict[str, Any]:
 
 
 def _native(device: str) -> str:
-    """Which path of the native engine would be taken, and why."""
+    """The path of the native engine that would run, and the reason."""
     from paceline.errors import NotCompiled
     from paceline.target.load import native_path
     from paceline.target.native import library
@@ -50,7 +50,7 @@ def _native(device: str) -> str:
 
 
 def model_report(name: str) -> dict[str, Any]:
-    """How one model runs here, and what a pass of it costs."""
+    """How one model runs here, and the cost of its passes."""
     from paceline import hub
     from paceline.config import EngineConfig
     from paceline.target.cost import cost_table

@@ -21,7 +21,7 @@ def new(
     tokens_per_minute: PerMinute = None,
     concurrent: Annotated[int | None, typer.Option(help="Requests at once; without it, no limit.")] = None,
 ) -> None:
-    """Make a key and print it, this once: only its hash is kept."""
+    """Make a key and print it once: only its hash is stored."""
     from paceline.web import api_keys
 
     limits = {
@@ -29,8 +29,8 @@ def new(
         "tokens_per_minute": tokens_per_minute,
         "concurrent": concurrent,
     }
-    given = {limit: value for limit, value in limits.items() if value is not None}
-    print(api_keys.add(file or api_keys.default_file(), name, given))
+    chosen = {limit: value for limit, value in limits.items() if value is not None}
+    print(api_keys.add(file or api_keys.default_file(), name, chosen))
 
 
 @keys_app.command("ls")
@@ -38,8 +38,8 @@ def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")
     """Names and limits of the keys."""
     from paceline.web import api_keys
 
-    found = api_keys.load(file or api_keys.default_file()).keys
-    listed = [(key.name, key.limits.model_dump(exclude_none=True)) for key in found]
+    stored = api_keys.load(file or api_keys.default_file()).keys
+    listed = [(key.name, key.limits.model_dump(exclude_none=True)) for key in stored]
     if as_json:
         print(json.dumps([{"name": name, "limits": limits} for name, limits in listed]))
         return
@@ -49,7 +49,7 @@ def list_keys(file: File = None, as_json: Annotated[bool, typer.Option("--json")
 
 @keys_app.command("rm")
 def rm(name: Name, file: File = None) -> None:
-    """Remove a key. Servers refuse it within a second."""
+    """Remove a key. Servers reject it within a second."""
     from paceline.web import api_keys
 
     api_keys.remove(file or api_keys.default_file(), name)

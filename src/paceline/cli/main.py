@@ -57,8 +57,8 @@ def _fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"paceline {__version__}")
         raise typer.Exit
 

@@ -155,16 +155,16 @@ class OutputOptions:
         }
 
     def _constraints(self) -> list[Constraint]:
-        found: list[Constraint] = []
+        constraints: list[Constraint] = []
         if self.schema is not None:
-            found.append(Json.of(read_schema(self.schema), self.whitespace))  # type: ignore[arg-type]  # checked there
+            constraints.append(Json.of(read_schema(self.schema), self.whitespace))  # type: ignore[arg-type]  # checked there
         if self.regex is not None:
-            found.append(Regex(self.regex))
+            constraints.append(Regex(self.regex))
         if self.lark is not None:
-            found.append(Lark(read_text(self.lark)))
+            constraints.append(Lark(read_text(self.lark)))
         if self.choice:
-            found.append(Choice(tuple(self.choice)))
-        return found
+            constraints.append(Choice(tuple(self.choice)))
+        return constraints
 
 
 def read_text(path: str) -> str:

@@ -15,10 +15,34 @@ from paceline.trace.record import TEXT, RequestRecord, RoundRecord, as_dict, wri
 if TYPE_CHECKING:  # other commands start without a database
     from paceline.trace.store import Store
 
-trace_app = typer.Typer(no_args_is_help=True, help="What was asked of the server, round by round.")
+trace_app = typer.Typer(no_args_is_help=True, help="Requests to the server, round by round.")
 
-REQUEST_HEAD = ("id", "time", "model", "route", "prompt", "output", "per pass", "kept", "first", "all", "end")
-ROUND_HEAD = ("round", "at", "budget", "drafted", "kept", "tokens", "batch", "rows", "draft", "target", "by")
+REQUEST_HEAD = (
+    "id",
+    "time",
+    "model",
+    "route",
+    "prompt",
+    "output",
+    "per pass",
+    "accepted",
+    "first",
+    "all",
+    "end",
+)
+ROUND_HEAD = (
+    "round",
+    "at",
+    "budget",
+    "drafted",
+    "accepted",
+    "tokens",
+    "batch",
+    "rows",
+    "draft",
+    "target",
+    "by",
+)
 
 StoreUrl = Annotated[
     str | None,
@@ -39,11 +63,11 @@ def list_requests(
 ) -> None:
     """The latest requests."""
     with closing(_open(store)) as traces:
-        found = traces.list(limit, before, model, route, finish)
+        records = traces.list(limit, before, model, route, finish)
     if as_json:
-        print(write_json([_summary(record) for record in found]))
+        print(write_json([_summary(record) for record in records]))
         return
-    _print_table(REQUEST_HEAD, map(_request_cells, found))
+    _print_table(REQUEST_HEAD, map(_request_cells, records))
 
 
 @trace_app.command("show")
@@ -54,13 +78,13 @@ def show_request(
 ) -> None:
     """One request and its rounds."""
     with closing(_open(store)) as traces:
-        found = traces.get(id)
-    if found is None:
+        trace = traces.get(id)
+    if trace is None:
         raise StoreError(f"there is no request {id!r}; `paceline trace ls` lists them")
     if as_json:
-        print(write_json(as_dict(*found)))
+        print(write_json(as_dict(*trace)))
         return
-    record, rounds = found
+    record, rounds = trace
     for name, value in as_dict(record, ()).items():
         if name != "rounds" and value not in (None, "", {}, ()):
             print(f"{name:<18} {_printable(value)}")

@@ -213,12 +213,12 @@ def _train_model(
 ) -> None:
     from paceline.heads.local_heads import DRAFT_CARD
     from paceline.loading import draft_model_path
-    from paceline.train.draft_model.finetune import TuneConfig
+    from paceline.train.draft_model.finetune import FinetuneConfig
     from paceline.train.draft_model.pipeline import DraftJob, run
 
     if drafter.start:
         raise UsageError("kind model starts from --draft: leave --start out")
-    config = TuneConfig(
+    config = FinetuneConfig(
         lora=model.lora,
         distill=model.distill,
         max_len=2 * (answers.max_prompt + answers.max_new),

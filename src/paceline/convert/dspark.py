@@ -1,7 +1,7 @@
-"""Block heads as DSpark checkpoints of the speculators format.
+"""Block heads as DSpark checkpoints (2607.05147) of the speculators format.
 
-The format marks empty slots by a token, which ours have none: they get one more row than the target has
-tokens. Its table of pairs tells all of the target's tokens apart; ours those that it can guess.
+The format fills empty slots with a mask token, where our heads have a vector: it becomes one more row of the
+embedding. The format's Markov table has a row for each token of the target, ours for each draft token.
 """
 
 from typing import Final
@@ -130,7 +130,7 @@ def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
     if markov != "vanilla":
         raise unusable(source, f"a Markov head of type {str(markov)[:40]!r}", "vanilla")
     if not config.flag("sample_from_anchor", False):
-        raise unusable(source, "no guess for the anchor's place", "sample_from_anchor")
+        raise unusable(source, "no prediction for the anchor's slot", "sample_from_anchor")
     if "sliding_attention" in str(layer.raw("layer_types")):
         raise unusable(source, "layers with a sliding window", "full attention")
 
@@ -138,7 +138,7 @@ def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
 def _require_targets_own(
     source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel, ids: Tensor, rows: Tensor
 ) -> None:
-    """Of these a block head has none of its own."""
+    """Block heads use the target's embedding and lm_head: the checkpoint's must be equal."""
     own = {
         EMBED: (reads, torch.arange(shape.vocab), target.embed),
         HEAD: (len(rows), rows, target.embeddings.head[ids]),
@@ -174,7 +174,7 @@ def _weights(
 
 
 def _mask(source: SourceCheckpoint, shape: BlockConfig, reads: int, target: TargetModel) -> Tensor:
-    """[1, width]: the row that stands in empty slots."""
+    """[1, width]: the input of empty slots."""
     mask = source.config.integer(MASK, maximum=reads - 1)
     borrowed = mask < shape.vocab and EMBED not in source.tensors
     table = target.embed if borrowed else source.weight(EMBED, reads, shape.width)
@@ -192,6 +192,8 @@ def _pairs(source: SourceCheckpoint, shape: BlockConfig, ids: Tensor) -> Tensor:
         rest = torch.zeros(1, table.shape[1])
     if not torch.equal(rest, rest[:1].expand_as(rest)):
         raise unusable(
-            source, f"a {MARKOV_IN} that tells tokens apart which it cannot guess", "one row for all"
+            source,
+            f"a {MARKOV_IN} with different rows for tokens outside the draft vocabulary",
+            "one row for all",
         )
     return torch.cat((table[ids], rest[:1]))

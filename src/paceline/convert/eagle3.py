@@ -1,4 +1,4 @@
-"""Eagle heads as EAGLE-3 checkpoints: in the speculators format, and as their authors publish them."""
+"""EAGLE-3 checkpoints (2503.01840): in the speculators format, and as their authors publish them."""
 
 from dataclasses import replace
 from typing import Final
@@ -44,7 +44,7 @@ LAYER: Final = {
     **{ours: theirs for ours, theirs in PARTS.items() if ours not in ("q_norm", "k_norm")},
 }
 BIASED: Final = ("q", "k", "v", "o")
-GUESSES: Final = 5  # where a checkpoint does not say how many
+DRAFT_TOKENS: Final = 5  # where a checkpoint does not say how many
 
 
 def to_checkpoint(net: EagleHead, card: Card, target: TargetModel, verifier: str) -> OutputCheckpoint:
@@ -79,7 +79,7 @@ def to_checkpoint(net: EagleHead, card: Card, target: TargetModel, verifier: str
 
 
 def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHead:
-    """From either format; exactly, or not at all."""
+    """From either format, exactly; an error where that is impossible."""
     layer = source.config.fields("transformer_layer_config")
     published = not layer.values
     layer = source.config if published else layer
@@ -98,7 +98,7 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
         vocab=vocab,
         draft_vocab=len(ids),
         taps=taps_of(source, _layers_read(source.config, target), target),
-        block=speculative_tokens(source, GUESSES),
+        block=speculative_tokens(source, DRAFT_TOKENS),
         window=layer.integer("sliding_window") if _slides(layer) else WHOLE_TEXT,
         tap_norm=_tap_norm(source.config),
         normed_residual=source.config.flag("norm_before_residual", not published),
@@ -127,7 +127,7 @@ def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
 
 
 def _layers_read(config: Fields, target: TargetModel) -> object:
-    """As the checkpoint says, or those that its authors' own code reads."""
+    """From the config, or the default of the authors' code."""
     key, layers = "eagle_aux_hidden_state_layer_ids", target.shape.layers
     given = config.raw(key) or config.fields("eagle_config").raw(key)
     return given or (2, layers // 2, layers - 3)
@@ -145,7 +145,7 @@ def _tap_norm(config: Fields) -> TapNorm:
 
 
 def _weights(source: SourceCheckpoint, shape: EagleConfig, rows: Tensor) -> dict[str, Tensor]:
-    """Under our names; what the norms before fc weigh becomes part of fc."""
+    """Under our names; the weights of the norms before fc are merged into fc."""
     names, norms, width = _names(shape), _norms(shape), shape.width
     sizes = decoder_sizes(shape, 2 * width) | {
         "embed": (shape.vocab, width),
@@ -162,14 +162,14 @@ def _weights(source: SourceCheckpoint, shape: EagleConfig, rows: Tensor) -> dict
 
 
 def _names(shape: EagleConfig) -> dict[str, str]:
-    """Of all weights of a net: ours -> theirs."""
+    """Names of all weights: ours -> theirs."""
     outer = {ours: theirs for ours, theirs in OUTER.items() if ours != "embed" or shape.own_embed}
     leaves = [(part, "weight") for part in LAYER] + [(part, "bias") for part in BIASED if shape.biased]
     return outer | {f"{part}.{leaf}": f"layers.0.{LAYER[part]}.{leaf}" for part, leaf in leaves}
 
 
 def _norms(shape: EagleConfig) -> list[str]:
-    """Of what is read, before fc."""
+    """Names of the norms before fc."""
     if shape.tap_norm == "each":
         return [f"fc_norm.{i}.weight" for i in range(len(shape.taps))]
     return ["input_norm.weight"] if shape.tap_norm == "all" else []

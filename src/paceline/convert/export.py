@@ -1,4 +1,4 @@
-"""A trained drafter's folder, written in the format of other engines."""
+"""Exports a trained drafter in the speculators format, which vLLM loads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from paceline.heads.head_checkpoint import Card, load
 
 Format = Literal["speculators"]
 Dtype = Literal["float32", "bfloat16", "float16"]
-METHODS: Final = {"block": "dspark", "eagle": "eagle3"}  # what the format calls heads of each kind
+METHODS: Final = {"block": "dspark", "eagle": "eagle3"}  # kind of head -> its name in the format
 WRITERS: Final[dict[str, Callable[[Any, Card, TargetModel, str], OutputCheckpoint]]] = {
     "block": dspark.to_checkpoint,
     "eagle": eagle3.to_checkpoint,
@@ -36,8 +36,8 @@ def export(
 ) -> Path:
     """Writes config.json and model.safetensors into `out`, a new folder.
 
-    model: the target, as it was trained for. verifier: where the other engine finds that model, a folder or a
-    name on a hub; without one, what the model is called here. float32 keeps every weight as it is.
+    model: the target that it was trained for. verifier: where the other engine finds that model, a folder or
+    a name on a hub; without one, its name here. float32 keeps every weight exactly.
     """
     known_word(format, Format)
     known_word(dtype, Dtype)
@@ -46,7 +46,7 @@ def export(
     loaded = load(folder, target.embeddings)
     if loaded.card.kind not in WRITERS:
         raise UnknownArchitecture(
-            f"{folder.name} is a {loaded.card.kind} drafter, for which the format {format} has no place: "
+            f"{folder.name} is a {loaded.card.kind} drafter, which the format {format} does not know: "
             f"export one of kind {' or '.join(WRITERS)}"
         )
     name = verifier or (str(model) if model.is_dir() else loaded.card.target)

@@ -1,4 +1,4 @@
-"""What goes between one of our heads and a checkpoint of another format."""
+"""Checkpoints of other formats: records for import and export, vocabulary maps, and files on disk."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import load_embeddings, open_checkpoint
 from paceline.target.weights.safetensors import INDEX, SINGLE, read_json
 
-WHOLE_TEXT: Final = 2**30  # a window that holds any text
-METADATA: Final = "paceline"  # in config.json: what the format has no word for
+WHOLE_TEXT: Final = 2**30  # a window larger than any text
+METADATA: Final = "paceline"  # key in config.json of what the format does not know
 ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -31,7 +31,7 @@ ARCHITECTURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model a head is for."""
+    """The target of a head."""
 
     name: str
     shape: ModelConfig
@@ -43,13 +43,13 @@ class TargetModel:
 
     @property
     def embed(self) -> Tensor:
-        """[vocab, width], as its first layer reads it."""
+        """[vocab, width], scaled as the input of the first layer."""
         return self.embeddings.embed * self.embeddings.embed_scale
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCheckpoint:
-    """A checkpoint that is to be written."""
+    """A checkpoint to be written."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -57,7 +57,7 @@ class OutputCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheckpoint:
-    """A checkpoint that was read."""
+    """A checkpoint as read from disk."""
 
     name: str
     config: Fields
@@ -70,22 +70,22 @@ class SourceCheckpoint:
         return self.tensors[name]
 
     def weight(self, name: str, *sizes: int | None) -> Tensor:
-        """In float32. sizes: what its config.json makes it; None: any."""
+        """In float32. sizes: expected by its config.json; None: any."""
         tensor = self.tensor(name)
         there = [None if size is None else real for size, real in zip(sizes, tensor.shape, strict=False)]
         if tensor.dim() != len(sizes) or there != list(sizes) or not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
-            wanted = " x ".join("any" if size is None else str(size) for size in sizes)
+            expected = " x ".join("any" if size is None else str(size) for size in sizes)
             raise CorruptModel(
                 f"{self.name}: {name} is {tuple(tensor.shape)} of {kind}, and its config.json makes it "
-                f"{wanted} numbers: fetch it again"
+                f"{expected} numbers: fetch it again"
             )
         return tensor.float()
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedHead:
-    """A checkpoint as a head of ours."""
+    """A checkpoint converted to a draft head."""
 
     kind: str
     shape: HeadConfig
@@ -98,9 +98,9 @@ class ImportedHead:
 
 
 def vocab_maps(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor]:
-    """The maps between the draft vocabulary and the target's; none where they are the same.
+    """The maps d2t and t2d between draft and target vocabulary; none where they are the same.
 
-    more: tokens that the head reads besides the target's.
+    more: further tokens that the head reads.
     """
     if len(draft_ids) == vocab:
         return {}
@@ -110,7 +110,7 @@ def vocab_maps(draft_ids: Tensor, vocab: int, more: int = 0) -> dict[str, Tensor
 
 
 def draft_order(source: SourceCheckpoint, target: TargetModel) -> tuple[Tensor, Tensor]:
-    """The tokens it can guess, ascending, and for each the row that stands for it in the checkpoint."""
+    """The draft vocabulary, ascending, and the row of each of its tokens in the checkpoint."""
     vocab = len(target.embeddings.embed)
     size = source.config.integer("draft_vocab_size", vocab)
     if size == vocab and "d2t" not in source.tensors:
@@ -131,7 +131,7 @@ def draft_order(source: SourceCheckpoint, target: TargetModel) -> tuple[Tensor, 
 
 
 def require_target(source: SourceCheckpoint, target: TargetModel, width: int, vocab: int) -> None:
-    """vocab: of what it reads."""
+    """vocab: size of the head's input vocabulary."""
     own = target.embeddings.embed.shape
     for what, theirs, ours in (("hidden size", width, own[1]), ("vocabulary size", vocab, own[0])):
         if theirs != ours:
@@ -142,7 +142,7 @@ def require_target(source: SourceCheckpoint, target: TargetModel, width: int, vo
 
 
 def taps_of(source: SourceCheckpoint, inputs: object, target: TargetModel) -> tuple[int, ...]:
-    """inputs: numbers of the layers whose input is read, or the one past the last for its output."""
+    """inputs: layers whose input is read; one past the last for the output of the last."""
     layers = target.shape.layers
     if not isinstance(inputs, list | tuple) or not inputs or not all(type(i) is int for i in inputs):
         raise CorruptModel(
@@ -159,7 +159,7 @@ def taps_of(source: SourceCheckpoint, inputs: object, target: TargetModel) -> tu
 
 
 def equals_target(tensor: Tensor, own: Tensor) -> bool:
-    """Whether this is the target's own, in the type that it is stored in."""
+    """True if a tensor equals the target's, in the dtype it is stored in."""
     return tensor.shape == own.shape and torch.equal(tensor.float(), own.to(tensor.dtype).float())
 
 
@@ -169,7 +169,7 @@ PLAIN: Final = (SINGLE, "medusa_lm_head.safetensors")
 
 
 def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> None:
-    """Numbers that are not whole get `dtype`."""
+    """Floating-point tensors get `dtype`."""
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def write_folder(out: Path, output: OutputCheckpoint, dtype: torch.dtype) -> Non
 
 
 def require_new(out: Path) -> None:
-    """A folder that holds something else is never written into."""
+    """An error if the folder exists and is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is there already: name a new folder, or remove it first")
 

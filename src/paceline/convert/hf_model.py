@@ -1,6 +1,6 @@
-"""A model as a Hugging Face folder that transformers, vLLM and paceline load: weights, config, tokenizer.
+"""Writes a model as a Hugging Face folder that transformers, vLLM and paceline load.
 
-What a model that came as a folder says of itself stays word for word; of a GGUF file it is written anew.
+Config and tokenizer of a model that came as a folder are copied; those of a GGUF file are generated.
 """
 
 import json
@@ -35,7 +35,7 @@ PREFIX: Final = "model."
 
 
 def export_model(path: Path, out: Path, *, dtype: Dtype = "float32") -> Path:
-    """A GGUF file, with the weights as paceline computes with them, into a new folder.
+    """Writes a GGUF file, dequantized as paceline computes with it, into a new folder.
 
     float32 keeps every weight as it was decoded.
     """
@@ -55,7 +55,7 @@ def write_model(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """source: the model that the weights are of, or were before training. tensors: by canonical name."""
+    """source: the model of the weights, before training. tensors: by canonical name."""
     from safetensors.torch import save_file
 
     if source.resolve() == folder.resolve():
@@ -73,7 +73,7 @@ def write_model(
 
 
 def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """As the family's checkpoints name and keep them."""
+    """Under the names of the family's checkpoints."""
     gemma = shape.architecture == "gemma3"
     parts = {ours: theirs for theirs, ours in (GEMMA3_PARTS if gemma else PARTS).items()}
     outer = {ours: PREFIX + theirs for theirs, ours in OUTER.items()} | {"head": HEAD}
@@ -86,7 +86,7 @@ def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 def _copy_description(source: Path, folder: Path, dtype: str) -> None:
     config = read_json(source / CONFIG)
     text = config.get("text_config")
-    if isinstance(text, dict):  # a vision tower stands beside it, which is not trained and not kept
+    if isinstance(text, dict):  # a multimodal model: its vision tower is dropped
         config = {**text, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     dropped = ("torch_dtype", "quantization_config")
     write_json(
@@ -126,7 +126,7 @@ def _write_description(
 
 
 def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
-    """With a step that puts the begin token first, where the model wants one."""
+    """tokenizer.json, with a post-processor that adds the BOS token if the model has one."""
     table: dict[str, Any] = json.loads(tokenizer.to_json())
     begin = tokenizer.names.get("bos_token")
     if tokenizer.adds_bos and begin is not None:
@@ -142,13 +142,13 @@ def _tokenizer(tokenizer: "Tokenizer") -> dict[str, Any]:
 
 
 TYPES: Final = {"gemma3": "gemma3_text"}  # where it is not the family's name
-WRITTEN_FOR: Final = "5.0.0"  # of transformers; a folder that does not say has its tokenizer suspected
+WRITTEN_FOR: Final = "5.0.0"  # version of transformers: it distrusts the tokenizer of a folder without one
 
 
 def config_of(
     shape: ModelConfig, names: Collection[str], dtype: str, ends: Mapping[str, int | list[int]]
 ) -> dict[str, Any]:
-    """names: of the weights there are, canonical. ends: ids of the tokens that begin and end a text."""
+    """names: canonical names of the weights. ends: BOS and EOS ids."""
     activation = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}[shape.activation]
     return {
         "architectures": [ARCHITECTURES[shape.architecture]],
@@ -223,5 +223,5 @@ def _scaling(rope: Rope) -> dict[str, Any] | None:
 
 
 def _whole(value: float) -> float | int:
-    """Where a number is whole but for rounding, it is."""
+    """An int where the value is whole but for rounding."""
     return round(value) if abs(value - round(value)) < 1e-6 * value else value

@@ -1,4 +1,4 @@
-"""A checkpoint of another format, made a drafter's folder."""
+"""Imports a checkpoint of another format as a drafter's folder."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,10 +28,10 @@ SPECULATORS: Final[dict[str, Callable[[SourceCheckpoint, TargetModel], ImportedH
 def import_(
     checkpoint: Path, target: Path, out: Path, weights: Storage = "float32", *, name: str = ""
 ) -> Card:
-    """Writes a drafter for `target` into `out`, a new folder; every guess is that of the checkpoint.
+    """Writes a drafter for `target` into `out`, a new folder; it drafts exactly what the checkpoint would.
 
-    weights: how they are kept; int8 takes a quarter of the room and rounds them. name: what the target is
-    called; without one, what its file or folder is.
+    weights: how they are stored; int8 takes a quarter of the space and rounds them. name: of the target;
+    without one, that of its file or folder.
     """
     if weights not in get_args(Storage):
         raise SettingError("weights", weights, " or ".join(get_args(Storage)))
@@ -78,7 +78,7 @@ def _reader(source: SourceCheckpoint) -> Callable[[SourceCheckpoint, TargetModel
 
 
 def _with_metadata(head: ImportedHead, source: SourceCheckpoint) -> ImportedHead:
-    """What a head of ours knew when it was exported."""
+    """Figures and calibration that paceline exported with a head."""
     known = source.config.fields(METADATA)
     values: dict[str, Any] = {}
     try:

@@ -1,4 +1,4 @@
-"""Medusa heads as their authors publish them: residual blocks and a matrix over the vocabulary for each."""
+"""Medusa checkpoints (2401.10774) as published: residual blocks and an lm_head for each head."""
 
 import re
 from typing import Final
@@ -50,7 +50,7 @@ def from_checkpoint(source: SourceCheckpoint, target: TargetModel) -> ImportedHe
 
 
 def _sizes(source: SourceCheckpoint, layers: int, target: TargetModel) -> tuple[int, Tensor]:
-    """How many tokens its heads know, the first of the vocabulary; and the target's embedding."""
+    """Size of the heads' vocabulary, a prefix of the target's; and the target's embedding."""
     first, own = source.weight(f"0.{layers}.weight", None, None), target.embeddings.embed
     require_target(source, target, first.shape[1], max(len(first), len(own)))
     if not len(first):

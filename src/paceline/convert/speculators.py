@@ -1,4 +1,4 @@
-"""How a decoder layer's parts are called in heads of ours, and in checkpoints of Hugging Face's kind."""
+"""The speculators format: names, sizes and config that DSpark and EAGLE-3 heads share."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -25,7 +25,7 @@ PARTS: Final = {
     "down": "mlp.down_proj",
 }
 UNUSED: Final = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
-_THETA: Final = 1e9  # the largest
+_THETA: Final = 1e9  # largest value
 VERSION: Final = "0.9.0"  # of the speculators format
 
 
@@ -47,7 +47,7 @@ def layer_config(shape: BlockConfig | EagleConfig, target: TargetModel, kind: st
 
 
 def speculators_config(algorithm: str, card: Card, target: TargetModel, verifier: str) -> dict[str, Any]:
-    """What every config.json of the format has, and what only we can read of it."""
+    """The common part of config.json, and paceline's own metadata."""
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": card.shape.block,
@@ -80,7 +80,7 @@ def speculators_config(algorithm: str, card: Card, target: TargetModel, verifier
 
 
 def decoder_shape(source: SourceCheckpoint, layer: Fields) -> dict[str, Any]:
-    """What block and eagle shapes have in common; refuses what neither can compute."""
+    """Common fields of block and eagle configs; an error for what neither can compute."""
     act = layer.raw("hidden_act") or "silu"
     if act != "silu":
         raise unusable(source, f"the activation {str(act)[:40]!r}", "silu")
@@ -109,7 +109,7 @@ def decoder_shape(source: SourceCheckpoint, layer: Fields) -> dict[str, Any]:
 
 
 def decoder_sizes(shape: BlockConfig | EagleConfig, reads: int) -> dict[str, tuple[int, ...]]:
-    """Of what block and eagle heads have in common, by our names. reads: how wide attention's input is."""
+    """Sizes of the common parts, by our names. reads: width of the input of attention."""
     width, queries, keys = shape.width, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {
         "fc": (width, len(shape.taps) * width),
@@ -133,7 +133,7 @@ def parts_of(
     sizes: Mapping[str, tuple[int, ...]],
     others: Iterable[str],
 ) -> dict[str, Tensor]:
-    """Weights by our names, which `names` are the checkpoint's of; others: what else it may have."""
+    """Weights by our names. names: ours -> the checkpoint's. others: further tensors that are allowed."""
     known = {*names.values(), *others}
     surplus = [name for name in sorted(source.tensors) if name not in known and not name.endswith(UNUSED)]
     if surplus:
@@ -147,7 +147,7 @@ def parts_of(
 
 
 def speculative_tokens(source: SourceCheckpoint, default: int) -> int:
-    """How many guesses it was made for."""
+    """Tokens of a draft that it was made for."""
     methods = source.config.fields("speculators_config").raw("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
     return Fields(source.config.source, first if isinstance(first, Mapping) else {}).integer(

@@ -38,14 +38,14 @@ NEEDS: Final[Mapping[Need, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    about: str  # its guesses, in a few words for users
+    about: str  # what it drafts, in a few words for users
     needs: Need = "nothing"
 
 
 DRAFTERS: Final[Mapping[str, DrafterInfo]] = {
     "grammar": DrafterInfo("what the grammar leaves no choice about", "grammar"),
     "suffix": DrafterInfo("what followed the same stretch of text, here or in past requests"),
-    "ngram": DrafterInfo("what followed the latest few tokens, the last time they were said"),
+    "ngram": DrafterInfo("what followed the latest few tokens, the last time they came"),
     "recycle": DrafterInfo("what the model thought could follow each token"),
     "prediction": DrafterInfo("the text you expect", "prediction"),
     "model": DrafterInfo("what a smaller model says", "draft model"),

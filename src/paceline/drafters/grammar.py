@@ -1,4 +1,4 @@
-"""What the grammar of the output leaves no choice about."""
+"""Drafts the tokens that the grammar of the output forces (jump-forward decoding)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from paceline.drafters.support.grammar_filter import FORCED, valid_prefix
 from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter
 
-SPELLED: Final = 0.9  # the text is certain, but other tokens may write it too
+CANONICAL: Final = 0.9  # the score where the text is forced, but other tokens could write it too
 
 
 class Grammar(Drafter):
@@ -19,11 +19,11 @@ class Grammar(Drafter):
     def _draft(self, ask: Ask, cursor: Cursor) -> Draft:
         tokens: list[int] = []
         scores: list[float] = []
-        left = {FORCED: ask.forced_budget, SPELLED: ask.budget}
+        left = {FORCED: ask.forced_budget, CANONICAL: ask.budget}
         while not cursor.finished:
             run, score = cursor.forced(), FORCED
             if not run:
-                run, score = cursor.canonical(), SPELLED
+                run, score = cursor.canonical(), CANONICAL
             taken, cursor = valid_prefix(cursor, run[: left[score]])
             tokens += run[:taken]
             scores += [score] * taken

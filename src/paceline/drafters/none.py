@@ -6,7 +6,7 @@ from paceline.types import NO_DRAFT, Ask, Draft, Drafter
 
 
 class NoDrafter(Drafter):
-    """Guesses nothing."""
+    """Drafts nothing."""
 
     name = "none"
 

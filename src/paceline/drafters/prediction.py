@@ -1,4 +1,4 @@
-"""What the caller expects the output to be: a file to be edited, a form to be filled."""
+"""Predicted outputs: drafts along the text the caller expects, such as a file to be edited."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from typing import Final
 
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
-RUNS: Final = (4, 3, 2)  # tokens that must agree to find the place again, most first
-TRUST: Final = 4  # the tokens in common that the caller's word is worth at the start
-DOUBT: Final = 0.8  # once m tokens agree, the next one does m times in m + DOUBT
+NGRAMS: Final = (4, 3, 2)  # matching tokens that realign a lost output, longest first
+INITIAL_MATCH: Final = 4  # matching tokens that the prediction counts as at the start
+DOUBT: Final = 0.8  # after m matching tokens, P(the next one matches) is m / (m + DOUBT)
 
-Places = dict[tuple[int, ...], list[int]]
+Positions = dict[tuple[int, ...], list[int]]
 
 
 @dataclass(slots=True)
@@ -19,29 +19,29 @@ class _Alignment:
     """How far the output has followed the prediction."""
 
     text: tuple[int, ...]
-    places: Places  # of the token after each run, in order
-    at: int = 0  # what is expected next
-    agreed: int = TRUST  # tokens in a row; 0 when lost
-    seen: int = 0  # output tokens
+    positions: Positions  # of the token after each n-gram, ascending
+    at: int = 0  # the position expected next
+    agreed: int = INITIAL_MATCH  # matching tokens in a row; 0: lost
+    seen: int = 0  # output tokens so far
     recent: tuple[int, ...] = field(default=())
 
     def advance(self, token: int) -> None:
         self.seen += 1
-        self.recent = (*self.recent, token)[-RUNS[0] :]
+        self.recent = (*self.recent, token)[-NGRAMS[0] :]
         if self.agreed and self.at < len(self.text) and self.text[self.at] == token:
             self.at += 1
             self.agreed += 1
         else:
-            self._search()
+            self._realign()
 
-    def _search(self) -> None:
-        """The nearest place ahead where the last tokens occur, else the last one behind."""
+    def _realign(self) -> None:
+        """Realigns at the nearest position ahead where the last tokens occur, else at the last one behind."""
         self.agreed = 0
-        for n in RUNS:
-            places = self.places.get(self.recent[-n:]) if len(self.recent) >= n else None
-            if places:
-                ahead = bisect_left(places, self.at)
-                self.at = places[min(ahead, len(places) - 1)]
+        for n in NGRAMS:
+            positions = self.positions.get(self.recent[-n:]) if len(self.recent) >= n else None
+            if positions:
+                ahead = bisect_left(positions, self.at)
+                self.at = positions[min(ahead, len(positions) - 1)]
                 self.agreed = n
                 return
 
@@ -53,7 +53,7 @@ class Prediction(Drafter):
         self._alignments: dict[str, _Alignment] = {}
 
     def begin(self, seq: Seq) -> None:
-        self._alignments[seq.id] = _Alignment(seq.prediction, _places(seq.prediction))
+        self._alignments[seq.id] = _Alignment(seq.prediction, _positions(seq.prediction))
 
     def end(self, seq: Seq) -> None:
         self._alignments.pop(seq.id, None)
@@ -80,9 +80,9 @@ class Prediction(Drafter):
         return alignment
 
 
-def _places(text: tuple[int, ...]) -> Places:
-    places: Places = {}
-    for n in RUNS:
-        for place in range(n, len(text) + 1):
-            places.setdefault(text[place - n : place], []).append(place)
-    return places
+def _positions(text: tuple[int, ...]) -> Positions:
+    positions: Positions = {}
+    for n in NGRAMS:
+        for end in range(n, len(text) + 1):
+            positions.setdefault(text[end - n : end], []).append(end)
+    return positions

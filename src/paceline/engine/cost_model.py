@@ -1,30 +1,30 @@
-"""What a pass of the target costs: a curve that was measured beforehand, corrected by what passes take."""
+"""The time of a target pass: a curve measured beforehand, corrected by the passes of this process."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Final
 
-SLOPE: Final = 0.04  # a row's cost against a pass of one, until measured
-STALE: Final = 128  # passes after which what was learned of a row count is forgotten
+DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
+MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 
 Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
 
 
-def _guess(rows: int, context: int) -> float:
-    return 1 + SLOPE * rows
+def _default_prior(rows: int, context: int) -> float:
+    return 1 + DEFAULT_SLOPE * rows
 
 
 class CostCurve:
     """Microseconds of a target pass by its rows and the tokens before them.
 
-    A curve measured beforehand is corrected by what passes take while decoding. The machine's speed drifts
-    for all row counts together, so it is kept apart from the corrections. Those that are not renewed are
-    forgotten: a row count that looked dear in a slow moment is not chosen, so it would never look otherwise.
+    The prior curve is corrected by the times of decoding passes. The machine's speed drifts for all row
+    counts together, so it is a factor of its own. Corrections that are not renewed expire: a row count that
+    looked expensive in a slow moment is not chosen, so its correction would never be renewed.
     """
 
     def __init__(self, prior: Prior | None = None) -> None:
-        self._prior = prior or _guess
-        self._speed = 1000.0 if prior else 1.0  # microseconds for a unit of the prior, until measured
+        self._prior = prior or _default_prior
+        self._speed = 1000.0 if prior else 1.0  # microseconds per unit of the prior, until measured
         self._fresh = True
         self._correction: dict[int, float] = {}
         self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
@@ -43,17 +43,17 @@ class CostCurve:
             insort(self._known, rows)
             return
         drift = us / (self._speed * self._correction[rows] * expected)
-        drift = min(max(drift, 1 / 3), 3.0)  # one hiccup of the machine must not count for much
+        drift = min(max(drift, 1 / 3), 3.0)  # outliers count for little
         self._speed *= drift**0.3
         self._correction[rows] *= drift**0.1
 
     def _forget(self, rows: int) -> None:
-        """Whatever is stale, now that `rows` are learned of again."""
+        """Drops the oldest correction if it is stale; that of `rows` is renewed."""
         self._passes += 1
         self._learned.pop(rows, None)
         self._learned[rows] = self._passes
         oldest = next(iter(self._learned))
-        if self._learned[oldest] < self._passes - STALE:
+        if self._learned[oldest] < self._passes - MAX_AGE:
             del self._learned[oldest], self._correction[oldest]
             self._known.remove(oldest)
 
@@ -61,7 +61,7 @@ class CostCurve:
         return self._speed * self._prior(rows, context) * self._corrected(rows)
 
     def _corrected(self, rows: int) -> float:
-        """Linear between what was measured, level beyond."""
+        """Linear between measured row counts, constant beyond."""
         known = self._known
         at = bisect_left(known, rows)
         if not known:

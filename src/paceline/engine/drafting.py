@@ -42,7 +42,7 @@ class Drafting:
         self.drafter(seq).end(seq)
 
     def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
-        """Takes the place of the drafter with the same name; nothing that was learned of that one stays."""
+        """Replaces the drafter of the same name and drops all estimates about it."""
         name = drafter.name
         self._drafters[name] = drafter
         self._controller.forget(name)

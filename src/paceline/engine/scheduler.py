@@ -1,4 +1,4 @@
-"""Who runs next."""
+"""Continuous batching with chunked prefill: which sequences run, and which tokens go into a pass."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from paceline.types import Seq
 
 
 class Scheduler:
-    """Lets sequences in and shares out the rows of a pass.
+    """Admits sequences and assigns the rows of a pass.
 
-    Of those who wait, the highest priority comes first, then whoever's tenant has fewest running, then the
-    one that came first. In a pass everybody who is past the prompt has a part; of those who are not, as many
-    as the rows for prompts allow, in the order in which they were let in.
+    Of the waiting ones the highest priority comes first, then the one whose tenant has the fewest running,
+    then the oldest. Every decoding sequence is in every pass; prompts fill the rows left for prefill, in the
+    order of their admission.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Scheduler:
         self._max_waiting = max_waiting  # 0: any number
         self._waiting: list[Seq] = []
         self._running: list[Seq] = []
-        self._full = False  # memory was short: nobody is let in before somebody leaves
+        self._full = False  # the cache was full: none is admitted before another leaves
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -43,7 +43,7 @@ class Scheduler:
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
-        """Whether all outputs of its request find a place; one that never could comes in if it is alone."""
+        """Whether all outputs of its request fit in the queue; one that never could is admitted alone."""
         if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)
@@ -64,7 +64,7 @@ class Scheduler:
         return min(self._waiting, key=lambda seq: (-seq.priority, at_work[seq.tenant]))
 
     def put_back(self, seq: Seq) -> None:
-        """From running to the head of those who wait."""
+        """From running to the head of the waiting queue."""
         self._running.remove(seq)
         self._waiting.insert(0, seq)
         self._full = True
@@ -73,12 +73,12 @@ class Scheduler:
         return tuple(self._running)
 
     def expired(self, now: float) -> list[Seq]:
-        """Those whose time is up."""
+        """Sequences past their deadline."""
         every = (*self._running, *self._waiting)
         return [seq for seq in every if seq.deadline is not None and now >= seq.deadline]
 
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
-        """Takes a sequence out; says whether it was running."""
+        """Removes a sequence; returns it and whether it was running."""
         for queue in (self._running, self._waiting):
             for seq in list(queue):
                 if seq.id == seq_id:

@@ -1,4 +1,4 @@
-"""The models that can be had as plain wheels, without a model hub."""
+"""The catalogue: models that PyPI has as plain wheels, for machines without a model hub."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,4 +1,4 @@
-"""Pulling a repository of a model hub, where one can be reached."""
+"""Downloads a model repository from the Hugging Face hub."""
 
 import errno
 import shutil
@@ -15,7 +15,7 @@ from paceline.hub.catalog import CATALOGUE
 from paceline.hub.local_models import MANIFEST, hub_folder, require_space, sha256
 from paceline.hub.progress import Progress, bytes_under, watching
 
-WANTED: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
+PATTERNS: Final = ("*.safetensors", "*.json", "*.jinja", "tokenizer*")
 
 
 def pull_repository(repository: str, progress: Progress) -> Path:
@@ -28,7 +28,7 @@ def pull_repository(repository: str, progress: Progress) -> Path:
         hub = _hub()
         with _plain_reasons(repository):
             info = hub.HfApi().model_info(repository, files_metadata=True)
-        files = {file.rfilename: file for file in info.siblings or () if _is_wanted(file.rfilename)}
+        files = {file.rfilename: file for file in info.siblings or () if _is_needed(file.rfilename)}
         _require_runnable(repository, files)
         total = sum(file.size or 0 for file in files.values())
         partial = goal.with_name(f"{goal.name}.partial")
@@ -57,8 +57,8 @@ def _hub() -> ModuleType:
     return huggingface_hub
 
 
-def _is_wanted(file: str) -> bool:
-    return "/" not in file and any(fnmatch(file, pattern) for pattern in WANTED)
+def _is_needed(file: str) -> bool:
+    return "/" not in file and any(fnmatch(file, pattern) for pattern in PATTERNS)
 
 
 def _require_runnable(repository: str, files: Collection[str]) -> None:
@@ -83,7 +83,7 @@ def _download(hub: ModuleType, repository: str, file: Any, revision: str, folder
 
 
 def _drop_all_but(files: Container[str], folder: Path) -> None:
-    """Removes the library's notes, and files that only an earlier revision had."""
+    """Removes the library's cache files, and files that only an earlier revision had."""
     for path in folder.iterdir():
         if path.name not in files:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -95,7 +95,7 @@ def _licence(info: Any) -> str:
 
 @contextmanager
 def _plain_reasons(repository: str) -> Iterator[None]:
-    """The hub's library fails in many ways, often with addresses in the text: only the kind is told."""
+    """The library's errors often contain addresses: only their type is reported."""
     try:
         yield
     except Exception as error:

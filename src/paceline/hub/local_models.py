@@ -1,9 +1,9 @@
-"""Where models lie on this machine, and which of them are whole.
+"""Models on this machine: names to paths, and which of them are complete.
 
 home/models/NAME/        a catalogue model
-    MANIFEST             written last: without it the rest is not a model yet
-    partial/             what an unfinished pull has so far
-home/hub/OWNER/NAME/     a hub repository, renamed from NAME.partial when it is whole
+    MANIFEST             written last: without it the model is incomplete
+    partial/             of an unfinished pull
+home/hub/OWNER/NAME/     a hub repository, renamed from NAME.partial when it is complete
 """
 
 import hashlib
@@ -95,7 +95,7 @@ def hub_folder(repository: str) -> Path:
 
 
 def is_pulled(model: CatalogueModel) -> bool:
-    """A quick look, not a full check: the manifest names this very file and the size is right."""
+    """A quick check: the manifest names this file and the size is right."""
     manifest = read_json(model_folder(model) / MANIFEST)
     file = model_file(model)
     return manifest.get("sha256") == model.sha256 and file.is_file() and file.stat().st_size == model.size

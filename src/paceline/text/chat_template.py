@@ -1,4 +1,4 @@
-"""Chat templates: the model's own jinja2 text, run in a sandbox."""
+"""Chat templates: the model's own jinja2 template, rendered in a sandbox as transformers renders it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
-MAX_GENERATION_PROMPTS: Final = 256  # kept for one template
+MAX_GENERATION_PROMPTS: Final = 256  # cached for one template
 _PROBE_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
@@ -105,9 +105,9 @@ class ChatTemplate:
     ) -> str:
         """The text that `add_generation_prompt` adds to this conversation.
 
-        Read off a conversation without text of its own, which ends with a message of the same role, and kept:
-        the next request of this kind renders nothing but its own conversation. Only if the rendered text ends
-        otherwise, it is rendered once more.
+        It is measured once on a fixed conversation that ends with the same role, and cached: it depends on
+        the template and its variables, never on a user's text. A rendered text that ends differently is
+        rendered a second time, without the flag.
         """
         role = messages[-1].get("role") if messages and isinstance(messages[-1], Mapping) else None
         key = role, bool(tools), json.dumps(_plain(dict(variables)), sort_keys=True)
@@ -129,7 +129,7 @@ class ChatTemplate:
             return None
 
     def reads(self, variable: str) -> bool:
-        """Whether any of the templates asks for this variable."""
+        """Whether one of the templates reads this variable."""
         return any(variable in _variables(source) for source in self._templates.values())
 
     def _choose(self, tools: Sequence[Tool] | None) -> str:
@@ -150,7 +150,7 @@ def mentions_tools(source: str) -> bool:
 
 @lru_cache(maxsize=32)
 def _variables(source: str) -> frozenset[str]:
-    """Those that a template reads and does not set itself."""
+    """Variables that a template reads and does not set itself."""
     from jinja2 import meta
 
     return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
@@ -168,7 +168,7 @@ def compiled(source: str) -> "Template":
 
 @lru_cache(maxsize=1)
 def _environment() -> "Environment":
-    """The names and filters that templates written for transformers expect."""
+    """With the names and filters of transformers' environment."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
@@ -217,16 +217,16 @@ def _message(message: Any, source: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise TextError("not a message: expected a mapping with role and content")
     if message["role"] == "developer" and "developer" not in source:
-        message = {**message, "role": "system"}  # its newer name, which few templates know
+        message = {**message, "role": "system"}  # the newer name of the role, which few templates know
     content = message.get("content")
     return {**message, "content": content_text(content)} if isinstance(content, list) else message
 
 
 def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
-    """A message with calls as templates expect it, not as clients send it.
+    """A message with tool calls as templates expect it, not as clients send it.
 
-    Arguments are objects: a template would encode JSON text a second time. Missing content is empty text, for
-    a template would write None, but for a template that knows messages with calls by it.
+    Arguments become objects: a template would encode JSON text a second time. Missing content becomes empty
+    text, since a template would write None, unless the template itself checks for None.
     """
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
@@ -252,7 +252,7 @@ def _with_arguments_as_object(call: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A copy made of JSON types only, so that a template can reach no live object."""
+    """A copy of JSON types only: a template must not reach live objects."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as problem:
@@ -260,15 +260,15 @@ def _plain(value: Any) -> Any:
 
 
 def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:
-    """System text that offers tools to a model whose template knows none."""
+    """System text that offers tools to a model whose template knows no tools."""
     return _TOOL_PROMPT % json.dumps([t.get("function", t) for t in tools], ensure_ascii=False)
 
 
 def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[dict[str, Any]]:
-    """The conversation in the roles every template has: system, user, assistant.
+    """The conversation in the roles that every template has: system, user, assistant.
 
-    `system`, if there is any, follows the conversation's own system text; calls become the assistant's text,
-    and results the user's.
+    `system` is appended to the conversation's own system text. Calls become text of the assistant, results
+    text of the user.
     """
     chat = [_plain_role(m) for m in messages]
     if not system:
@@ -280,7 +280,7 @@ def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[
 
 
 def content_text(parts: list[Any]) -> str:
-    """The text of a content given in parts."""
+    """The text of a message's content that comes in parts."""
     if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
         raise TextError("a message's content holds parts that are not text: only text can be read")
     if not all(isinstance(part.get("text"), str) for part in parts):
@@ -301,19 +301,16 @@ def _plain_role(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": message.get("role"), "content": f"{content}\n{written}".lstrip()}
 
 
-def _calls(given: Any) -> list[dict[str, Any]]:
-    found = (
-        [c.get("function", c) if isinstance(c, dict) else c for c in given]
-        if isinstance(given, list)
-        else [given]
-    )
-    if not all(isinstance(call, dict) for call in found):
+def _calls(value: Any) -> list[dict[str, Any]]:
+    listed = value if isinstance(value, list) else [value]
+    calls = [c.get("function", c) if isinstance(c, dict) else c for c in listed]
+    if not all(isinstance(call, dict) for call in calls):
         raise TextError('tool_calls cannot be read: expected a list of {"function": {"name": ..., ...}}')
-    return found
+    return calls
 
 
 def _loaded(arguments: Any) -> Any:
-    """Arguments are sometimes written as JSON inside a string."""
+    """Arguments may be JSON inside a string."""
     if not isinstance(arguments, str):
         return arguments
     try:

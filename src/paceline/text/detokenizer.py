@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time: whole characters only, and nothing from a stop string on."""
+"""Incremental detokenization: whole characters only, and nothing from a stop string on."""
 
 import codecs
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class TokenDecoder(Protocol):
-    """What a tokenizer must offer to be streamed."""
+    """The part of a tokenizer that detokenization needs."""
 
     strips_first_space: bool
 
@@ -14,9 +14,9 @@ class TokenDecoder(Protocol):
 
 
 class IncrementalDecoder:
-    """All pieces joined, with flush() last, are exactly tokenizer.decode of all tokens.
+    """All pieces and flush(), joined, equal tokenizer.decode of all tokens.
 
-    With skip_special, control tokens are left out, but for those in `keep`.
+    skip_special leaves out control tokens, except those in `keep`.
     """
 
     def __init__(
@@ -24,8 +24,8 @@ class IncrementalDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._keep = keep  # control tokens shown all the same
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back half a character
+        self._keep = keep  # control tokens that are not skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # holds back an incomplete character
         self._at_start = tokenizer.strips_first_space
 
     def push(self, token: int) -> str:
@@ -33,7 +33,7 @@ class IncrementalDecoder:
         return self._strip(self._decoder.decode(self._tokenizer.shown(token, skip)))
 
     def flush(self) -> str:
-        """What was held back; half a character becomes U+FFFD."""
+        """The rest; an incomplete character becomes U+FFFD."""
         return self._strip(self._decoder.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:
@@ -44,9 +44,9 @@ class IncrementalDecoder:
 
 
 class Detokenizer:
-    """Text ready to be shown: it ends before the first stop string, and no part of one ever gets out.
+    """Text that ends before the first stop string; no part of one is ever returned.
 
-    The first stop string is the one that is complete first; of two that end together, the longer.
+    The first stop string is the one completed first; of two that end together, the longer.
     """
 
     def __init__(
@@ -58,35 +58,35 @@ class Detokenizer:
     ) -> None:
         self._detokenizer = IncrementalDecoder(tokenizer, skip_special, keep)
         self._stop = tuple(stop)
-        self._held = ""  # may be the beginning of a stop string
+        self._held = ""  # possible beginning of a stop string
         self.stopped = False
 
     def push(self, token: int) -> str:
-        return "" if self.stopped else self._pass_on(self._detokenizer.push(token))
+        return "" if self.stopped else self._release(self._detokenizer.push(token))
 
     def flush(self) -> str:
-        """The rest, once no token follows."""
+        """The rest, after the last token."""
         if self.stopped:
             return ""
-        text = self._pass_on(self._detokenizer.flush())
+        text = self._release(self._detokenizer.flush())
         rest, self._held = self._held, ""
         return text + rest
 
-    def _pass_on(self, text: str) -> str:
+    def _release(self, text: str) -> str:
         if not text:
             return ""
         text, self._held = self._held + text, ""
-        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
-        if found:
+        matches = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
+        if matches:
             self.stopped = True
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         keep = partial_match_len(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def partial_match_len(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of the text could begin one of the marks."""
+    """Length of the longest end of the text that is a beginning of one of the marks."""
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(_starts(marks, n))), 0)
 
@@ -96,7 +96,7 @@ def _starts(marks: Sequence[str], length: int) -> tuple[str, ...]:
 
 
 class StopChecker:
-    """Told each new token; True once the output holds a stop string. Fits `Seq.stopped_by`."""
+    """Called with each new token: True once the output contains a stop string. For `Seq.stopped_by`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as the model's own files define it."""
+"""One model's tokenizer: text to tokens and back, by the model's own files."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def _readable(path: Path) -> Iterator[None]:
     except PacelineError:
         raise
     except OSError as error:
-        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+        raise ModelError.unreadable(path, error) from error
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -46,10 +46,10 @@ class Tokenizer:
         self.adds_bos = vocabulary.adds_bos and vocabulary.bos_id is not None
         self.eos_ids = vocabulary.eos_ids
         self.control = vocabulary.control  # never text: begin, end, turn marks
-        self.added = vocabulary.added  # tokens that are matched whole, marks of the model's own among them
+        self.added = vocabulary.added  # tokens matched whole in the text, special ones included
         self.strips_first_space = vocabulary.strips_first_space
-        self.names = vocabulary.names  # bos_token, eos_token ...: what templates call them
-        self.templates = vocabulary.templates  # by name, as the files have them
+        self.names = vocabulary.names  # bos_token, eos_token ...: variables of templates
+        self.templates = vocabulary.templates  # by name
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -62,7 +62,7 @@ class Tokenizer:
                 )
             vocabulary = vocabulary_from_folder(path) if path.is_dir() else vocabulary_from_gguf(path)
             tokenizer = cls(vocabulary)
-            tokenizer.encode("a é\n\0")  # some faults show only now
+            tokenizer.encode("a é\n\0")  # some errors occur only here
             return tokenizer
 
     def encode(self, text: str, special: bool = True, bos: bool | None = None) -> list[int]:
@@ -87,30 +87,30 @@ class Tokenizer:
         return text[1:] if self.strips_first_space and text.startswith(" ") else text
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; they need not be whole characters."""
+        """The bytes of a token, which may be incomplete characters."""
         if token not in self._pieces:
             self._pieces[token] = self._vocabulary.piece(token)
         return self._pieces[token]
 
     def shown(self, token: int, skip_special: bool) -> bytes:
-        """The token's bytes, or none if it is a control token and those are left out."""
+        """The token's bytes; none for a control token if those are skipped."""
         return b"" if skip_special and token in self._vocabulary.control else self.piece(token)
 
     @cached_property
     def longest_piece(self) -> int:
-        """The most bytes that one token stands for."""
+        """The number of bytes of the longest token."""
         return max(len(self._vocabulary.piece(token)) for token in range(self.vocab_size))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two models whose tokens mean the same text and are merged in the same order."""
+        """Equal for two models with the same vocabulary and the same merges."""
         model = json.loads(self._backend.to_str())["model"]
         ids = sorted((i, token) for token, i in self._backend.get_vocab().items())
         rules = model.get("merges") or model.get("vocab")
         return hashlib.sha256(json.dumps([ids, rules]).encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The tokenizer as the library of that name describes it."""
+        """The tokenizer as JSON of the tokenizers library."""
         return self._backend.to_str()
 
     @cached_property
@@ -125,11 +125,11 @@ class Tokenizer:
 
     @cached_property
     def tool_marks(self) -> frozenset[int]:
-        """Control tokens that are part of tool calls: a text without them cannot be read for calls."""
+        """Control tokens that are part of the syntax of tool calls, and so must not be skipped."""
         form = self.tool_format
         syntax = (form.trigger, form.begin, form.end, *form.other_triggers, *form.name_marks)
-        spelled = ((token, self.piece(token).decode(errors="replace")) for token in self._vocabulary.control)
-        return frozenset(token for token, mark in spelled if mark and any(mark in s for s in syntax))
+        texts = ((token, self.piece(token).decode(errors="replace")) for token in self._vocabulary.control)
+        return frozenset(token for token, mark in texts if mark and any(mark in s for s in syntax))
 
     def render(
         self,
@@ -138,7 +138,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The conversation as the one text the model was trained to continue."""
+        """The conversation as one text, which the model continues."""
         return self.template.render(messages, tools, add_generation_prompt, variables)
 
     def generation_prompt(
@@ -159,5 +159,5 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        """The rendered conversation's tokens. The template writes the begin token itself, if any."""
+        """The tokens of the rendered conversation. The template writes the begin token itself, if any."""
         return self.encode(self.render(messages, tools, add_generation_prompt, **variables), bos=False)

@@ -1,4 +1,4 @@
-"""Hands what happened to the trace store without ever making a request wait."""
+"""RecordStore traces from a thread of its own, without ever making a request wait."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ SECONDS_BETWEEN_PRUNES: Final = 600.0
 Job = tuple[RequestRecord, Sequence[RoundRecord], bool]  # whether its text is kept
 
 
-class Saves(Protocol):
+class RecordStore(Protocol):
     """The part of a store that a recorder needs."""
 
     def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None: ...
@@ -29,14 +29,15 @@ class Saves(Protocol):
 
 
 class Recorder(Sink):
-    """Collects rounds; told that a request has finished, saves both from a thread of its own.
+    """Collects rounds, and saves them with the record of their request once that has finished.
 
-    Whatever happens to the database, it neither raises nor blocks: it counts. The store stays the caller's.
+    It never raises or blocks, whatever happens to the database: failures are counted. The caller owns the
+    store.
     """
 
     def __init__(
         self,
-        store: Saves,
+        store: RecordStore,
         *,
         with_text: bool = False,
         max_waiting: int = 256,  # requests
@@ -49,7 +50,7 @@ class Recorder(Sink):
         self._store = store
         self._with_text = with_text
         self._max_waiting, self._max_open, self._max_rounds = max_waiting, max_open, max_rounds
-        self._open: OrderedDict[str, list[RoundRecord]] = OrderedDict()  # the one longest silent first
+        self._open: OrderedDict[str, list[RoundRecord]] = OrderedDict()  # least recently active first
         self._waiting: deque[Job] = deque()
         self._held = 0  # rounds in memory
         self._changed = threading.Condition()  # guards all of the above
@@ -67,19 +68,19 @@ class Recorder(Sink):
                 rounds.append(round_record(r, len(rounds)))
                 self._held += 1
                 self._open.move_to_end(r.request)
-                self._forget_the_silent()
+                self._drop_inactive()
         except Exception as error:
             self._failure(error)
 
     def finish(self, seq: Seq, reason: Finish) -> None:
-        """Waits for `finished`, which knows more. If that never comes, the rounds are forgotten in time."""
+        """Nothing: `finished` saves. If that never comes, the rounds are dropped in time."""
 
     def finished(
         self, record: RequestRecord, sequence: str | None = None, with_text: bool | None = None
     ) -> None:
-        """A request is over. sequence: whose rounds are meant, if the record has another id.
+        """RecordStore a request. sequence: the id of its rounds, if it is not the record's.
 
-        with_text: whether its text is kept; None: as for all.
+        with_text: save its text; None: as set for all.
         """
         keep = self._with_text if with_text is None else with_text
         try:
@@ -95,14 +96,14 @@ class Recorder(Sink):
             self._failure(error)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Saves what waits. True if all of it went; what comes later is dropped."""
+        """RecordStore what is queued. True if all of it was saved; later requests are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._writer.join(timeout)
         return not self._writer.is_alive()
 
-    def _forget_the_silent(self) -> None:
+    def _drop_inactive(self) -> None:
         while len(self._open) > self._max_open or (self._held > self._max_rounds and self._open):
             _, rounds = self._open.popitem(last=False)
             self._held -= len(rounds)
@@ -119,16 +120,16 @@ class Recorder(Sink):
             return self._closing and not self._waiting
 
     def _next(self) -> Job | None:
-        """None: none came for so long that it is time to prune again, or none will come."""
+        """None: it is time to prune again, or the recorder is closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing, SECONDS_BETWEEN_PRUNES)
             return self._waiting[0] if self._waiting else None
 
     def _save(self, job: Job) -> None:
         self._since_prune += 1
-        if self._try(lambda: self._store.save(*_kept(job))):
+        if self._try(lambda: self._store.save(*_to_save(job))):
             self.saved += 1
-        with self._changed:  # only now: until it is saved, it takes up room
+        with self._changed:  # it counts as waiting until it is saved
             self._waiting.popleft()
             self._held -= len(job[1])
 
@@ -158,7 +159,7 @@ class Recorder(Sink):
             log.warning("traces are being lost, %d so far: %s", self.failed, reason)
 
 
-def _kept(job: Job) -> tuple[RequestRecord, Sequence[RoundRecord]]:
-    """What goes to the store."""
+def _to_save(job: Job) -> tuple[RequestRecord, Sequence[RoundRecord]]:
+    """The records, without text where that is not to be saved."""
     record, rounds, with_text = job
     return (record, rounds) if with_text else (without_text(record), [without_tokens(r) for r in rounds])

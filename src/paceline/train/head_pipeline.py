@@ -198,6 +198,12 @@ def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
     if job.train.draft_vocab > vocabulary:
         expected = f"at most the {vocabulary} tokens of {job.target}"
         raise SettingError("draft_vocab", job.train.draft_vocab, expected)
+    if job.start is not None:
+        card = read_card(job.start)
+        if card.kind != job.train.kind:
+            raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
+        if card.fingerprint != model_fingerprint(path):
+            raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
     if in_use is not None and not job.replace:
         card = read_card(in_use)
         if (card.kind, card.fingerprint) != (job.train.kind, model_fingerprint(path)):
@@ -205,13 +211,6 @@ def _check(job: TrainJob, path: Path, in_use: Path | None) -> None:
                 f"{job.folder.name} is the name of a {card.kind} drafter for {card.target}: give another "
                 "--out, or --replace"
             )
-    if job.start is None:
-        return
-    card = read_card(job.start)
-    if card.kind != job.train.kind:
-        raise UsageError(f"{job.start.name} is a {card.kind} drafter: give kind={card.kind}")
-    if card.fingerprint != model_fingerprint(path):
-        raise DrafterMismatch(f"{job.start.name} was trained for {card.target}, not for {job.target}")
 
 
 def _facts(job: TrainJob, answers: Answers, recipe: Recipe) -> dict[str, Any]:

@@ -28,11 +28,11 @@ class TrainDecoder:
     def __init__(self, weights: Weights, device: torch.device | str, dtype: torch.dtype) -> None:
         self.shape, self.fingerprint = weights.shape, weights.fingerprint
         self.device, self.dtype = torch.device(device), dtype
-        place = {name: tensor.to(self.device, dtype) for name, tensor in weights.tensors.items()}
-        self.embed = place["embed"]  # [vocab, width]
-        self.head = place.get("head", self.embed)  # [vocab, width]
-        self.norm = place["norm"].float()  # [width]
-        self.layers = [Layer(i, self.shape, place) for i in range(self.shape.layers)]
+        tensors = {name: tensor.to(self.device, dtype) for name, tensor in weights.tensors.items()}
+        self.embed = tensors["embed"]  # [vocab, width]
+        self.head = tensors.get("head", self.embed)  # [vocab, width]
+        self.norm = tensors["norm"].float()  # [width]
+        self.layers = [Layer(i, self.shape, tensors) for i in range(self.shape.layers)]
         shape = self.shape
         self.scale = shape.attn_scale or shape.head_dim**-0.5
         self._ropes = [

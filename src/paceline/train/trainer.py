@@ -225,7 +225,7 @@ def train(
     evaluate: Callable[[], float] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> TrainProgress:
-    """Trains the recipe's network in place. folder: where checkpoints go, and are found.
+    """Trains the recipe's network in place. folder: of the checkpoints, old and new.
 
     look: measures the network on held-out text, and leaves it as it is.
     """

@@ -28,8 +28,10 @@ from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
-from support.tiny_heads import own, random_net, said, tiny_model, tiny_weights, trained_net
-from support.torch_cases import CONFIG, VOCAB
+from support.heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.models import CONFIG, VOCAB
+
+pytestmark = pytest.mark.slow
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24

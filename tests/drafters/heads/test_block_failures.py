@@ -5,7 +5,7 @@ import pytest
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, HiddenRows, Seq
-from support.tiny_heads import random_net, said, tiny_model
+from support.heads import random_net, said, tiny_model
 
 
 class Broken(Exception):

@@ -30,9 +30,10 @@ from paceline.testing import ToyCursor
 from paceline.train.losses.eagle import eagle_loss, unrolled
 from paceline.train.losses.medusa import medusa_loss
 from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
-from support.head_cases import MODEL, a_lesson, eagle_net, every_place, medusa_net
-from support.tiny_heads import said, tiny_weights
-from support.torch_cases import CONFIG, VOCAB
+from support.heads import MODEL, a_lesson, eagle_net, every_place, medusa_net, said, tiny_weights
+from support.models import CONFIG, VOCAB
+
+pytestmark = pytest.mark.slow
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30

@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.target.eager.attention import KEY_TILE, Heads, attend
 from paceline.target.eager.decoder import Decoder
 from paceline.target.eager.linear import CUDA_TILE
-from support.torch_cases import CONFIG, random_weights
+from support.models import CONFIG, random_weights
 
 HEADS = Heads(kv_heads=2, group=2, head_dim=64, scale=0.125, window=0)
 DEVICES = [

@@ -18,7 +18,7 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Rope
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq
-from support.torch_cases import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
+from support.models import CONFIG, FAMILIES, open_with, rows_one_by_one, save_reference, some_tokens
 
 TINY_BOUND = 1e-5
 REAL_BOUND = 1e-5

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights, layer_share
+from support import checks as checks
 from support import examples
-from support import layer_skip_checks as checks
-from support.torch_cases import CONFIG, random_weights, some_layers
+from support.models import CONFIG, random_weights, some_layers
 
 LAYERS = 3
 

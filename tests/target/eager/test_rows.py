@@ -16,8 +16,8 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Feed
 from support import examples
-from support.row_checks import check_chain, check_tree, check_two_sequences
-from support.torch_cases import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
+from support.checks import check_chain, check_tree, check_two_sequences
+from support.models import CONFIG, open_with, random_tree, random_weights, save_reference, some_tokens
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.kv.cache import BLOCK
 from paceline.target.weights.reader import load_embeddings
 from paceline.types import NO_DRAFT, Draft, Feed, Seq
-from support.torch_cases import (
+from support.models import (
     CONFIG,
     VOCAB,
     feed_draft,

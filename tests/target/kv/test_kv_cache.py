@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from paceline.errors import CacheFull
 from paceline.target.kv.block_table import FreeRuns
 from paceline.target.kv.cache import SLACK, TorchKVMemory
-from support.kv_model import Model, check_books, feed, holds, picture, rows_in, run, small_cache
+from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
 
@@ -83,6 +83,7 @@ def step(model: Model, rng: Random) -> None:
     model.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [4, 10, 20, 400])
 @pytest.mark.parametrize("block", [2, 3, 7])
 def test_a_long_life_goes_by_the_book(block: int, blocks: int) -> None:

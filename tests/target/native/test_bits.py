@@ -18,10 +18,9 @@ from paceline.target.native import library
 from paceline.target.native.target import PASS_ROWS, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 from support import examples
-from support.native_cases import native_target, sized, tiny_model
-from support.packed_cases import every_path, runnable
-from support.row_checks import check_chain, check_tree, check_two_sequences, same, story
-from support.torch_cases import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
+from support.checks import check_chain, check_tree, check_two_sequences, same, story
+from support.models import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
+from support.native_targets import every_path, native_target, runnable, sized, tiny_model
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads
 CONTEXTS = (1, 250, 255, 256, 700)

@@ -16,8 +16,8 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_quantized_copy, load_target
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Round, Seq
-from support.native_cases import SIZES, tiny_model, wanted_path
-from support.torch_cases import open_with, some_tokens
+from support.models import open_with, some_tokens
+from support.native_targets import SIZES, tiny_model, wanted_path
 
 CONFIG = EngineConfig(device="cpu", cache_mb=16)
 

@@ -12,9 +12,8 @@ from paceline.heads.head_checkpoint import Card, StoredHead, read, save
 from paceline.heads.medusa import MedusaConfig, MedusaHead
 from paceline.heads.runner import BlockRunner, ChainStart, TorchBlock
 from paceline.target.weights.reader import load_embeddings
-from support.block_cases import a_text
-from support.native_cases import native_target, tiny_model
-from support.packed_cases import KINDS as ENCODINGS
+from support.native_targets import KINDS as ENCODINGS
+from support.native_targets import a_text, native_target, tiny_model
 
 WIDTH, VOCAB, TOKENS = 256, 131, 48  # of tiny_model; tokens that can be guessed
 BLOCK = BlockConfig(WIDTH, 4, 2, 64, 96, VOCAB, TOKENS, (0, 1), 2, 5, 32)

@@ -19,9 +19,8 @@ from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed, Seq
 from support import tiny_gguf
-from support.native_cases import SIZES, sized, tiny_model
-from support.packed_cases import built
-from support.torch_cases import CONFIG, open_with, rows_in_one_pass, save_reference
+from support.models import CONFIG, open_with, rows_in_one_pass, save_reference
+from support.native_targets import SIZES, built, sized, tiny_model
 
 INT8 = EngineConfig(device="cpu", dtype="int8", cache_mb=16)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
-from support.native_cases import native_target, tiny_model
-from support.torch_cases import CONFIG, open_with, random_tree, some_tokens
+from support.models import CONFIG, open_with, random_tree, some_tokens
+from support.native_targets import native_target, tiny_model
 
 LAYER = 1
 TOKENS = some_tokens(150, seed=4)

@@ -21,7 +21,7 @@ from paceline.heads.runner import (
 )
 from paceline.sampling import CHOICE, chooser, noise_key
 from paceline.target.native.block_head import NativeBlock, unsupported_reason
-from support.block_cases import (
+from support.native_targets import (
     SHAPES,
     a_net,
     a_pool,
@@ -30,11 +30,12 @@ from support.block_cases import (
     all_of,
     as_float32,
     beside,
+    every_path,
     native,
     rows_of,
+    runnable,
     some_hidden,
 )
-from support.packed_cases import every_path, runnable
 
 CLOSE = 0.02  # of the spread: weights, rows and keys are rounded
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))

@@ -15,8 +15,10 @@ from paceline.heads.runner import BlockRunner, TorchBlock
 from paceline.target.eager.target import TorchTarget
 from paceline.target.weights.model_config import Weights
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
-from support.block_cases import a_pool, a_target, a_trained_net, beside, its_words
-from support.torch_cases import CONFIG
+from support.models import CONFIG
+from support.native_targets import a_pool, a_target, a_trained_net, beside, its_words
+
+pytestmark = pytest.mark.slow
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24

@@ -15,8 +15,8 @@ from paceline.target.kv.cache import BLOCK
 from paceline.target.native.target import SPARE, NativeTarget
 from paceline.types import NO_DRAFT, Draft, Feed, Scores, Seq
 from support import examples
-from support.native_cases import SIZES, native_target, tiny_model
-from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
+from support.models import open_with, random_tree, rows_in_one_pass, some_tokens
+from support.native_targets import SIZES, native_target, tiny_model
 
 TAPS = (0, 1)
 

@@ -10,10 +10,10 @@ from paceline.config import EngineConfig
 from paceline.target.native.packing import Layout, PackedWeights
 from paceline.target.native.target import NativeTarget
 from paceline.types import Feed
+from support import checks as checks
 from support import examples
-from support import layer_skip_checks as checks
-from support.native_cases import SIZES, native_target, tiny_model
-from support.torch_cases import open_with, some_layers, some_tokens
+from support.models import open_with, some_layers, some_tokens
+from support.native_targets import SIZES, native_target, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from paceline.errors import ModelError
 from paceline.heads.runner import ChainStart, SampleCall
 from paceline.target.native import library
 from paceline.types import Feed
-from support.block_cases import SHAPES, a_net, a_pool, a_text, native
-from support.native_cases import native_target, tiny_model
-from support.packed_cases import built
-from support.scarce import FLAGS, Scarce
-from support.torch_cases import open_with, some_tokens
+from support.memory import FLAGS, Scarce
+from support.models import open_with, some_tokens
+from support.native_targets import SHAPES, a_net, a_pool, a_text, built, native, native_target, tiny_model
+
+pytestmark = pytest.mark.slow
 
 PATH = "portable"  # every path allocates alike
 SHAPE = SHAPES["odd"]

@@ -18,8 +18,8 @@ from paceline.target import hardware
 from paceline.target.native import library, packed_file, packing
 from paceline.target.native.target import NativeTarget
 from support import tiny_gguf
-from support.native_cases import SIZES, native_target, sized, tiny_model, wanted_path
-from support.row_checks import same, story
+from support.checks import same, story
+from support.native_targets import SIZES, native_target, sized, tiny_model, wanted_path
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_two_processes_at_once(model: Path) -> None:
 
 
 def first_logits(target: NativeTarget) -> Tensor:
-    from support.torch_cases import open_with, rows_in_one_pass
+    from support.models import open_with, rows_in_one_pass
 
     open_with(target, "s", [1, 2])
     return rows_in_one_pass(target, "s", 2, [3])

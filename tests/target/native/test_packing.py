@@ -9,7 +9,7 @@ from paceline.target.native import library
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.target.weights.dequant import ENCODINGS
 from support import examples
-from support.packed_cases import (
+from support.native_targets import (
     KINDS,
     Doubles,
     Floats,

@@ -18,10 +18,9 @@ from paceline.target.eager.target import TorchTarget
 from paceline.target.native.target import NativeTarget
 from paceline.target.weights.reader import load
 from paceline.types import Draft, Feed, Seq, Target
-from support.float_reference import FloatReference
-from support.native_cases import SIZES, native_target, sized, tiny_model
-from support.packed_cases import KINDS, Doubles, every_path
-from support.torch_cases import save_reference, some_tokens
+from support.models import save_reference, some_tokens
+from support.native_targets import KINDS, SIZES, Doubles, every_path, native_target, sized, tiny_model
+from support.references import FloatReference
 
 ROUNDINGS = 2e-6  # relative to the row's largest value
 STEPS = 0.04  # the same, where codes were chosen differently

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.target.weights.dequant import ENCODINGS
 from support import examples
-from support.packed_cases import (
+from support.native_targets import (
     HALVES,
     KINDS,
     Bytes,

@@ -10,9 +10,9 @@ from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native import library
 from paceline.target.native.target import NativeTarget
-from support.native_cases import native_target, wanted_path
-from support.row_checks import check_chain, check_tree, check_two_sequences, same, story
-from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_tokens
+from support.checks import check_chain, check_tree, check_two_sequences, same, story
+from support.models import open_with, random_tree, rows_in_one_pass, some_tokens
+from support.native_targets import native_target, wanted_path
 
 CONTEXTS = (5, 250, 255, 256, 700)
 

@@ -17,7 +17,7 @@ from paceline.target.weights.reader import load, load_embeddings
 from paceline.train.evaluate import RecordedText, acceptance, replay
 from paceline.train.train_decoder import TrainDecoder
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 ASKED = (
     "Write a Python function that reads a CSV file and returns the sum of each column.",
     "List the planets of the solar system as a JSON array of objects with name and moons.",

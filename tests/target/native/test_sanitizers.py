@@ -14,9 +14,12 @@ from paceline.target import hardware
 from paceline.target.native import library
 from support import SUPPORT
 
+pytestmark = pytest.mark.slow
+
 LIGHT = ("-O1", "-g1")
 MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *LIGHT)
 THREADS = ("-fsanitize=thread", *LIGHT)
+PARTS = ("products", "odd rows", "passes", "blocks")  # see sanitized.py
 
 
 def runtime(name: str) -> str:
@@ -32,9 +35,11 @@ def runtime(name: str) -> str:
     return found
 
 
-def run(what: str, path: str, folder: Path, flags: tuple[str, ...], preload: str) -> None:
-    if not hardware.has(library.NEEDS[path]):
-        pytest.skip(f"this processor lists no {path}")
+def run(paths: list[str], folder: Path, flags: tuple[str, ...], preload: str) -> str:
+    """All parts on all paths in one process, each library built once; gives what it printed.
+
+    Libraries are built here: there the compiler too would run under the sanitizer.
+    """
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{runtime(preload)} {runtime('libstdc++.so.6')}",
@@ -44,8 +49,7 @@ def run(what: str, path: str, folder: Path, flags: tuple[str, ...], preload: str
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
-    script = str(SUPPORT / "sanitized.py")
-    command = [sys.executable, script, what, path, str(folder), *flags]
+    command = [sys.executable, str(SUPPORT / "sanitized.py"), str(folder), ",".join(paths), *flags]
     if preload == "libtsan.so":
         # It cannot place its shadow where addresses are randomised too freely.
         if shutil.which("setarch") is None:
@@ -54,32 +58,48 @@ def run(what: str, path: str, folder: Path, flags: tuple[str, ...], preload: str
         tried = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
         if tried.returncode:
             pytest.skip("setarch -R is not allowed here")
+    for path in paths:
+        library.build(path, flags)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer cannot map its shadow here")
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[:4000]
-    assert f"{what} ran to the end" in said
-    assert "Sanitizer" not in said, said[:4000]
-    assert "runtime error" not in said, said[:4000]
+    return f"{done.stdout}{done.stderr}\nexit status {done.returncode}"
+
+
+def runnable(*paths: str) -> list[str]:
+    return [path for path in paths if hardware.has(library.NEEDS[path])]
+
+
+@pytest.fixture(scope="module")
+def memory_checked(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Not avx512, whose dot products are written in assembler that no sanitizer looks into."""
+    return run(runnable("avx2", "portable"), tmp_path_factory.mktemp("memory"), MEMORY, "libasan.so")
 
 
 @pytest.mark.parametrize("path", ["avx2", "portable"])
-def test_no_access_out_of_bounds_and_no_undefined_behaviour(path: str, tmp_path: Path) -> None:
-    """Not avx512, whose dot products are written in assembler that no sanitizer looks into."""
-    run("passes", path, tmp_path, MEMORY, "libasan.so")
+@pytest.mark.parametrize("part", PARTS)
+def test_no_access_out_of_bounds_and_no_undefined_behaviour(
+    path: str, part: str, memory_checked: str
+) -> None:
+    if path not in runnable(path):
+        pytest.skip(f"this processor lists no {path}")
+    assert f"{path}: {part} ran to the end" in memory_checked, memory_checked[-4000:]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "avx2",
-        "portable",
-    ],
-)
-def test_rows_that_are_no_numbers(path: str, tmp_path: Path) -> None:
-    run("odd rows", path, tmp_path, MEMORY, "libasan.so")
+def test_the_memory_sanitizers_report_nothing(memory_checked: str) -> None:
+    require_no_report(memory_checked)
 
 
 def test_no_data_race(tmp_path: Path) -> None:
-    run("passes", "avx2", tmp_path, THREADS, "libtsan.so")
+    if not runnable("avx2"):
+        pytest.skip("this processor lists no avx2")
+    output = run(["avx2"], tmp_path, THREADS, "libtsan.so")
+    require_no_report(output)
+    for part in PARTS:
+        assert f"avx2: {part} ran to the end" in output, output[-4000:]
+
+
+def require_no_report(output: str) -> None:
+    assert output.endswith("exit status 0"), output[-4000:]
+    assert "Sanitizer" not in output, output[:4000]
+    assert "runtime error" not in output, output[:4000]

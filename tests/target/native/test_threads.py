@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from support import TESTS
-from support.block_cases import a_pool
-from support.native_cases import wanted_path
+from support.native_targets import a_pool, wanted_path
 
 MB = 256  # long to fetch, compared with the call that follows
 # Handlers run last in, first out: this one is the last, as the interpreter is when it frees what it holds.
@@ -18,8 +17,8 @@ import atexit, ctypes, sys
 atexit.register(lambda: take_away())
 sys.path[:0] = [{str(TESTS)!r}]
 from pathlib import Path
-from support.block_cases import SHAPES, a_net, a_text, beside
-from support.native_cases import native_target, tiny_model
+from support.native_targets import SHAPES, a_net, a_text, beside
+from support.native_targets import native_target, tiny_model
 from paceline.target.native import block_head
 from paceline.target.native.int8_weights import Int8Weights
 from paceline.types import Feed, Seq

@@ -1,4 +1,7 @@
-"""Guesses of what follows each token by what the target thought could follow it the last time."""
+"""Token Recycling (arXiv 2408.08696): the candidates of earlier passes, expanded into a tree.
+
+Special here: chances are calibrated by how often candidates are right, and each tenant has its own table.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +22,9 @@ if TYPE_CHECKING:  # a command that needs no model starts without torch
 @dataclass(frozen=True, slots=True)
 class RecycleSettings:
     learn: bool = True  # remember what the target thought, for the sequence's tenant only
-    successors: int = 8  # kept for each token
+    successors: int = 8  # for each token
     max_lists: int = 400_000  # of successors, of all tenants together; tenants not heard of longest go first
-    min_chance: float = 0.02  # a guess less likely than this to be reached and right is not made
+    min_chance: float = 0.02  # a node less likely than this to be accepted is not drafted
 
     def __post_init__(self) -> None:
         require_min(self, successors=1, max_lists=1, min_chance=0)
@@ -32,8 +35,8 @@ class Recycle(Drafter):
 
     def __init__(self, settings: RecycleSettings | None = None) -> None:
         self.settings = settings or RecycleSettings()
-        self._tenants: dict[str, Table] = {}  # the one heard of last is last
-        self._tables: dict[str, Table] = {}  # of the sequences here, theirs alone or their tenant's
+        self._tenants: dict[str, Table] = {}  # least recently used first
+        self._tables: dict[str, Table] = {}  # by sequence: its own or its tenant's
 
     def begin(self, seq: Seq) -> None:
         table = self._tenants.pop(seq.tenant, None)
@@ -55,14 +58,14 @@ class Recycle(Drafter):
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for seq, verdict, start in zip(seqs, verdicts, scores.starts, strict=False):  # a replay has no rows
-            said = seq.tokens[-len(verdict.path) - 2 :]
-            self._learn(self._table(seq), said, verdict, scores.logits[start:])
+            new = seq.tokens[-len(verdict.path) - 2 :]
+            self._learn(self._table(seq), new, verdict, scores.logits[start:])
 
-    def _learn(self, table: Table, said: Sequence[int], verdict: Verdict, rows: "Tensor") -> None:
-        """said: the token before the pass, then what it added. Rows of what was kept count before others."""
-        table.learn(said)
+    def _learn(self, table: Table, new: Sequence[int], verdict: Verdict, rows: "Tensor") -> None:
+        """new: the token before the pass, then those it added. Rows of accepted nodes win over others."""
+        table.learn(new)
         row_after = {token: 1 + node for node, token in enumerate(verdict.draft.tokens)}
-        row_after |= zip(said, (0, *(1 + node for node in verdict.path)), strict=False)
+        row_after |= zip(new, (0, *(1 + node for node in verdict.path)), strict=False)
         values, tokens = largest(rows[: 1 + len(verdict.draft)], table.width)
         chances = np.exp(values - values[:, :1])
         chances /= chances.sum(1, keepdims=True)
@@ -90,27 +93,27 @@ class Recycle(Drafter):
 
 
 class _Children:
-    """What may follow a path of guesses, as far as the grammar of the output can take it."""
+    """The grammar-valid candidates after a path of drafted tokens."""
 
     def __init__(self, table: Table, ask: Ask) -> None:
         self._table = table
         self._last = (ask.after or ask.seq.tokens)[-1]
         self._width = ask.seq.spec.tree_width
-        self._places: dict[tuple[int, ...], Cursor] = {}  # behind each path
+        self._cursors: dict[tuple[int, ...], Cursor] = {}  # after each path
         if ask.cursor is not None:
-            self._places[()] = ask.cursor
+            self._cursors[()] = ask.cursor
 
     def __call__(self, path: tuple[int, ...]) -> Successors:
-        found = self._table.successors(path[-1] if path else self._last)
-        return self._legal(path, found) if self._places else found
+        successors = self._table.successors(path[-1] if path else self._last)
+        return self._valid(path, successors) if self._cursors else successors
 
-    def _legal(self, path: tuple[int, ...], found: Successors) -> Successors:
-        """The likeliest that can be taken; what cannot leaves its chance to the others."""
-        at, free, taken = self._places[path], 1.0, list[tuple[int, float]]()
-        for token, chance in found if not at.finished else ():
-            place = at.fork()
-            if place.advance(token):
-                self._places[(*path, token)] = place
+    def _valid(self, path: tuple[int, ...], successors: Successors) -> Successors:
+        """The most likely valid ones; the chance of the others is shared out among them."""
+        at, free, taken = self._cursors[path], 1.0, list[tuple[int, float]]()
+        for token, chance in successors if not at.finished else ():
+            after = at.fork()
+            if after.advance(token):
+                self._cursors[(*path, token)] = after
                 taken.append((token, chance))
             else:
                 free -= chance

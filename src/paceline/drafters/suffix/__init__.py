@@ -1,4 +1,10 @@
-"""What followed the longest stretch of text like this, in this request and in those before it."""
+"""SuffixDecoding: the continuation of the longest matching context, in this request and in past ones.
+
+drafter.py  Suffix: matches in the request and in its tenant's memory, then a vote
+index.py    ContextIndex: an incremental suffix array over reversed contexts
+vote.py     from matches to a tree: each votes for the token that followed it
+memory.py   Memory: past sequences by tenant, bounded, saved to one file
+"""
 
 from paceline.drafters.suffix.drafter import Suffix, SuffixSettings
 

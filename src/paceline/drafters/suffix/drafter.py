@@ -1,4 +1,8 @@
-"""What followed the longest stretch of text like this, in this request and in those before it."""
+"""SuffixDecoding (arXiv 2411.04975): drafts what followed the longest matches of the current context.
+
+Special here: a suffix array instead of a suffix tree, a weighted vote of the best matches instead of counts,
+and memories that never cross tenants.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +15,8 @@ from paceline.drafters.suffix.memory import Memory, load, save
 from paceline.drafters.suffix.vote import elect
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
-WINDOW: Final = 6  # places looked at on each side of where the context belongs
-VOTERS: Final = 4  # how many of them have a say
+WINDOW: Final = 6  # neighbours in the index compared on each side of the context
+VOTERS: Final = 4  # matches that vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class SuffixSettings:
     learn: bool = True  # remember finished sequences, for their tenant only
     max_tokens: int = 1_000_000  # remembered, of all tenants together; the oldest go first
     max_depth: int = 32  # tokens of context that are compared
-    min_chance: float = 0.1  # a guess less likely than this to be reached and right is not made
+    min_chance: float = 0.1  # a node less likely than this to be accepted is not drafted
 
     def __post_init__(self) -> None:
         require_min(self, max_tokens=1, max_depth=1, min_chance=0)
@@ -28,10 +32,10 @@ class SuffixSettings:
 
 @dataclass(slots=True)
 class _Own:
-    """What a sequence holds beyond what its tenant's memory did when it began."""
+    """The tokens of a sequence that its tenant's memory did not hold when it began."""
 
     index: ContextIndex
-    upto: int  # tokens of the sequence that are in one or the other
+    indexed: int  # tokens of the sequence in the index or the memory
 
 
 class Suffix(Drafter):
@@ -47,7 +51,7 @@ class Suffix(Drafter):
         save(self.memory, path, tokenizer)
 
     def load(self, path: Path, tokenizer: str) -> None:
-        """Takes the memory from a file; what was remembered before is gone."""
+        """Replaces the memory by that of a file."""
         self.memory = load(path, tokenizer, self.settings.max_tokens, self.settings.max_depth)
 
     def begin(self, seq: Seq) -> None:
@@ -86,8 +90,8 @@ class Suffix(Drafter):
         own = self._own.get(seq.id)
         if own is None:
             own = self._own[seq.id] = self._start(seq)
-        own.index.extend(seq.tokens[own.upto :])
-        own.upto = len(seq.tokens)
+        own.index.extend(seq.tokens[own.indexed :])
+        own.indexed = len(seq.tokens)
         return own.index
 
     def _start(self, seq: Seq) -> _Own:

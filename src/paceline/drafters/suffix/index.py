@@ -1,7 +1,8 @@
-"""Every place in a log of tokens, kept in the order of what stands before it, read backwards.
+"""An incremental suffix array over reversed contexts.
 
-In that order the places whose past is most like a given context lie side by side, so that one binary
-search finds them: no tree, no pointers, some ten bytes a token.
+It orders all positions of a token log by the tokens before them, read backwards. Positions whose context
+matches a given one longest are neighbours in that order, so one binary search finds them: no tree, no
+pointers, some ten bytes a token. Blocks keep insertion cheap, as in a B+ tree of height two.
 """
 
 from array import array
@@ -17,31 +18,30 @@ from numpy.typing import NDArray
 from paceline.types import common_prefix
 
 SEPARATOR: Final = 0xFFFFFFFF  # stands before and behind every document; never a token
-BLOCK: Final = 128  # places in a new block; one that has grown to twice that is split
+BLOCK: Final = 128  # positions in a new block; one that has grown to twice that is split
 SLACK: Final = 4096  # tokens of evicted documents that may lie in the log before it is cut
 
 Ints: TypeAlias = "array[int]"
-Match: TypeAlias = tuple[int, int, int, Ints]  # tokens in common, rank, place of what followed, its log
+Match: TypeAlias = tuple[int, int, int, Ints]  # matching tokens, rank, position of what followed, its log
 Snapshot: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]
 
 
 class ContextIndex:
     """A log of documents, the oldest of which can be evicted and the newest of which may grow.
 
-    A place is the position of a token in the log. It is indexed once another token follows it, so the end
-    of a growing document never finds itself.
+    A position is indexed once another token follows it, so the end of a document never matches itself.
     """
 
     def __init__(self, depth: int = 32) -> None:
         self.depth = depth  # tokens of context that are compared
         self.log: Ints = array("I", [SEPARATOR] * (depth + 1))  # always ends with a separator
-        self._spans: deque[tuple[int, int]] = deque()  # documents, oldest first: places first..stop - 1
-        self._blocks: list[Ints] = [array("I")]  # places, sorted by (context, place) throughout
+        self._spans: deque[tuple[int, int]] = deque()  # documents, oldest first: positions first..stop - 1
+        self._blocks: list[Ints] = [array("I")]  # positions, sorted by (context, position) throughout
         self._floors: list[Ints] = [array("I")]  # no context of block i is less, none of block i - 1 more
         self._size = 0
 
     def __len__(self) -> int:
-        """How many places are indexed."""
+        """The number of indexed positions."""
         return self._size
 
     @property
@@ -50,18 +50,18 @@ class ContextIndex:
 
     @property
     def held(self) -> int:
-        """How many tokens the live documents take in the log, their separators and contexts included."""
+        """Tokens of the log that live documents take, their separators and contexts included."""
         return len(self.log) - self._spans[0][0] if self._spans else 0
 
     def open(self, context: Sequence[int] = ()) -> None:
-        """Starts a document; `context` is what stood before it, and only its last place is indexed."""
+        """Starts a document. context: the tokens before it, of which only the last position is indexed."""
         self.log.extend(context[len(context) - self.depth :] if len(context) > self.depth else context)
         start = len(self.log) - 1 if context else len(self.log)
         self.log.append(SEPARATOR)
         self._spans.append((start, start))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Lengthens the document opened last."""
+        """Extends the document opened last."""
         if not tokens:
             return
         first, stop = self._spans.pop()
@@ -69,29 +69,29 @@ class ContextIndex:
         self.log.extend(array("I", tokens))
         self._spans.append((first, len(self.log) - 1))
         self.log.append(SEPARATOR)
-        places = range(stop, len(self.log) - 2)
-        if len(places) > self._size:
-            self._rebuild(places)
+        positions = range(stop, len(self.log) - 2)
+        if len(positions) > self._size:
+            self._rebuild(positions)
         else:
-            for place in places:
-                self._insert(place)
+            for position in positions:
+                self._insert(position)
 
     def evict(self) -> None:
         """Forgets the oldest document."""
-        for place in range(*self._spans.popleft()):
-            self._remove(place)
+        for position in range(*self._spans.popleft()):
+            self._remove(position)
         self._trim(max(SLACK, len(self.log) // 4))
 
     def snapshot(self) -> Snapshot:
-        """Everything there is to know, as (log, places in order, spans of the documents)."""
+        """The whole state: log, positions in order, spans of the documents."""
         self._trim(0)
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
-        return np.array(self.log, np.uint32), np.array(self._places(), np.uint32), spans
+        return np.array(self.log, np.uint32), np.array(self._positions(), np.uint32), spans
 
     @classmethod
     def restore(cls, depth: int, snapshot: Snapshot) -> "ContextIndex":
         """Raises ValueError where the parts do not make an index."""
-        log, places, spans = snapshot
+        log, positions, spans = snapshot
         index = cls(depth)
         index.log = array("I", log.astype(np.uint32).tobytes())
         index._spans = deque((first, stop) for first, stop in spans.tolist())
@@ -99,23 +99,23 @@ class ContextIndex:
         if len(index.log) <= depth or index.log[-1] != SEPARATOR or (spans.size and edges != sorted(edges)):
             raise ValueError("documents lie outside the log")
         indexed = [np.arange(first, stop) for first, stop in index._spans]
-        if not np.array_equal(np.sort(places), np.concatenate([np.arange(0), *indexed])):
-            raise ValueError("places are missing or doubled")
-        index._adopt(array("I", places.astype(np.uint32).tobytes()))
+        if not np.array_equal(np.sort(positions), np.concatenate([np.arange(0), *indexed])):
+            raise ValueError("positions are missing or doubled")
+        index._adopt(array("I", positions.astype(np.uint32).tobytes()))
         if not index._in_order():
-            raise ValueError("places are out of order")
+            raise ValueError("positions are out of order")
         return index
 
     def nearest(self, context: Sequence[int], limit: int, rank: int = 0) -> list[Match]:
-        """The places whose past agrees longest with the end of `context`, up to `limit` on either side.
+        """The positions with the longest match of the end of `context`, up to `limit` on either side.
 
         In no order; sorted downwards they are longest first, then highest rank first, then latest first.
         """
         log, depth = self.log, self.depth
-        wanted = array("I", context[: -depth - 1 : -1])
-        i = j = bisect_right(self._floors, wanted) - 1
+        query = array("I", context[: -depth - 1 : -1])
+        i = j = bisect_right(self._floors, query) - 1
         block = self._blocks[i]
-        at = bisect_right(block, wanted, key=lambda place: log[place : place - depth : -1])
+        at = bisect_right(block, query, key=lambda position: log[position : position - depth : -1])
         above, below = block[at : at + limit], block[max(0, at - limit) : at]
         while len(above) < limit and j + 1 < len(self._blocks):
             j += 1
@@ -124,56 +124,56 @@ class ContextIndex:
             i -= 1
             below = self._blocks[i][len(below) - limit :] + below
         below.reverse()
-        return self._agreeing(wanted, above, rank) + self._agreeing(wanted, below, rank)
+        return self._agreeing(query, above, rank) + self._agreeing(query, below, rank)
 
-    def _agreeing(self, wanted: Ints, places: Ints, rank: int) -> list[Match]:
-        """Agreement only shrinks on the way out from where `wanted` belongs."""
-        log, length = self.log, len(wanted)
-        found: list[Match] = []
-        for place in places if length else ():
-            context = log[place : place - length : -1]
-            if context != wanted:
-                length = common_prefix(context, wanted)
+    def _agreeing(self, query: Ints, positions: Ints, rank: int) -> list[Match]:
+        """Matches only get shorter with the distance from the query's own position in the order."""
+        log, length = self.log, len(query)
+        matches: list[Match] = []
+        for position in positions if length else ():
+            context = log[position : position - length : -1]
+            if context != query:
+                length = common_prefix(context, query)
                 if not length:
                     break
-                wanted = wanted[:length]
-            found.append((length, rank, place + 1, log))
-        return found
+                query = query[:length]
+            matches.append((length, rank, position + 1, log))
+        return matches
 
-    def _context(self, place: int) -> Ints:
-        return self.log[place : place - self.depth : -1]
+    def _context(self, position: int) -> Ints:
+        return self.log[position : position - self.depth : -1]
 
     def _rebuild(self, new: Iterable[int]) -> None:
-        self._adopt(array("I", sorted(chain(self._places(), new), key=self._context)))
+        self._adopt(array("I", sorted(chain(self._positions(), new), key=self._context)))
 
-    def _places(self) -> Ints:
-        places = array("I")
+    def _positions(self) -> Ints:
+        positions = array("I")
         for block in self._blocks:
-            places.extend(block)
-        return places
+            positions.extend(block)
+        return positions
 
-    def _adopt(self, places: Ints) -> None:
-        """Takes over places that are in order."""
-        self._blocks = [places[i : i + BLOCK] for i in range(0, len(places), BLOCK)] or [array("I")]
+    def _adopt(self, positions: Ints) -> None:
+        """Takes over positions that are in order."""
+        self._blocks = [positions[i : i + BLOCK] for i in range(0, len(positions), BLOCK)] or [array("I")]
         self._floors = [array("I"), *(self._context(block[0]) for block in self._blocks[1:])]
-        self._size = len(places)
+        self._size = len(positions)
 
-    def _insert(self, place: int) -> None:
-        """The newest place stands behind its equals."""
+    def _insert(self, position: int) -> None:
+        """The newest position goes behind its equals."""
         log, depth = self.log, self.depth
-        context = log[place : place - depth : -1]
+        context = log[position : position - depth : -1]
         i = bisect_right(self._floors, context) - 1
         block = self._blocks[i]
-        block.insert(bisect_right(block, context, key=lambda p: log[p : p - depth : -1]), place)
+        block.insert(bisect_right(block, context, key=lambda p: log[p : p - depth : -1]), position)
         self._size += 1
         if len(block) >= 2 * BLOCK:
             self._blocks.insert(i + 1, block[BLOCK:])
             self._floors.insert(i + 1, self._context(block[BLOCK]))
             del block[BLOCK:]
 
-    def _remove(self, place: int) -> None:
-        """The oldest place stands before its equals."""
-        context = self._context(place)
+    def _remove(self, position: int) -> None:
+        """The oldest position is before its equals."""
+        context = self._context(position)
         i = bisect_left(self._floors, context) - 1
         at = bisect_left(self._blocks[i], context, key=self._context)
         if at == len(self._blocks[i]):
@@ -186,11 +186,11 @@ class ContextIndex:
             del self._floors[i]
 
     def _in_order(self) -> bool:
-        keys = ((self._context(place), place) for block in self._blocks for place in block)
+        keys = ((self._context(position), position) for block in self._blocks for position in block)
         return all(a < b for a, b in pairwise(keys))
 
     def _trim(self, slack: int) -> None:
-        """Cuts off what was evicted, but for the contexts of what was not."""
+        """Cuts evicted tokens off the log, except contexts of live documents."""
         cut = (self._spans[0][0] if self._spans else len(self.log) - 1) - self.depth
         if cut > slack:
             del self.log[:cut]

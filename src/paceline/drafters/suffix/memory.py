@@ -1,4 +1,4 @@
-"""What past sequences said, kept apart by tenant, bounded over all of them, saved to one file."""
+"""The memory of past sequences: an index for each tenant, bounded over all of them, saved to one file."""
 
 import json
 from array import array
@@ -22,22 +22,22 @@ from paceline.errors import (
     UnknownModel,
 )
 
-STRIDE: Final = 32  # tokens from one mark to the next
+STRIDE: Final = 32  # tokens from one prefix hash to the next
 FORMAT: Final = "paceline suffix memory 1"
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
-class Shelf:
-    """One tenant's documents. A mark is a hash of everything up to it, so equal marks mean equal pasts."""
+class TenantMemory:
+    """One tenant's documents. Prefix hashes every STRIDE tokens tell which prefixes are known."""
 
     def __init__(self, depth: int) -> None:
         self.index = ContextIndex(depth)
-        self.marks: deque[list[int]] = deque()  # of each document, oldest first
-        self.holders: dict[int, int] = {}  # mark -> number of the latest document that holds it
+        self.hashes: deque[list[int]] = deque()  # of each document, oldest first
+        self.holders: dict[int, int] = {}  # hash -> number of the latest document that holds it
         self.evicted = 0  # documents; the oldest one left has this number
 
     def known(self, marks: Sequence[int]) -> int:
-        """How many of a sequence's marks, from its start, are held."""
+        """How many of a sequence's prefix hashes, from its start, are held."""
         return next((i for i, mark in enumerate(marks) if mark not in self.holders), len(marks))
 
     def add(self, context: Sequence[int], tokens: Sequence[int], marks: list[int]) -> None:
@@ -46,26 +46,26 @@ class Shelf:
         self.hold(marks)
 
     def hold(self, marks: list[int]) -> None:
-        """Notes the marks of the document added last."""
-        self.holders.update(dict.fromkeys(marks, self.evicted + len(self.marks)))
-        self.marks.append(marks)
+        """Records the prefix hashes of the document added last."""
+        self.holders.update(dict.fromkeys(marks, self.evicted + len(self.hashes)))
+        self.hashes.append(marks)
 
     def evict(self) -> None:
         self.index.evict()
-        for mark in self.marks.popleft():
+        for mark in self.hashes.popleft():
             if self.holders[mark] == self.evicted:
                 del self.holders[mark]
         self.evicted += 1
 
 
 class Memory:
-    """Agents send their whole history every turn; only what a sequence adds to it is learnt again."""
+    """Agents send their whole history every turn; only the new part of a sequence is indexed."""
 
     def __init__(self, max_tokens: int, depth: int) -> None:
         self.max_tokens = max_tokens
         self.depth = depth
-        self.shelves: dict[str, Shelf] = {}
-        self.order: deque[str] = deque()  # whose document each one is, oldest first
+        self.tenants: dict[str, TenantMemory] = {}
+        self.order: deque[str] = deque()  # the tenant of each document, oldest first
         self.held = 0
 
     def __len__(self) -> int:
@@ -73,27 +73,27 @@ class Memory:
         return self.held
 
     def index(self, tenant: str) -> ContextIndex | None:
-        shelf = self.shelves.get(tenant)
-        return shelf.index if shelf else None
+        of_tenant = self.tenants.get(tenant)
+        return of_tenant.index if of_tenant else None
 
     def known(self, tenant: str, tokens: Sequence[int]) -> int:
-        """How many tokens from the start of a sequence need not be learnt again."""
-        shelf = self.shelves.get(tenant)
-        return STRIDE * shelf.known(marks_of(tokens)) if shelf else 0
+        """How many tokens from the start of a sequence are indexed already."""
+        of_tenant = self.tenants.get(tenant)
+        return STRIDE * of_tenant.known(prefix_hashes(tokens)) if of_tenant else 0
 
     def learn(self, tenant: str, tokens: Sequence[int]) -> None:
-        shelf = self.shelves.get(tenant) or Shelf(self.depth)
-        marks = marks_of(tokens)
-        known = shelf.known(marks)
+        of_tenant = self.tenants.get(tenant) or TenantMemory(self.depth)
+        marks = prefix_hashes(tokens)
+        known = of_tenant.known(marks)
         start, room = known * STRIDE, self.max_tokens - 2  # a separator and the last token of the context
         if len(tokens) - start > room:
             start, marks = len(tokens) - room, []
         if start >= len(tokens):
             return
-        self.shelves[tenant] = shelf
-        before = shelf.index.held
-        shelf.add(tokens[max(0, start - self.depth) : start], tokens[start:], marks[known:])
-        self.held += shelf.index.held - before
+        self.tenants[tenant] = of_tenant
+        before = of_tenant.index.held
+        of_tenant.add(tokens[max(0, start - self.depth) : start], tokens[start:], marks[known:])
+        self.held += of_tenant.index.held - before
         self.order.append(tenant)
         self.shrink()
 
@@ -101,15 +101,15 @@ class Memory:
         """Forgets the oldest documents until the rest fit."""
         while self.held > self.max_tokens:
             tenant = self.order.popleft()
-            shelf = self.shelves[tenant]
-            self.held -= shelf.index.held
-            shelf.evict()
-            self.held += shelf.index.held
-            if not shelf.marks:
-                del self.shelves[tenant]
+            of_tenant = self.tenants[tenant]
+            self.held -= of_tenant.index.held
+            of_tenant.evict()
+            self.held += of_tenant.index.held
+            if not of_tenant.hashes:
+                del self.tenants[tenant]
 
 
-def marks_of(tokens: Sequence[int]) -> list[int]:
+def prefix_hashes(tokens: Sequence[int]) -> list[int]:
     raw, size, marks, past = array("I", tokens).tobytes(), STRIDE * 4, [], b""
     for end in range(size, len(raw) + 1, size):
         past = blake2b(past + raw[end - size : end], digest_size=8).digest()
@@ -160,33 +160,33 @@ def _check(header: dict[str, Any], path: Path, tokenizer: str, depth: int) -> No
 
 
 def _pack(memory: Memory, tokenizer: str) -> Arrays:
-    tenants = list(memory.shelves)
-    header = {"format": FORMAT, "tokenizer": tokenizer, "depth": memory.depth, "tenants": tenants}
-    number = {tenant: i for i, tenant in enumerate(tenants)}
+    names = list(memory.tenants)
+    header = {"format": FORMAT, "tokenizer": tokenizer, "depth": memory.depth, "tenants": names}
+    number = {tenant: i for i, tenant in enumerate(names)}
     arrays: Arrays = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
         "order": np.array([number[tenant] for tenant in memory.order], np.int64),
     }
-    for i, shelf in enumerate(memory.shelves.values()):
-        log, places, spans = shelf.index.snapshot()
+    for i, of_tenant in enumerate(memory.tenants.values()):
+        log, places, spans = of_tenant.index.snapshot()
         arrays |= {f"log.{i}": log, f"places.{i}": places, f"spans.{i}": spans}
-        arrays[f"marks.{i}"] = np.array([mark for marks in shelf.marks for mark in marks], np.uint64)
-        arrays[f"counts.{i}"] = np.array([len(marks) for marks in shelf.marks], np.int64)
+        arrays[f"marks.{i}"] = np.array([mark for marks in of_tenant.hashes for mark in marks], np.uint64)
+        arrays[f"counts.{i}"] = np.array([len(marks) for marks in of_tenant.hashes], np.int64)
     return arrays
 
 
 def _unpack(arrays: Arrays, tenants: list[str], memory: Memory) -> None:
     for i, tenant in enumerate(tenants):
         snapshot = arrays[f"log.{i}"], arrays[f"places.{i}"], arrays[f"spans.{i}"]
-        shelf = Shelf(memory.depth)
-        shelf.index = ContextIndex.restore(memory.depth, snapshot)
+        of_tenant = TenantMemory(memory.depth)
+        of_tenant.index = ContextIndex.restore(memory.depth, snapshot)
         ends = np.cumsum(arrays[f"counts.{i}"])[:-1]
         for marks in np.split(arrays[f"marks.{i}"], ends):
-            shelf.hold(marks.tolist())
-        memory.shelves[tenant] = shelf
-        memory.held += shelf.index.held
+            of_tenant.hold(marks.tolist())
+        memory.tenants[tenant] = of_tenant
+        memory.held += of_tenant.index.held
     memory.order = deque(tenants[i] for i in arrays["order"].tolist())
-    documents = {tenant: shelf.index.documents for tenant, shelf in memory.shelves.items()}
-    marked = {tenant: len(shelf.marks) for tenant, shelf in memory.shelves.items()}
+    documents = {tenant: of_tenant.index.documents for tenant, of_tenant in memory.tenants.items()}
+    marked = {tenant: len(of_tenant.hashes) for tenant, of_tenant in memory.tenants.items()}
     if not Counter(memory.order) == documents == marked:
         raise ValueError("documents are missing or doubled")

@@ -1,4 +1,4 @@
-"""From places that look like this one to guesses: each votes for the token that followed it."""
+"""From matches to a draft tree: each match votes for the token that followed it."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ from typing import Final, TypeAlias
 from paceline.drafters.suffix.index import SEPARATOR, Match
 from paceline.types import ROOT, Cursor, common_prefix
 
-# Fitted on recorded agent traffic, where of the tokens given a chance of x about a share of x came true.
-FADE: Final = 0.6  # a voter's weight as a share of the one before it
-REACH: Final = 1.5  # how many times more weight one more token in common gives
-DOUBT: Final = 0.8  # the weight of all of them being wrong, divided by the tokens in common
+# Fitted on recorded agent traffic, so that chances are calibrated.
+FADE: Final = 0.6  # weight of a match as a share of the one before it
+REACH: Final = 1.5  # factor on the weight for one more matching token
+DOUBT: Final = 0.8  # weight of all of them being wrong, divided by the matching tokens
 
-Voter: TypeAlias = "tuple[float, int, array[int]]"  # weight, place of the first token it votes for, its log
-Camp: TypeAlias = tuple[float, int, list[Voter], Cursor | None]  # weight, token, its voters, the place behind
+Voter: TypeAlias = "tuple[float, int, array[int]]"  # weight, position of its first vote, its log
+Camp: TypeAlias = tuple[float, int, list[Voter], Cursor | None]  # weight, token, voters, state after it
 Node: TypeAlias = tuple[int, int, float]  # token, parent, chance given the parent
 
 
 def elect(
     matches: Sequence[Match], budget: int, width: int, min_chance: float, cursor: Cursor | None = None
 ) -> list[Node]:
-    """A tree of guesses, likeliest path first; with a width of 1, a chain. `matches` are best first.
+    """A tree, most likely path first; with a width of 1, a chain. `matches` are best first.
 
-    Votes for what the cursor cannot take do not count.
+    Votes for tokens that are not grammar-valid do not count.
     """
     nodes: list[Node] = []
     waiting: list[tuple[float, int, int, float, int, Camp]] = []  # by -chance of the path, then by age
     longest = matches[0][0]
     voters, node, path, depth, age = _weigh(matches), ROOT, 1.0, 0, 0
-    at = None if cursor is None else cursor.fork()  # stands after `node`
+    at = None if cursor is None else cursor.fork()  # the grammar state after `node`
     while True:
-        if not waiting:  # nothing can come between: what all of them say is taken in one go
+        if not waiting:  # no other path competes: unanimous votes are taken in one go
             weight = sum([voter[0] for voter in voters])
-            words = _chorus(voters, depth, budget - len(nodes))
-            for token in words if at is None else _sung(words, at):
+            agreed = _unanimous(voters, depth, budget - len(nodes))
+            for token in agreed if at is None else _valid_prefix(agreed, at):
                 chance = (weight / (weight + DOUBT / (longest + depth))) ** 2
                 path *= chance
                 if path < min_chance or token == SEPARATOR:
@@ -46,7 +46,7 @@ def elect(
             return nodes
         camps = _camps(voters, depth)
         if at is not None:
-            camps = _legal(camps, at)
+            camps = _valid(camps, at)
         total = DOUBT / (longest + depth) + sum([camp[0] for camp in camps])
         for camp in camps[:width]:
             chance = (camp[0] / total) ** 2
@@ -63,48 +63,48 @@ def elect(
 
 def _weigh(matches: Sequence[Match]) -> list[Voter]:
     voters, weight, before = [], 1.0, matches[0][0]
-    for length, _, place, log in matches:
+    for length, _, position, log in matches:
         if length != before:
             weight *= REACH ** (length - before)
             before = length
-        voters.append((weight, place, log))
+        voters.append((weight, position, log))
         weight *= FADE
     return voters
 
 
-def _chorus(voters: list[Voter], step: int, most: int) -> "array[int]":
-    """What all of them say from `step` places on."""
-    _, place, log = voters[0]
-    words = log[place + step : place + step + most]
-    for _, place, log in voters[1:]:
-        others = log[place + step : place + step + most]
-        if others != words:
-            words = words[: common_prefix(words, others)]
-    return words
+def _unanimous(voters: list[Voter], step: int, limit: int) -> "array[int]":
+    """The tokens that all of them vote for from `step` positions on."""
+    _, position, log = voters[0]
+    tokens = log[position + step : position + step + limit]
+    for _, position, log in voters[1:]:
+        others = log[position + step : position + step + limit]
+        if others != tokens:
+            tokens = tokens[: common_prefix(tokens, others)]
+    return tokens
 
 
 def _camps(voters: list[Voter], step: int) -> list[Camp]:
-    """The tokens voted for `step` places on, heaviest first; equals in the order of their voters."""
+    """The tokens voted for `step` positions on, heaviest first; equals in the order of their voters."""
     camps: dict[int, list[Voter]] = {}
     for voter in voters:
-        _, place, log = voter
-        token = log[place + step]
+        _, position, log = voter
+        token = log[position + step]
         if token != SEPARATOR:
             camps.setdefault(token, []).append(voter)
     with_chances = [(sum([voter[0] for voter in camp]), token, camp, None) for token, camp in camps.items()]
     return sorted(with_chances, key=itemgetter(0), reverse=True)
 
 
-def _sung(words: "array[int]", at: Cursor) -> "array[int]":
-    """The words up to the first that cannot be taken; moves the cursor behind them."""
-    for i, token in enumerate(words):
+def _valid_prefix(tokens: "array[int]", at: Cursor) -> "array[int]":
+    """The tokens up to the first that is not grammar-valid; moves the cursor past them."""
+    for i, token in enumerate(tokens):
         if at.finished or token == SEPARATOR or not at.advance(token):
-            return words[:i]
-    return words
+            return tokens[:i]
+    return tokens
 
 
-def _legal(camps: list[Camp], at: Cursor) -> list[Camp]:
-    """Those whose token can be taken, each with a cursor of its own behind it."""
+def _valid(camps: list[Camp], at: Cursor) -> list[Camp]:
+    """Those whose token is grammar-valid, each with a cursor of its own after it."""
     if at.finished:
         return []
     forks = [at.fork() for _ in camps]

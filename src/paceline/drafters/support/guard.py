@@ -20,11 +20,11 @@ def guarded(drafter: Drafter, consequence: str) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        place = origin(problem)
+        where = origin(problem)
         logged = _failures.setdefault(drafter, set())
-        if place not in logged:
-            logged.add(place)
-            log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, _message(problem), place)
+        if where not in logged:
+            logged.add(where)
+            log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, _message(problem), where)
         log.debug("drafter %s failed", drafter.name, exc_info=problem)
 
 

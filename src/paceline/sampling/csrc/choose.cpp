@@ -1,7 +1,8 @@
-// The token of one row of logits: the same one that choose(law(...)) gives, without making the law.
+// The token of one row of logits: the one that choose(distribution(...)) gives, without making the distribution.
 //
 // A token's depth is how many nats it lies below the best, after temperature; its weight is exp(-depth).
-// What is kept of a row is said by one `Edge`. Then the kept tokens race: the largest noise - depth wins.
+// One `Cutoff` stands for top-k, top-p and min-p. Among the tokens it keeps the largest noise - depth wins
+// (the Gumbel-max trick).
 
 #include <cmath>
 
@@ -11,8 +12,8 @@
 namespace {
 
 constexpr int64_t CHUNK = 4096;      // tokens with one maximum
-constexpr double MOST_NOISE = 22.9;  // no noise is larger
-constexpr int64_t NONE_ALLOWED = -1, NO_MEMORY = -2;  // in the place of a token: as in native.py
+constexpr double MAX_NOISE = 22.9;  // no noise is larger
+constexpr int64_t NONE_ALLOWED = -1, NO_MEMORY = -2;  // instead of a token: as in native.py
 
 struct Settings {             // filled in by native.py, field by field
     double top_p;             // 1: off
@@ -31,7 +32,7 @@ struct Key {
     uint32_t high, low;
 };
 
-struct Row {  // what is chosen from: every token, or some
+struct Row {  // the candidates: every token, or some
     const float* x;      // [n]
     const int64_t* ids;  // [n] ascending; null: the token at i is i
     int64_t n;
@@ -72,29 +73,29 @@ int64_t best_of(const float* x, int64_t n) {
 
 // ---- bias, mask, penalties
 
-struct Text {  // what stands before the row
+struct Text {  // prompt and output before the row
     const int64_t* tokens;
     int64_t length;
     int64_t spoken;  // where the output begins
 };
 
-void penalise(float* x, const Row& row, const Settings& s, const Text& text, std::vector<int32_t>& said) {
-    hold(said, row.n);
+void penalise(float* x, const Row& row, const Settings& s, const Text& text, std::vector<int32_t>& counts) {
+    hold(counts, row.n);
     const auto each = [&](int64_t first, auto&& visit) {
         for (int64_t i = first; i < text.length; i++)
             if (const int64_t at = row.at(text.tokens[i]); at >= 0) visit(at);
     };
     if (s.repetition != 1) {
         each(0, [&](int64_t t) {
-            if (said[t]++ == 0) x[t] = x[t] > 0 ? x[t] / s.repetition : x[t] * s.repetition;
+            if (counts[t]++ == 0) x[t] = x[t] > 0 ? x[t] / s.repetition : x[t] * s.repetition;
         });
-        each(0, [&](int64_t t) { said[t] = 0; });
+        each(0, [&](int64_t t) { counts[t] = 0; });
     }
     if (s.presence != 0 || s.frequency != 0) {
-        each(text.spoken, [&](int64_t t) { said[t]++; });
+        each(text.spoken, [&](int64_t t) { counts[t]++; });
         each(text.spoken, [&](int64_t t) {
-            if (said[t] > 0) x[t] -= static_cast<float>(s.presence + s.frequency * said[t]);
-            said[t] = 0;
+            if (counts[t] > 0) x[t] -= static_cast<float>(s.presence + s.frequency * counts[t]);
+            counts[t] = 0;
         });
     }
 }
@@ -114,7 +115,7 @@ Row processed(const Row& row, const Settings& s, const Text& text, Scratch& own)
     float* x = own.row.data();
     for (int64_t i = 0; i < s.biased; i++)
         if (const int64_t at = row.at(s.bias_ids[i]); at >= 0) x[at] += s.biases[i];
-    if (penalised) penalise(x, row, s, text, own.said);
+    if (penalised) penalise(x, row, s, text, own.counts);
     return {x, row.ids, row.n};
 }
 
@@ -130,7 +131,7 @@ int64_t best_allowed(Row& row, const uint32_t* mask, int64_t top, Scratch& own) 
 
 // ---- depths
 
-inline void depths_of_block(const float* x, float top, float per_temperature, float* depth, uint32_t& least) {
+inline void depths_of_block(const float* x, float top, float per_temperature, float* depth, uint32_t& lowest_bits) {
     int32_t lowest = std::numeric_limits<int32_t>::max();
     for (int64_t j = 0; j < BLOCK; j++) {
         const float d = (top - x[j]) * per_temperature + 0.0f;  // and no zero has a sign
@@ -138,35 +139,35 @@ inline void depths_of_block(const float* x, float top, float per_temperature, fl
         const auto bits = static_cast<int32_t>(bits_of(depth[j]));  // of floats >= 0: in the floats' order
         lowest = bits < lowest ? bits : lowest;
     }
-    least = static_cast<uint32_t>(lowest);
+    lowest_bits = static_cast<uint32_t>(lowest);
 }
 
 FOR_EACH_MACHINE void depths_of(const float* x, int64_t n, float top, float per_temperature, float* depth,
-                                uint32_t* least) {
+                                uint32_t* lowest) {
     const int64_t whole = n / BLOCK;
     for (int64_t b = 0; b < whole; b++)
-        depths_of_block(x + b * BLOCK, top, per_temperature, depth + b * BLOCK, least[b]);
+        depths_of_block(x + b * BLOCK, top, per_temperature, depth + b * BLOCK, lowest[b]);
     if (n % BLOCK) {
         float rest[BLOCK];
         std::fill(rest, rest + BLOCK, -INF);
         std::copy(x + whole * BLOCK, x + n, rest);
-        depths_of_block(rest, top, per_temperature, depth + whole * BLOCK, least[whole]);
+        depths_of_block(rest, top, per_temperature, depth + whole * BLOCK, lowest[whole]);
     }
 }
 
-// ---- what is kept of a row
+// ---- top-k, top-p, min-p
 
-Edge edge_of(Scratch& own, int64_t length, const Settings& s) {
-    Edge edge{FAR, length};
+Cutoff cutoff_of(Scratch& own, int64_t length, const Settings& s) {
+    Cutoff cutoff{FAR, length};
     const bool some = s.top_k > 0 && s.top_k < length;
-    if (some) edge = nearest(own, length, s.top_k, edge, true);
+    if (some) cutoff = nearest(own, length, s.top_k, cutoff, true);
     if (s.top_p < 1) {
         const int64_t total =
-            some ? gather(own, length, FAR, edge, false) : total_weight(own.depth.data(), length);
-        edge = nearest(own, length, s.top_p * static_cast<double>(total), edge, false);
+            some ? gather(own, length, FAR, cutoff, false) : total_weight(own.depth.data(), length);
+        cutoff = nearest(own, length, s.top_p * static_cast<double>(total), cutoff, false);
     }
-    if (s.min_p_depth < edge.depth) edge = {s.min_p_depth, length};
-    return edge;
+    if (s.min_p_depth < cutoff.depth) cutoff = {s.min_p_depth, length};
+    return cutoff;
 }
 
 // ---- the race
@@ -196,10 +197,10 @@ inline float bar_of(double score) { return static_cast<float>(std::exp(-score) *
 
 // The next block, from b on, in which a token no deeper than the limit may reach the bar. ids: null, or of all
 // tokens in whole blocks; a block that is not whole is not looked into.
-FOR_EACH_MACHINE int64_t next_block(const float* depth, const uint32_t* least, const int64_t* ids, int64_t n,
+FOR_EACH_MACHINE int64_t next_block(const float* depth, const uint32_t* lowest, const int64_t* ids, int64_t n,
                                     int64_t b, int64_t blocks, uint32_t limit, Key key, float bar) {
     for (; b < blocks; b++) {
-        if (least[b] > limit) continue;
+        if (lowest[b] > limit) continue;
         const int64_t first = b * BLOCK, end = first + BLOCK;
         int32_t any = ids != nullptr && end > n;
         if (ids == nullptr) {
@@ -219,12 +220,12 @@ struct Leader {
     double score;
 };
 
-void race_of(const Scratch& own, const Row& row, int64_t first, int64_t end, Edge edge, Key key,
+void race_of(const Scratch& own, const Row& row, int64_t first, int64_t end, Cutoff cutoff, Key key,
              Leader& leader) {
     float bar = bar_of(leader.score);
     for (int64_t at = first; at < end; at++) {
         const float depth = own.depth[at];
-        const bool kept = depth < edge.depth || (depth == edge.depth && at <= edge.last);
+        const bool kept = depth < cutoff.depth || (depth == cutoff.depth && at <= cutoff.last);
         const uint32_t bits = noise_bits(static_cast<uint32_t>(row.id(at)), key);
         if (!kept || !may_reach(depth, bits, bar)) continue;
         const double score = noise_of(bits) - depth;
@@ -234,32 +235,32 @@ void race_of(const Scratch& own, const Row& row, int64_t first, int64_t end, Edg
     }
 }
 
-int64_t race(const Scratch& own, const Row& row, int64_t top, Edge edge, Key key) {
+int64_t race(const Scratch& own, const Row& row, int64_t top, Cutoff cutoff, Key key) {
     const uint32_t bits = noise_bits(static_cast<uint32_t>(row.id(top)), key);
     Leader leader{top, noise_of(bits) - own.depth[top]};
     if (row.n <= FEW) {
-        race_of(own, row, 0, row.n, edge, key, leader);
+        race_of(own, row, 0, row.n, cutoff, key, leader);
         return leader.at;
     }
     const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
     for (int64_t b = 0;; b++) {
-        const float reach = std::min(edge.depth, static_cast<float>(MOST_NOISE - leader.score));
-        b = next_block(own.depth.data(), own.least.data(), row.ids, row.n, b, blocks, bits_of(reach), key,
+        const float reach = std::min(cutoff.depth, static_cast<float>(MAX_NOISE - leader.score));
+        b = next_block(own.depth.data(), own.lowest.data(), row.ids, row.n, b, blocks, bits_of(reach), key,
                        bar_of(leader.score));
         if (b == blocks) return leader.at;
-        race_of(own, row, b * BLOCK, std::min((b + 1) * BLOCK, row.n), edge, key, leader);
+        race_of(own, row, b * BLOCK, std::min((b + 1) * BLOCK, row.n), cutoff, key, leader);
     }
 }
 
-int64_t drawn(const Row& row, int64_t top, const Settings& s, Key key, Scratch& own) {
+int64_t sampled(const Row& row, int64_t top, const Settings& s, Key key, Scratch& own) {
     const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
     hold(own.depth, blocks * BLOCK);
-    hold(own.least, blocks);
+    hold(own.lowest, blocks);
     hold(own.near, blocks * BLOCK);
     hold(own.level, blocks * BLOCK);
     hold(own.weight, blocks * BLOCK);
-    depths_of(row.x, row.n, row.x[top], s.per_temperature, own.depth.data(), own.least.data());
-    return race(own, row, top, edge_of(own, row.n, s), key);
+    depths_of(row.x, row.n, row.x[top], s.per_temperature, own.depth.data(), own.lowest.data());
+    return race(own, row, top, cutoff_of(own, row.n, s), key);
 }
 
 }  // namespace
@@ -282,20 +283,20 @@ extern "C" int64_t paceline_choose(const float* logits, int64_t vocab, const Set
     row = processed(row, *settings, {text, length, spoken}, own);
     int64_t top = best_of(row.x, row.n);
     if (mask != nullptr && !few && !(greedy && allows(mask, top))) top = best_allowed(row, mask, top, own);
-    if (!greedy && std::isfinite(row.x[top])) top = drawn(row, top, *settings, {key_high, key_low}, own);
+    if (!greedy && std::isfinite(row.x[top])) top = sampled(row, top, *settings, {key_high, key_low}, own);
     return row.id(top);
 } catch (...) {
     return NO_MEMORY;
 }
 
-// The place of the token where the row is of some tokens only, ids [n] ascending; nothing is asked of the text.
+// The index of the token in a row of some tokens only, ids [n] ascending; there are no penalties.
 extern "C" int64_t paceline_choose_among(const float* logits, const int64_t* ids, int64_t n, const Settings* settings,
                                          uint32_t key_high, uint32_t key_low) try {
     thread_local Scratch own;
     const Row row = processed({logits, ids, n}, *settings, {nullptr, 0, 0}, own);
     const int64_t top = best_of(row.x, row.n);
     if (settings->per_temperature == 0 || !std::isfinite(row.x[top])) return top;
-    return drawn(row, top, *settings, {key_high, key_low}, own);
+    return sampled(row, top, *settings, {key_high, key_low}, own);
 } catch (...) {
     return NO_MEMORY;
 }

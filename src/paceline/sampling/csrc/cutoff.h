@@ -1,6 +1,5 @@
-// Which tokens of a row are kept. Top-k, top-p and min-p each keep the least deep tokens, of equally deep
-// ones the lowest ids, so that an `Edge` says it all. A row may be of some tokens only; its places are in the
-// order of their ids.
+// Top-k, top-p and min-p of a row. Each keeps the least deep tokens, of equally deep ones the lowest ids, so that
+// one `Cutoff` stands for all three. A row may be of some tokens only; its indices are in the order of their ids.
 
 #pragma once
 
@@ -12,9 +11,9 @@
 namespace {
 
 constexpr int64_t BLOCK = 64;                           // tokens looked at together
-constexpr float DEPTHS[] = {3, 6, 9, 12, 16, 20, FAR};  // tried in turn: the edge mostly lies near the top
+constexpr float DEPTHS[] = {3, 6, 9, 12, 16, 20, FAR};  // tried in this order: the cutoff mostly lies near the top
 
-struct Edge {  // tokens less deep are kept, and those as deep up to this place
+struct Cutoff {  // keeps tokens less deep, and those as deep up to this index
     float depth;
     int64_t last;
 };
@@ -22,11 +21,11 @@ struct Edge {  // tokens less deep are kept, and those as deep up to this place
 struct Scratch {  // of one thread; grows to the longest row it has seen
     std::vector<int64_t> ids;      // [FEW + 1] the first allowed ones, where there is a mask
     std::vector<float> row;        // [n] the logits, where something changed them
-    std::vector<int32_t> said;     // [n] all zero between calls
+    std::vector<int32_t> counts;    // [n] all zero between calls
     std::vector<float> depth;      // [blocks * BLOCK] at most FAR, which is what lies beyond the row
-    std::vector<uint32_t> least;   // [blocks] the bits of the least depth in each
+    std::vector<uint32_t> lowest;  // [blocks] the bits of the least depth in each
     int64_t gathered;              // how many tokens the rest is about
-    std::vector<int64_t> near;     // [blocks * BLOCK] their places, ascending
+    std::vector<int64_t> near;     // [blocks * BLOCK] their indices, ascending
     std::vector<uint32_t> level;   // likewise, the bits of their depths
     std::vector<int64_t> weight;   // likewise, what they weigh
 };
@@ -51,24 +50,24 @@ FOR_EACH_MACHINE int64_t weigh(const uint32_t* level, int64_t* weight, int64_t n
     return sum;
 }
 
-FOR_EACH_MACHINE int64_t weight_up_to(uint32_t edge, const uint32_t* level, const int64_t* weight,
+FOR_EACH_MACHINE int64_t weight_up_to(uint32_t cutoff, const uint32_t* level, const int64_t* weight,
                                       int64_t n) {
     int64_t sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += level[i] <= edge ? weight[i] : 0;
+    for (int64_t i = 0; i < n; i++) sum += level[i] <= cutoff ? weight[i] : 0;
     return sum;
 }
 
-// Gathers the tokens down to a depth that the edge keeps; returns what they weigh together.
-int64_t gather(Scratch& own, int64_t length, float deepest, Edge edge, bool counted) {
+// Gathers the tokens down to a depth that the cutoff keeps; returns what they weigh together.
+int64_t gather(Scratch& own, int64_t length, float deepest, Cutoff cutoff, bool counted) {
     int64_t n = 0;
-    const uint32_t limit = bits_of(std::min(deepest, edge.depth));
+    const uint32_t limit = bits_of(std::min(deepest, cutoff.depth));
     for (int64_t first = 0; first < length; first += BLOCK) {
-        if (own.least[first / BLOCK] > limit) continue;
+        if (own.lowest[first / BLOCK] > limit) continue;
         for (int64_t i = first; i < std::min(first + BLOCK, length); i++) {
             const float depth = own.depth[i];
             own.near[n] = i;
             own.level[n] = bits_of(depth);
-            n += (bits_of(depth) <= limit) & ((depth != edge.depth) | (i <= edge.last));  // without a branch
+            n += (bits_of(depth) <= limit) & ((depth != cutoff.depth) | (i <= cutoff.last));  // without a branch
         }
     }
     own.gathered = n;
@@ -91,16 +90,16 @@ int64_t narrow(Scratch& own, int64_t n, uint32_t low, uint32_t high, int64_t& ab
     return kept;
 }
 
-// The edge of the fewest gathered tokens that weigh as much as wanted, which all of them do.
-Edge edge_of_gathered(Scratch& own, double wanted) {
+// The cutoff of the fewest gathered tokens whose weight reaches the target, as that of all of them does.
+Cutoff cutoff_of_gathered(Scratch& own, double target) {
     int64_t n = own.gathered;
-    uint32_t low = 0, high = bits_of(FAR);  // the edge's level is in low..high
+    uint32_t low = 0, high = bits_of(FAR);  // the cutoff's level is in low..high
     int64_t above = 0;                      // what the tokens that were dropped for being less deep weigh
     while (low < high) {
         for (int step = 0; step < 4 && low < high; step++) {
             const uint32_t middle = low + (high - low) / 2;
             const int64_t reached = above + weight_up_to(middle, own.level.data(), own.weight.data(), n);
-            if (static_cast<double>(reached) >= wanted)
+            if (static_cast<double>(reached) >= target)
                 high = middle;
             else
                 low = middle + 1;
@@ -108,16 +107,16 @@ Edge edge_of_gathered(Scratch& own, double wanted) {
         n = narrow(own, n, low, high, above);
     }
     const int64_t each = own.weight[0];  // the n tokens left are equally deep
-    int64_t spare = 0;                   // of them, those before the last that is wanted
-    while (spare < n - 1 && static_cast<double>(above + each * (spare + 1)) < wanted) spare++;
+    int64_t spare = 0;                   // of them, those before the last that is needed
+    while (spare < n - 1 && static_cast<double>(above + each * (spare + 1)) < target) spare++;
     const auto is_last = [&](int64_t at) { return bits_of(own.depth[at]) == low && spare-- == 0; };
     return {float_of(low), *std::find_if(own.near.begin(), own.near.begin() + own.gathered, is_last)};
 }
 
-Edge nearest(Scratch& own, int64_t length, double wanted, Edge edge, bool counted) {
+Cutoff nearest(Scratch& own, int64_t length, double target, Cutoff cutoff, bool counted) {
     for (const float depth : DEPTHS)
-        if (static_cast<double>(gather(own, length, depth, edge, counted)) >= wanted) break;
-    return edge_of_gathered(own, wanted);
+        if (static_cast<double>(gather(own, length, depth, cutoff, counted)) >= target) break;
+    return cutoff_of_gathered(own, target);
 }
 
 }  // namespace

@@ -24,24 +24,24 @@ int64_t next_word(const uint32_t* mask, int64_t w, int64_t words) {
     return w;
 }
 
-// Writes the first allowed ids, at most `most`; returns how many.
-int64_t first_allowed(const uint32_t* mask, int64_t vocab, int64_t* ids, int64_t most) {
+// Writes the first allowed ids, at most `limit`; returns how many.
+int64_t first_allowed(const uint32_t* mask, int64_t vocab, int64_t* ids, int64_t limit) {
     const int64_t words = (vocab + WORD - 1) / WORD;
     int64_t n = 0;
     for (int64_t w = next_word(mask, 0, words); w < words; w = next_word(mask, w + 1, words))
         for (uint32_t word = mask[w]; word != 0; word &= word - 1) {
             const int64_t id = w * WORD + __builtin_ctz(word);
-            if (n == most || id >= vocab) return n;
+            if (n == limit || id >= vocab) return n;
             ids[n++] = id;
         }
     return n;
 }
 
 inline void forbid_in_word(const float* x, uint32_t word, int64_t n, float* out) {
-    float kept[WORD] = {};
-    std::memcpy(kept, x, n * sizeof(float));
-    for (uint32_t j = 0; j < WORD; j++) kept[j] = word >> j & 1 ? kept[j] : -INF;
-    std::memcpy(out, kept, n * sizeof(float));
+    float allowed[WORD] = {};
+    std::memcpy(allowed, x, n * sizeof(float));
+    for (uint32_t j = 0; j < WORD; j++) allowed[j] = word >> j & 1 ? allowed[j] : -INF;
+    std::memcpy(out, allowed, n * sizeof(float));
 }
 
 // The row with -INF where a token is not allowed. It may be written where it is read.

@@ -27,6 +27,8 @@ FLAGS: Final = {
     "avx2": AVX2,
     "portable": ("-O1",),  # it is slow either way, and builds in a third of the time
 }
+VECTOR_CODE: Final = ("decoder", "block_head", "block_head_sample")  # compiled for the path
+PLAIN_CODE: Final = ("pack", "checksum")  # the same on all
 CHOICES: Final = ("auto", "avx512", "avx2", "portable", "torch")
 
 # Packed formats and encodings, in the order of formats.h and pack.cpp.
@@ -143,7 +145,7 @@ class Filling(c.Structure):
 class Chain(c.Structure):
     _fields_ = (
         *((name, c.c_void_p) for name in ("base", "hidden")),
-        *((name, c.c_int32) for name in ("place", "previous", "steps", "reserved")),
+        *((name, c.c_int32) for name in ("slot", "previous", "steps", "reserved")),
         *((name, c.c_void_p) for name in ("choose", "settings", "keys")),
     )
 
@@ -189,24 +191,32 @@ def best_path(choice: str) -> str | None:
     return next((path for path in wanted if hardware.has(NEEDS[path])), None)
 
 
+def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:
+    """Name, compilations and headers of the library for one path."""
+    flags = f"-DPACELINE_PATH={path}", *FLAGS[path]
+    units = [
+        *(native_build.Unit(FOLDER / f"{name}.cpp", flags) for name in VECTOR_CODE),
+        *(native_build.Unit(FOLDER / f"{name}.cpp") for name in PLAIN_CODE),
+    ]
+    return f"forward-{path}", units, sorted(FOLDER.glob("*.h"))
+
+
+def build(path: str, extra: tuple[str, ...] = ()) -> Path:
+    """The library's file, compiled unless it is in the cache. extra: more flags, such as a sanitizer's."""
+    return native_build.library(*_sources(path), extra)
+
+
 @cache
 def load(path: str, extra: tuple[str, ...] = ()) -> c.CDLL:
-    """Raises NotCompiled where it cannot be built. extra: more flags, as for a build with sanitizers."""
-    units = [
-        native_build.Unit(FOLDER / "decoder.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        native_build.Unit(FOLDER / "block_head.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        native_build.Unit(FOLDER / "block_head_sample.cpp", (f"-DPACELINE_PATH={path}", *FLAGS[path])),
-        native_build.Unit(FOLDER / "pack.cpp"),
-        native_build.Unit(FOLDER / "checksum.cpp"),
-    ]
-    library = native_build.load(f"forward-{path}", units, sorted(FOLDER.glob("*.h")), extra)
+    """Raises NotCompiled where it cannot be built. extra: see `build`."""
+    library = native_build.load(*_sources(path), extra)
     _check_layout(library)
-    library.paceline_team.restype = c.c_void_p
-    library.paceline_team.argtypes = (c.c_int,)
-    library.paceline_disband.restype = None
-    library.paceline_disband.argtypes = (c.c_void_p,)
-    library.paceline_fetch_no_more.restype = None
-    library.paceline_fetch_no_more.argtypes = (c.c_void_p,)
+    library.paceline_pool_open.restype = c.c_void_p
+    library.paceline_pool_open.argtypes = (c.c_int,)
+    library.paceline_pool_close.restype = None
+    library.paceline_pool_close.argtypes = (c.c_void_p,)
+    library.paceline_pool_stop_prefetching.restype = None
+    library.paceline_pool_stop_prefetching.argtypes = (c.c_void_p,)
     library.paceline_block_open.restype = c.c_void_p
     library.paceline_block_open.argtypes = (c.POINTER(BlockModel), c.c_void_p)
     library.paceline_block_close.restype = None

@@ -16,10 +16,10 @@ class ThreadPool:
     def __init__(self, path: str, threads: int) -> None:
         self.path = path
         self.lib = library.load(path)
-        self.handle = self.lib.paceline_team(threads)
+        self.handle = self.lib.paceline_pool_open(threads)
         if not self.handle:
             raise ModelError("the native engine could not start its threads: give fewer of them")
-        weakref.finalize(self, self.lib.paceline_disband, self.handle).atexit = False
+        weakref.finalize(self, self.lib.paceline_pool_close, self.handle).atexit = False
         self.held: object = None  # the weights that threads fetch while nobody has work for them
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
@@ -35,7 +35,7 @@ class ThreadPool:
 
     def stop_prefetching(self) -> None:
         if os.getpid() == self._process:  # in a forked one its threads are not there
-            self.lib.paceline_fetch_no_more(self.handle)
+            self.lib.paceline_pool_stop_prefetching(self.handle)
 
 
 _POOLS: Final = weakref.WeakSet[ThreadPool]()

@@ -1,4 +1,4 @@
-"""The JSON of one tool call: its name, and its arguments just as they are written."""
+"""The JSON of one tool call: its name, and its arguments exactly as written."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 _STRING: Final = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 _GAP: Final = r"[ \t\r\n]*"
-CALL_HEAD: Final = re.compile(  # all of a call before its arguments, in the usual order; the name is group 1
+CALL_HEAD: Final = re.compile(  # a call up to its arguments, in the usual order; group 1 is the name
     rf'\{{{_GAP}(?:"(?:type|id)"{_GAP}:{_GAP}"[^"\\]*"{_GAP},{_GAP})*"name"{_GAP}:{_GAP}({_STRING}){_GAP},'
     rf'{_GAP}"(?:arguments|parameters)"{_GAP}:{_GAP}'
 )
@@ -20,21 +20,21 @@ def decoded_name(written: str) -> str | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """No half of a surrogate pair: what \\ud800 in JSON gives cannot be sent as UTF-8."""
+    """No lone surrogate, such as \\ud800 in JSON: it cannot be encoded as UTF-8."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _members(written: str) -> dict[str, tuple[Any, str]]:
     """An object's members: each value, and the text it was read from."""
-    found: dict[str, tuple[Any, str]] = {}
+    members: dict[str, tuple[Any, str]] = {}
     at = 1
     while key := _KEY.match(written, at):
         value, at = _DECODER.raw_decode(written, key.end())
         name = json.loads(key[1], strict=False)
-        if name in found:
+        if name in members:
             raise ValueError("a member occurs twice")
-        found[name] = value, written[key.end() : at]
-    return found
+        members[name] = value, written[key.end() : at]
+    return members
 
 
 def read_call(written: str) -> tuple[str, str] | None:
@@ -42,8 +42,8 @@ def read_call(written: str) -> tuple[str, str] | None:
     try:
         members = _members(written)
         name, _ = members.get("name", (None, ""))
-        given = [members[key] for key in ("arguments", "parameters") if key in members]
-        value, text = given[0] if len(given) == 1 else (None, "")
+        values = [members[key] for key in ("arguments", "parameters") if key in members]
+        value, text = values[0] if len(values) == 1 else (None, "")
         if isinstance(value, str):  # JSON inside a string
             value, text = json.loads(value, strict=False), value
     except (ValueError, RecursionError):
@@ -62,7 +62,7 @@ def _is_strict(text: str) -> bool:
 
 
 def has_only_other_members(rest: str) -> bool:
-    """Whether what follows the arguments holds nothing of the call itself."""
+    """Whether the members after the arguments are neither name nor arguments."""
     try:
         return not {"name", "arguments", "parameters"} & _members(f'{{"": 0{rest}').keys()
     except ValueError:

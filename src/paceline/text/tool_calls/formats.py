@@ -1,4 +1,4 @@
-"""How each family of models writes tool calls."""
+"""Tool call formats of model families."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How one family of models writes tool calls."""
+    """The syntax of tool calls of one model family."""
 
     name: str
     trigger: str  # from this text on a message is tool calls

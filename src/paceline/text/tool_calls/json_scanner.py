@@ -1,4 +1,4 @@
-"""JSON one character at a time: where a value ends, and the first character that cannot be JSON."""
+"""An incremental JSON scanner: finds the end of a value, and the first character that is not JSON."""
 
 import re
 from collections.abc import Callable
@@ -8,13 +8,13 @@ _BLANK: Final = " \t\r\n"
 _ATOM: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ATOM_CHARACTERS: Final = frozenset("+-.0123456789eEtrufalsn")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
-# What json.loads reads without fail: it recurses into nested values, and limits the digits of a number.
+# Limits of json.loads, which recurses into nested values and limits the digits of a number.
 _MAX_DEPTH: Final = 100
 _MAX_ATOM: Final = 400
 
 
 class JsonScanner:
-    """Follows one JSON value. Control characters in strings are let through, as models write them."""
+    """Follows one JSON value. Control characters in strings are accepted: models write them."""
 
     def __init__(self) -> None:
         self._open: list[str] = []  # the bracket that closes each open object or list
@@ -25,7 +25,7 @@ class JsonScanner:
 
     @property
     def depth(self) -> int:
-        """How many objects and lists are open."""
+        """Open objects and lists."""
         return len(self._open)
 
     @property

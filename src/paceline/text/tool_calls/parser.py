@@ -100,7 +100,7 @@ class ToolCallParser:
         return events
 
     def flush(self) -> list[Event]:
-        """The rest, once no text follows."""
+        """The rest, at the end of the text."""
         self._last = True
         return self.push("")
 
@@ -152,10 +152,10 @@ class ToolCallParser:
 
     def _named(self) -> bool:
         """A bare name before its arguments."""
-        found = _NAMED.match(self._text) if self._format.name_marks else None
-        if found:
+        match = _NAMED.match(self._text) if self._format.name_marks else None
+        if match:
             self._wrapped = False
-            self._begin_call(found[1], found.end())
+            self._begin_call(match[1], match.end())
             return True
         if self._format.name_marks and not self._last and _NAMED_SO_FAR.fullmatch(self._text):
             return False
@@ -297,16 +297,16 @@ class ToolCallParser:
     def _is_cut_closing(self, rest: str) -> bool:
         return 0 < len(rest) < len(self._closing) and self._closing.startswith(rest)
 
-    def _break(self, problem: str) -> bool:
+    def _break(self, reason: str) -> bool:
         """No call begins here: what was taken for one is text, and may hold a call further on."""
         start = self._at - len(self._lead)
-        self._events.append(CallError(problem, start, start))
+        self._events.append(CallError(reason, start, start))
         self._emit_text(self._lead)
         return self._continue_as_prose()
 
-    def _break_off(self, problem: str) -> bool:
+    def _break_off(self, reason: str) -> bool:
         """A call that has begun goes no further."""
-        self._events.append(CallError(problem, self._begun_at, self._at))
+        self._events.append(CallError(reason, self._begun_at, self._at))
         return self._continue_as_prose()
 
     def _continue_as_prose(self) -> bool:
@@ -336,5 +336,5 @@ class ToolCallParser:
         return taken
 
     def _length(self, pattern: re.Pattern[str]) -> int:
-        found = pattern.match(self._text)
-        return found.end() if found else 0
+        match = pattern.match(self._text)
+        return match.end() if match else 0

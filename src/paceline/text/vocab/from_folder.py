@@ -54,14 +54,14 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError.unreadable(file, error) from error
     except ValueError as problem:
         raise CorruptModel(f"{file} is damaged ({problem}): fetch it again") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise CorruptModel(f"{file} is damaged (it holds no JSON object): fetch it again")
-    return found
+    return data
 
 
 def _content(token: Any) -> str | None:
@@ -71,7 +71,7 @@ def _content(token: Any) -> str | None:
 
 
 def _spelling(folder: Path, backend: Backend) -> tuple[Spelling, bool]:
-    """How tokens are spelled, and whether decoding drops a first space: both read off the decoder."""
+    """The spelling of tokens, and whether decoding drops a first space: both from the decoder."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     steps = state.get("decoders", [state])
     kinds = {step.get("type") for step in steps}
@@ -100,8 +100,8 @@ def _stated_ends(folder: Path) -> list[int]:
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     stated = config.get("chat_template")
     if isinstance(stated, list):  # several by name, such as default and tool_use
-        found = {str(t["name"]): str(t["template"]) for t in stated}
+        templates = {str(t["name"]): str(t["template"]) for t in stated}
     else:
-        found = {"default": stated} if isinstance(stated, str) else {}
+        templates = {"default": stated} if isinstance(stated, str) else {}
     file = folder / "chat_template.jinja"
-    return found | ({"default": file.read_text(encoding="utf-8")} if file.is_file() else {})
+    return templates | ({"default": file.read_text(encoding="utf-8")} if file.is_file() else {})

@@ -1,4 +1,4 @@
-"""What a model's files say about its tokens, whatever the files' format."""
+"""Vocabulary: tokens, their bytes and their roles, from any file format."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ END_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens, how they are spelled, and which of them mean something to the model."""
+    """Tokens, their spelling, and the special ones among them."""
 
     backend: Backend
     spelling: Spelling
@@ -37,14 +37,14 @@ class Vocabulary:
     control: frozenset[int]  # never text: begin, end, turn marks
     added: frozenset[int]  # matched whole in the text before anything else; holds `control`
     bos_id: int | None
-    adds_bos: bool  # whether a prompt begins with bos_id
+    adds_bos: bool  # a prompt begins with bos_id
     eos_ids: frozenset[int]
-    strips_first_space: bool  # a text was encoded with a space before it, which decoding takes away
-    names: Mapping[str, str]  # bos_token, eos_token ...: what templates call them
+    strips_first_space: bool  # encoding adds a space before the text, which decoding removes
+    names: Mapping[str, str]  # bos_token, eos_token ...: variables of templates
     templates: Mapping[str, str]  # by name; "default" is the usual one
 
     def piece(self, token: int) -> bytes:
-        """The bytes a token stands for: none if it is padding."""
+        """The bytes of a token: none if it is padding."""
         spelled = self.backend.id_to_token(token) if 0 <= token < 1 << 32 else None
         if spelled is None:
             return b""
@@ -56,25 +56,25 @@ class Vocabulary:
 def literal(backend: Backend) -> Backend:
     """A second backend on the same model for which control tokens are plain characters.
 
-    The switch belongs to a backend: turned while another thread encodes, it would change that one's tokens.
+    The flag belongs to a backend: changing it would affect other threads that are encoding.
     """
-    made = Backend(backend.model)
+    copy = Backend(backend.model)
     if backend.normalizer is not None:
-        made.normalizer = backend.normalizer
+        copy.normalizer = backend.normalizer
     if backend.pre_tokenizer is not None:
-        made.pre_tokenizer = backend.pre_tokenizer
+        copy.pre_tokenizer = backend.pre_tokenizer
     added = backend.get_added_tokens_decoder()
-    made.add_tokens([token for _, token in sorted(added.items())])
-    if {i: token.content for i, token in made.get_added_tokens_decoder().items()} != {
+    copy.add_tokens([token for _, token in sorted(added.items())])
+    if {i: token.content for i, token in copy.get_added_tokens_decoder().items()} != {
         i: token.content for i, token in added.items()
     }:
-        made = Backend.from_str(backend.to_str())  # ids with gaps between them, which adding cannot make
-    made.encode_special_tokens = True
-    return made
+        copy = Backend.from_str(backend.to_str())  # ids with gaps between them, which adding cannot make
+    copy.encode_special_tokens = True
+    return copy
 
 
 def end_tokens(backend: Backend, control: Iterable[int], stated: Iterable[int | None]) -> frozenset[int]:
-    """The tokens the files call the end, and the control tokens known to end a turn."""
+    """The end tokens of the files, and the control tokens known to end a turn."""
     known = {i for i in control if backend.id_to_token(i) in END_NAMES}
     return frozenset(known | {i for i in stated if i is not None})
 

@@ -1,4 +1,4 @@
-"""Requests and their rounds, kept until they are too old or too many."""
+"""The trace store: saves requests and rounds, and deletes those that are too old or too many."""
 
 import math
 import sqlite3

@@ -91,8 +91,8 @@ class Answers:
         return self.tokens[self.offsets[i] + self.prompt_lens[i] : self.offsets[i + 1]]
 
     def which(self, part: Part) -> NDArray[np.int64]:
-        wanted = {"training": ~self.held_out, "held out": self.held_out, "all": np.ones(len(self), bool)}
-        return np.flatnonzero(wanted[part])
+        masks = {"training": ~self.held_out, "held out": self.held_out, "all": np.ones(len(self), bool)}
+        return np.flatnonzero(masks[part])
 
     def answer_tokens(self, part: Part) -> NDArray[np.uint32]:
         """The tokens of the answers without prompts, concatenated."""

@@ -19,7 +19,7 @@ WORD: Final = 32  # tokens in one word of a mask
 
 Choose = Callable[
     [Tensor, Tensor, Tensor], Tensor
-]  # logits [slots, vocab], seeds and places [slots] -> tokens
+]  # logits [slots, vocab], seeds and output indices [slots] -> tokens
 
 
 def bytes_per_token(model: TrainDecoder) -> int:

@@ -1,4 +1,4 @@
-"""The target's answers as a draft model reads them while it serves: in its own tokens, by the same code."""
+"""The target's answers in the draft model's tokens, retokenized by the code that serves."""
 
 from paceline.drafters.draft_model.vocab_mapping import Retokenizer, SameVocab, TextRetokenizer, TokenizerPair
 from paceline.errors import UsageError
@@ -7,33 +7,37 @@ from paceline.train.data.dataset import Answers
 from paceline.types import common_prefix
 
 
-def same_words(draft: Tokenizer, target: Tokenizer) -> bool:
-    """Whether the draft model is served the target's tokens as they are."""
+def same_tokenizer(draft: Tokenizer, target: Tokenizer) -> bool:
+    """True if draft model and target share a tokenizer."""
     return draft.fingerprint == target.fingerprint
 
 
-def telling(draft: Tokenizer, target: Tokenizer, draft_size: int, target_size: int) -> Retokenizer:
-    """How the drafter `model` tells this draft model what the target said."""
-    if same_words(draft, target):
+def retokenizer_for(draft: Tokenizer, target: Tokenizer, draft_size: int, target_size: int) -> Retokenizer:
+    """The retokenizer that the drafter `model` uses for this pair."""
+    if same_tokenizer(draft, target):
         return SameVocab(draft_size, target_size)
     return TextRetokenizer(TokenizerPair(draft, target))
 
 
-def retold(answers: Answers, words: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
-    """In the draft model's tokens; an answer with a token that it does not have is left out.
+def retokenize(answers: Answers, retokenizer: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
+    """Retokenized answers; an answer with a token that the draft model lacks is left out.
 
     tokenizer: the draft model's fingerprint.
     """
-    pairs = [_one(answers, i, words) for i in range(len(answers))]
-    kept = [i for i, (prompt, said) in enumerate(pairs) if prompt and said and _fit(prompt, said, draft_size)]
-    if not kept:
+    pairs = [_one(answers, i, retokenizer) for i in range(len(answers))]
+    readable = [
+        i
+        for i, (prompt, answer) in enumerate(pairs)
+        if prompt and answer and _fit(prompt, answer, draft_size)
+    ]
+    if not readable:
         raise UsageError("the draft model can read none of the answers: use another draft model")
     return Answers.of(
-        [pairs[i][0] for i in kept],
-        [pairs[i][1] for i in kept],
-        sampled=answers.sampled[kept].tolist(),
-        held_out=answers.held_out[kept].tolist(),
-        constrained=answers.constrained[kept].tolist(),
+        [pairs[i][0] for i in readable],
+        [pairs[i][1] for i in readable],
+        sampled=answers.sampled[readable].tolist(),
+        held_out=answers.held_out[readable].tolist(),
+        constrained=answers.constrained[readable].tolist(),
         always=(),
         vocab_size=draft_size,
         target=answers.target,
@@ -41,18 +45,18 @@ def retold(answers: Answers, words: Retokenizer, draft_size: int, tokenizer: str
     )
 
 
-def _one(answers: Answers, i: int, words: Retokenizer) -> tuple[list[int], list[int]]:
-    """What is read before the answer, and the answer: told token by token, as it grows while it is served."""
+def _one(answers: Answers, i: int, retokenizer: Retokenizer) -> tuple[list[int], list[int]]:
+    """Prompt and answer, retokenized token by token, as the answer grows while it is served."""
     text, seq = answers.prompt(i).tolist(), f"answer {i}"
-    prompt = told = words.retokenize(seq, text)
+    prompt = tokens = retokenizer.retokenize(seq, text)
     for token in answers.answer(i).tolist():
         text.append(token)
-        told = words.retokenize(seq, text)
-    words.forget(seq)
-    same = common_prefix(prompt, told)
-    start = same if same == len(prompt) else same + 1  # no guess begins inside a token that spans both
-    return told[:start], told[start:]
+        tokens = retokenizer.retokenize(seq, text)
+    retokenizer.forget(seq)
+    same = common_prefix(prompt, tokens)
+    start = same if same == len(prompt) else same + 1  # no draft begins inside a token that spans both
+    return tokens[:start], tokens[start:]
 
 
-def _fit(prompt: list[int], said: list[int], size: int) -> bool:
-    return max(max(prompt), max(said)) < size
+def _fit(prompt: list[int], answer: list[int], size: int) -> bool:
+    return max(max(prompt), max(answer)) < size

@@ -13,14 +13,14 @@ from torch import Tensor
 from paceline.config import require_between, require_min, require_whole
 from paceline.train.config import Schedule
 from paceline.train.data.dataset import Batch
-from paceline.train.draft_model.model import DraftNet
+from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.optim import Optimizers, adamw
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import Batches, Report, TrainProgress, autocast, take_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TuneConfig(Schedule):
+class FinetuneConfig(Schedule):
     lora: int = 16  # rank of the adapters; 0: all weights are trained
     alpha: float = 0.0  # adapters are scaled by alpha / lora; 0: twice the rank
     distill: float = (
@@ -48,39 +48,43 @@ class TuneConfig(Schedule):
         return self.lr or (5e-4 if self.lora else 5e-5)
 
 
-def tune(
-    net: DraftNet,
+def finetune(
+    net: TrainableDraftModel,
     batches: Batches,
-    config: TuneConfig,
+    config: FinetuneConfig,
     folder: Path | None = None,
     report: Report = lambda _: None,
     teacher: TrainDecoder | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> TrainProgress:
-    """Trains the net in place. folder: where checkpoints go, and are found. teacher: the target."""
+    """Trains the net in place. folder: of the checkpoints, old and new. teacher: the target."""
     return take_steps(_Draft(net, config, teacher), batches, config, folder, report, clock=clock)
 
 
-def loss_of(net: DraftNet, batch: Batch, teacher: TrainDecoder | None = None, distill: float = 0.0) -> Tensor:
-    """The mean over the answers' tokens; what comes before every answer of the batch is only read."""
+def loss_of(
+    net: TrainableDraftModel, batch: Batch, teacher: TrainDecoder | None = None, distill: float = 0.0
+) -> Tensor:
+    """Mean over the answers' tokens. The common part of the prompts gets no gradients."""
     device = net.model.device
     tokens, own = batch.tokens.to(device), batch.loss_mask.to(device)
     first = int(own.int().argmax(1).min())  # where the earliest answer begins
-    start = max(0, first - 1)  # the row that guesses it
-    asked = own[:, start + 1 :]
-    logits = net.model.logits(net.hidden(tokens[:, :-1], start)[asked])
-    loss = F.cross_entropy(logits, tokens[:, start + 1 :][asked])
+    start = max(0, first - 1)  # the row that predicts it
+    own_next = own[:, start + 1 :]
+    logits = net.model.logits(net.hidden(tokens[:, :-1], start)[own_next])
+    loss = F.cross_entropy(logits, tokens[:, start + 1 :][own_next])
     if teacher is None or not distill:
         return loss
     _, final = teacher.features(tokens[:, :-1])
-    theirs = teacher.logits(final[:, start:][asked])
+    theirs = teacher.logits(final[:, start:][own_next])
     both = min(theirs.shape[-1], logits.shape[-1])
-    law, ours = (x[:, :both].log_softmax(-1) for x in (theirs, logits))
-    return (1 - distill) * loss + distill * F.kl_div(ours, law, log_target=True, reduction="batchmean")
+    target, draft = (x[:, :both].log_softmax(-1) for x in (theirs, logits))
+    return (1 - distill) * loss + distill * F.kl_div(draft, target, log_target=True, reduction="batchmean")
 
 
 class _Draft:
-    def __init__(self, net: DraftNet, config: TuneConfig, teacher: TrainDecoder | None) -> None:
+    def __init__(
+        self, net: TrainableDraftModel, config: FinetuneConfig, teacher: TrainDecoder | None
+    ) -> None:
         self._net, self._teacher, self._distill = net, teacher, config.distill
         self.device, self.weights = net.model.device, net.trained
         self.optimizers = Optimizers(adamw(list(net.trained.values()), config.top_lr, config.weight_decay))

@@ -1,4 +1,4 @@
-"""Low-rank additions to the matrices of a decoder: trained instead of it, and merged in the end."""
+"""LoRA (2106.09685): low-rank adapters of a decoder's matrices, merged into them after training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ MATRICES: Final = tuple(JOINED)
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
+class LoraAdapter:
     """Adds scale * up @ down to a matrix."""
 
     down: Tensor  # [rank, inputs]
-    up: Tensor  # [outputs, rank]; begins with zeros, so that nothing is added
+    up: Tensor  # [outputs, rank]; zero at first, so that nothing is added
     scale: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -28,31 +28,31 @@ class LowRank:
         return self.scale * (self.up @ self.down)
 
 
-def add_low_rank(
+def add_adapters(
     model: TrainDecoder, rank: int, alpha: float, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """To every matrix of every layer; gives what is to be trained, by name."""
+    """Adds adapters to every matrix of every layer; returns the trainable tensors by name."""
     trained: dict[str, Tensor] = {}
-    for place, layer, name in _matrices(model):
+    for name_prefix, layer, name in _matrices(model):
         rows, columns = layer.parts[name].shape
         bound = columns**-0.5
         down = (2 * torch.rand(rank, columns, generator=generator) - 1) * bound
-        made = LowRank(
+        made = LoraAdapter(
             down.to(model.device).requires_grad_(),
             torch.zeros(rows, rank, device=model.device, requires_grad=True),
             alpha / rank,
         )
         layer.added[name] = made
-        trained |= {f"{place}.{name}.down": made.down, f"{place}.{name}.up": made.up}
+        trained |= {f"{name_prefix}.{name}.down": made.down, f"{name_prefix}.{name}.up": made.up}
     return trained
 
 
 @torch.no_grad()
 def merge(model: TrainDecoder) -> None:
-    """Every addition becomes part of its matrix."""
+    """Merges every adapter into its matrix."""
     for _, layer, name in _matrices(model):
         added = layer.added.pop(name, None)
-        if isinstance(added, LowRank):
+        if isinstance(added, LoraAdapter):
             layer.parts[name] = layer.parts[name] + added.product()
 
 

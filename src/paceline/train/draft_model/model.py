@@ -1,31 +1,31 @@
-"""A draft model whose weights can be trained: all of them, or low-rank additions to its matrices."""
+"""A draft model with trainable weights: all of them, or LoRA adapters."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.weights.model_config import Weights
-from paceline.train.draft_model.lora import add_low_rank, merge
+from paceline.train.draft_model.lora import add_adapters, merge
 from paceline.train.train_decoder import JOINED, Attend, Rotation, TrainDecoder
 
 
-class DraftNet:
-    """Computes in float32; the weights it is made of stay as they are."""
+class TrainableDraftModel:
+    """Computes in float32; the given weights are not changed."""
 
     def __init__(
         self, weights: Weights, device: torch.device | str, rank: int = 0, alpha: float = 0.0, seed: int = 0
     ) -> None:
-        """rank: of the additions; 0: all weights are trained. alpha: they are scaled by alpha / rank."""
+        """rank: of the adapters; 0: all weights are trained. alpha: adapters are scaled by alpha / rank."""
         self.model = TrainDecoder(weights, device, torch.float32)
         self._of = weights
         if rank:
             generator = torch.Generator().manual_seed(seed)
-            self.trained = add_low_rank(self.model, rank, alpha, generator)
+            self.trained = add_adapters(self.model, rank, alpha, generator)
         else:
             self.trained = self._all_weights()
 
     def _all_weights(self) -> dict[str, Tensor]:
-        """Copies, which take the places of the weights."""
+        """Replaces the weights by trainable copies."""
         model, tied = self.model, self.model.head is self.model.embed
         model.embed, model.norm = _leaf(model.embed), _leaf(model.norm)
         model.head = model.embed if tied else _leaf(model.head)
@@ -38,21 +38,21 @@ class DraftNet:
     def hidden(self, tokens: Tensor, start: int = 0) -> Tensor:
         """tokens [b, n], right-padded -> final hidden states, normed [b, n - start, width].
 
-        No gradient goes through the first `start` tokens: they are read, and nothing is learned from them.
+        No gradient goes through the first `start` tokens.
         """
         model, length = self.model, tokens.shape[1]
-        turns = model.rotations(length)
+        rotations = model.rotations(length)
         if not start:
-            return model.run(tokens, turns, model.causal(length))[-1]
-        before = _Before()
+            return model.run(tokens, rotations, model.causal(length))[-1]
+        prompt = _PromptCache()
         with torch.no_grad():
-            model.run(tokens[:, :start], _rows(turns, 0, start), before.noting(model.causal(start)))
-        attend = before.beneath(model, start, length)
-        return model.run(tokens[:, start:], _rows(turns, start, length), attend)[-1]
+            model.run(tokens[:, :start], _rows(rotations, 0, start), prompt.recording(model.causal(start)))
+        attend = prompt.attention(model, start, length)
+        return model.run(tokens[:, start:], _rows(rotations, start, length), attend)[-1]
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:
-        """All weights under canonical names, additions merged; the net is of no further use for training."""
+        """All weights under canonical names, adapters merged; training cannot continue afterwards."""
         merge(self.model)
         found = {"embed": self.model.embed, "norm": self.model.norm}
         if "head" in self._of.tensors:
@@ -64,7 +64,7 @@ class DraftNet:
         return {name: tensor.detach() for name, tensor in found.items()}
 
     def _split(self, name: str, part: Tensor, layer: int) -> dict[str, Tensor]:
-        """What was joined to one product, apart again."""
+        """Splits joined matrices again."""
         joined, bias, _ = name.partition("_bias")
         if joined not in JOINED:
             return {name: part}
@@ -72,25 +72,25 @@ class DraftNet:
         return {n + bias: piece for n, piece in zip(JOINED[joined], torch.split(part, sizes), strict=True)}
 
 
-class _Before:
-    """Keys and values of the rows that were read first."""
+class _PromptCache:
+    """Keys and values of the prompt, computed without gradients."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def noting(self, attend: Attend) -> Attend:
-        def noted(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._kept[layer] = k, v
+    def recording(self, attend: Attend) -> Attend:
+        def record(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._layers[layer] = k, v
             return attend(layer, q, k, v)
 
-        return noted
+        return record
 
-    def beneath(self, model: TrainDecoder, start: int, length: int) -> Attend:
+    def attention(self, model: TrainDecoder, start: int, length: int) -> Attend:
         everything = model.visible(length)[start:]
         window = model.visible(length, model.shape.window)[start:] if any(model.shape.local_layers) else None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            old_k, old_v = self._kept[layer]
+            old_k, old_v = self._layers[layer]
             k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
             mask = window if model.local(layer) else everything
             return F.scaled_dot_product_attention(q, k, v, mask, scale=model.scale, enable_gqa=True)
@@ -98,8 +98,8 @@ class _Before:
         return attend
 
 
-def _rows(turns: tuple[Rotation, Rotation], start: int, stop: int) -> tuple[Rotation, Rotation]:
-    (cos, sin), (local_cos, local_sin) = turns
+def _rows(rotations: tuple[Rotation, Rotation], start: int, stop: int) -> tuple[Rotation, Rotation]:
+    (cos, sin), (local_cos, local_sin) = rotations
     return (cos[start:stop], sin[start:stop]), (local_cos[start:stop], local_sin[start:stop])
 
 

@@ -72,8 +72,8 @@ def soft_targets(batch: TrainBatch, head: Tensor, draft_ids: Tensor) -> SoftTarg
 def draft_metrics(right: Tensor, real: Tensor) -> dict[str, Tensor]:
     """Share of first tokens that are right, and tokens per pass. right, real: [b, a, block]."""
     started = real[:, :, 0].sum().clamp(min=1)
-    kept = right.float().cumprod(-1).sum() / started
-    return {"first": right[:, :, 0].sum() / started, "tokens_per_pass": 1 + kept}
+    accepted = right.float().cumprod(-1).sum() / started
+    return {"first": right[:, :, 0].sum() / started, "tokens_per_pass": 1 + accepted}
 
 
 def shift_left(x: Tensor, by: int) -> Tensor:

@@ -70,10 +70,10 @@ class BlockLoss:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """parts: their sum is the logits [r, draft_vocab] of the r positions that count. sure: [r]."""
         net, weights, real = self.net, self.weights, anchors.real
-        best, p = self._wanted(batch, anchors)
-        wanted = net.draft_index[best]
-        known = wanted < net.shape.draft_vocab
-        cross, apart, divergence, right = token_losses(*parts, p, wanted.clamp(max=net.shape.draft_vocab - 1))
+        best, p = self._targets(batch, anchors)
+        index = net.draft_index[best]
+        known = index < net.shape.draft_vocab
+        cross, apart, divergence, right = token_losses(*parts, p, index.clamp(max=net.shape.draft_vocab - 1))
         prefix = prefix_weights(torch.where(known, (-cross).exp(), 0.0).detach(), real, weights.smoothing)
         positions = torch.arange(net.shape.block, device=real.device).expand_as(real)[real]
         early = torch.exp(-positions / weights.decay)
@@ -85,27 +85,27 @@ class BlockLoss:
         all_right[real] = right & known
         return loss, draft_metrics(all_right, real)
 
-    def _wanted(self, batch: TrainBatch, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        wanted = soft_targets(batch, self.head, self.net.draft_ids)
-        rows = _after(wanted.index, anchors.at, self.net.shape.block, 0)[anchors.real]
-        return wanted.best[rows], wanted.probs[rows]
+    def _targets(self, batch: TrainBatch, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        targets = soft_targets(batch, self.head, self.net.draft_ids)
+        rows = _after(targets.index, anchors.at, self.net.shape.block, 0)[anchors.real]
+        return targets.best[rows], targets.probs[rows]
 
 
 @fused
 def token_losses(
-    base: Tensor, tie: Tensor, p: Tensor, wanted: Tensor
+    base: Tensor, tie: Tensor, p: Tensor, index: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Logits base + tie [r, v] against distributions p [r, v] and tokens wanted [r].
+    """Logits base + tie [r, v] against distributions p [r, v] and target tokens index [r].
 
     Each [r]: cross-entropy, total variation (with the mass outside the draft vocabulary), KL divergence, and
-    whether the likeliest token is the one wanted.
+    whether the likeliest token is the target.
     """
     logits = base.float() + tie.float()
     q = logits.log_softmax(-1)
-    cross = -q.gather(-1, wanted[:, None]).squeeze(-1)
+    cross = -q.gather(-1, index[:, None]).squeeze(-1)
     apart = 0.5 * ((p - q.exp()).abs().sum(-1) + 1 - p.sum(-1))
     divergence = (torch.xlogy(p, p) - p * q).sum(-1)
-    return cross, apart, divergence, logits.argmax(-1) == wanted
+    return cross, apart, divergence, logits.argmax(-1) == index
 
 
 def run_blocks(net: BlockHead, batch: TrainBatch, at: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,9 +92,9 @@ def _targets(net: EagleHead, batch: TrainBatch, head: Tensor) -> tuple[Tensor, T
 
     Only where the likeliest token is in the draft vocabulary, over which each is normalised.
     """
-    wanted = soft_targets(batch, head, net.draft_ids)
-    fits = net.draft_index[wanted.best] < net.shape.draft_vocab
+    targets = soft_targets(batch, head, net.draft_ids)
+    fits = net.draft_index[targets.best] < net.shape.draft_vocab
     number = torch.full_like(batch.tokens, -1)
-    number[wanted.index >= 0] = torch.where(fits, fits.cumsum(0) - 1, -1)
-    probs = wanted.probs[fits]
+    number[targets.index >= 0] = torch.where(fits, fits.cumsum(0) - 1, -1)
+    probs = targets.probs[fits]
     return probs / probs.sum(-1, keepdim=True), number

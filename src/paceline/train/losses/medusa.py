@@ -15,18 +15,18 @@ def medusa_loss(net: MedusaHead, batch: TrainBatch, decay: float = 0.8) -> tuple
     real = valid_starts(batch)  # and all tokens up to the drafted one are the target's own
     for i in range(net.shape.block):
         real = real & shift_left(batch.mask, 2 + i)
-        wanted = net.draft_index[shift_left(batch.tokens, 2 + i)]
-        counts = real & (wanted < net.shape.draft_vocab)
+        target_ids = net.draft_index[shift_left(batch.tokens, 2 + i)]
+        counts = real & (target_ids < net.shape.draft_vocab)
         right = torch.zeros_like(real)
         if counts.any():
-            loss, right[counts] = checkpointed(_head_loss, net, hidden[counts], i, wanted[counts])
+            loss, right[counts] = checkpointed(_head_loss, net, hidden[counts], i, target_ids[counts])
             total = total + decay**i * loss
         outcomes.append((right, real))
     right, real = (torch.stack(part, -1) for part in zip(*outcomes, strict=True))
     return total, draft_metrics(right, real)
 
 
-def _head_loss(net: MedusaHead, hidden: Tensor, i: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _head_loss(net: MedusaHead, hidden: Tensor, i: int, target_ids: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of head i, and which of its predictions [r] are right."""
     logits = net.logits(hidden, i)
-    return F.cross_entropy(logits, wanted), logits.argmax(-1) == wanted
+    return F.cross_entropy(logits, target_ids), logits.argmax(-1) == target_ids

@@ -65,10 +65,10 @@ def split(texts: Sequence[TrainingSample], config: OnlineTrainingConfig) -> Spli
         if text.answer_len >= MIN_ANSWER_TOKENS
     ]
     talks = [Conversation(({"role": "user", "content": t.opening},)) for t in texts]
-    kept = held_out(talks, config.held_out)
+    out_flags = held_out(talks, config.held_out)
     sides: tuple[list[TrainingSample], list[TrainingSample]] = ([], [])
     room = [config.train_tokens, config.eval_tokens]
-    for text, out in zip(reversed(texts), reversed(kept), strict=True):
+    for text, out in zip(reversed(texts), reversed(out_flags), strict=True):
         if len(text.tokens) <= room[out]:
             sides[out].append(text)
             room[out] -= len(text.tokens)

@@ -59,7 +59,7 @@ def refresh(
     served, began, texts = versions.serving(root), versions.current(root), parts.recorded()
     loaded = load(began.folder, pieces_of(model))
     net, card = loaded.net, loaded.card
-    most, block = min(EVAL_DRAFT, net.shape.block), net.shape.block
+    length, block = min(EVAL_DRAFT, net.shape.block), net.shape.block
     old = replay(drafter_of(net), model, texts, block, batch=REPLAY_BATCH)
     new: list[DraftOutcome] = []
     recipe = Recipe(_kind(card), net, loss_of(card.kind, net, model, config.anchors), card.calibration)
@@ -68,9 +68,9 @@ def refresh(
     with versions.making(root) as folder:
         data = {name: value for name, value in card.data.items() if name != "by_kind_of_text"}
         made = publish(folder, recipe, model, card.target, texts, data, card.weights, on_drafts=new.extend)
-        was, now = (acceptance(guesses, texts, most).tokens_per_pass[-1] for guesses in (old, new))
+        was, now = (acceptance(drafts, texts, length).tokens_per_pass[-1] for drafts in (old, new))
         result = {"drafter": root.name, "kind": card.kind, "before": was, "after": now}
-        passes = [passes_by_text(guesses, texts, most) for guesses in (old, new)]
+        passes = [passes_by_text(drafts, texts, length) for drafts in (old, new)]
         if now < was + config.min_gain or not saves(*passes):
             return {**result, "refused": "it is not clearly better on held-out conversations"}
         if versions.serving(root) != served:

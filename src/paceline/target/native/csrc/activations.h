@@ -84,9 +84,9 @@ public:
     PL_INLINE void quantise(int row, int g, Floats a, Floats b) {
         const Strip& strip = strips_[strip_of_[row]];
         size_t start = (size_t)strip.first * groups_, at = start + (size_t)g * strip.rows + (row - strip.first);
-        float most = highest(max(magnitude(a), magnitude(b)));
-        float scale = most / 127.0f;
-        Floats inverse = all(most > 0 ? 127.0f / most : 0.0f);
+        float peak = highest(max(magnitude(a), magnitude(b)));
+        float scale = peak / 127.0f;
+        Floats inverse = all(peak > 0 ? 127.0f / peak : 0.0f);
         Ints first = to_ints(in_range(a * inverse)), last = to_ints(in_range(b * inverse));
         store_signed_bytes(codes_.get() + at * kGroup, first);
         store_signed_bytes(codes_.get() + at * kGroup + 16, last);

@@ -12,19 +12,19 @@ constexpr float kHidden = -3e38f;  // the score of a key that a query must not s
 
 // What a query has gathered so far; a partial result is these two numbers, then head_dim weighted values.
 struct Partial {
-    float most;   // highest score
-    float total;  // sum of exp(score - most)
+    float top;    // highest score
+    float total;  // sum of exp(score - top)
 };
 
 // Scores of B queries with the keys of U sub-blocks.
 template <int B, int U>
-PL_INLINE void score_keys(const HeadCache& cache, Ahead* ahead, int sub, const float (*q)[kMostHeadDim],
+PL_INLINE void score_keys(const HeadCache& cache, Prefetcher* prefetcher, int sub, const float (*q)[kMaxHeadDim],
                           float (*scores)[kChunk], int at) {
     Floats a[B][U];
     const uint16_t *k[U], *later[U];
     for (int u = 0; u < U; ++u) {
         k[u] = cache.keys_of(sub + u);
-        later[u] = ahead ? ahead->while_reading(k[u]) : k[u];
+        later[u] = prefetcher ? prefetcher->while_reading(k[u]) : k[u];
     }
     _Pragma("GCC unroll 16") for (int b = 0; b < B; ++b)
         _Pragma("GCC unroll 4") for (int u = 0; u < U; ++u) a[b][u] = zeros();
@@ -45,13 +45,13 @@ PL_INLINE void score_keys(const HeadCache& cache, Ahead* ahead, int sub, const f
 
 // Scores to weights, in place; keys from `visible` on get none. padded: a multiple of 16.
 PL_INLINE Partial soften(float* scores, int visible, int padded) {
-    Floats most = all(kHidden);
+    Floats tops = all(kHidden);
     for (int t = 0; t < padded; t += kLanes) {
         Floats s = first_lanes(visible - t, load(scores + t), all(kHidden));
         store(scores + t, s);
-        most = max(most, s);
+        tops = max(tops, s);
     }
-    float top = highest(most);
+    float top = highest(tops);
     Floats total = zeros();
     for (int t = 0; t < padded; t += kLanes) {
         Floats p = first_lanes(visible - t, exponential(load(scores + t) - all(top)), zeros());
@@ -85,12 +85,12 @@ PL_INLINE void weigh_values(const HeadCache& cache, const uint16_t* const* later
         _Pragma("GCC unroll 4") for (int w = 0; w < W; ++w) store(out[b] + first + w * kLanes, a[b][w]);
 }
 
-// B queries over one chunk. visible[b]: how many of its keys query b sees; out[b]: head_dim floats. ahead: null
+// B queries over one chunk. visible[b]: how many of its keys query b sees; out[b]: head_dim floats. prefetcher: null
 // where the chunk was read before.
 template <int B>
-void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* const* q, const int* visible,
+void attend_chunk(const HeadCache& cache, Prefetcher* prefetcher, int chunk, const float* const* q, const int* visible,
                   Partial* partial, float* const* out) {
-    alignas(64) float scores[B][kChunk], near[B][kMostHeadDim];  // side by side, so that one pointer finds them
+    alignas(64) float scores[B][kChunk], near[B][kMaxHeadDim];  // side by side, so that one pointer finds them
     int keys = 0;
     for (int b = 0; b < B; ++b) {
         keys = std::max(keys, visible[b]);
@@ -99,13 +99,13 @@ void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* 
     const int subs = (keys + kSubBlock - 1) / kSubBlock, first = chunk * (kChunk / kSubBlock);
     int s = 0;
     for (; s + kWide <= subs; s += kWide)
-        score_keys<B, kWide>(cache, ahead, first + s, near, scores, s * kSubBlock);
-    for (; s < subs; ++s) score_keys<B, 1>(cache, ahead, first + s, near, scores, s * kSubBlock);
+        score_keys<B, kWide>(cache, prefetcher, first + s, near, scores, s * kSubBlock);
+    for (; s < subs; ++s) score_keys<B, 1>(cache, prefetcher, first + s, near, scores, s * kSubBlock);
     for (int b = 0; b < B; ++b) partial[b] = soften(scores[b], visible[b], subs * kSubBlock);
     const uint16_t* later[kChunk / kSubBlock];
     for (s = 0; s < subs; ++s) {
         later[s] = cache.values_of(first + s);
-        if (ahead) later[s] = ahead->while_reading(later[s]);
+        if (prefetcher) later[s] = prefetcher->while_reading(later[s]);
     }
     int d = 0;
     for (; d + kWide * kLanes <= cache.head_dim; d += kWide * kLanes)
@@ -115,14 +115,14 @@ void attend_chunk(const HeadCache& cache, Ahead* ahead, int chunk, const float* 
 
 // Joins a later chunk to what came before it.
 PL_INLINE void join(Partial& before, float* sums, const Partial& later, const float* more, int head_dim) {
-    float most = before.most > later.most ? before.most : later.most;
-    alignas(64) float pair[kLanes] = {before.most - most, later.most - most};
+    float top = before.top > later.top ? before.top : later.top;
+    alignas(64) float pair[kLanes] = {before.top - top, later.top - top};
     store(pair, exponential(load(pair)));
     Floats old_share = all(pair[0]), new_share = all(pair[1]);
     for (int d = 0; d < head_dim; d += kLanes)
         store(sums + d, fma(load(more + d), new_share, load(sums + d) * old_share));
     before.total = std::fmaf(later.total, pair[1], before.total * pair[0]);
-    before.most = most;
+    before.top = top;
 }
 
 }  // namespace PACELINE_PATH

@@ -13,7 +13,7 @@ constexpr int kScoreKeys = kQueryBlock * kWide / 3;      // times two vectors of
 // Scores of T keys with V vectors of queries. scores: [T][padded].
 template <int T, int V>
 PL_INLINE void score_block(const uint16_t* const* keys, const float* queries, int padded, int size, float* scores) {
-    alignas(64) float near[T][kMostHeadDim];
+    alignas(64) float near[T][kMaxHeadDim];
     for (int t = 0; t < T; ++t)
         for (int d = 0; d < size; d += kLanes) store(near[t] + d, load_halves(keys[t] + d));
     Floats a[T][V];
@@ -39,8 +39,8 @@ PL_INLINE void score_all(const uint16_t* const* keys, const float* queries, int 
     if (q < count) score_block<T, 1>(keys, queries + q, padded, size, scores + q);
 }
 
-// Scores to weights, in place, for each column. most, total: [padded].
-PL_INLINE void soften_columns(float* scores, int keys, int count, int padded, float* most, float* total) {
+// Scores to weights, in place, for each column. tops, total: [padded].
+PL_INLINE void soften_columns(float* scores, int keys, int count, int padded, float* tops, float* total) {
     for (int q = 0; q < count; q += kLanes) {
         Floats top = load(scores + q), whole = zeros();
         for (int t = 1; t < keys; ++t) top = max(top, load(scores + t * padded + q));
@@ -49,7 +49,7 @@ PL_INLINE void soften_columns(float* scores, int keys, int count, int padded, fl
             store(scores + t * padded + q, share);
             whole = whole + share;
         }
-        store(most + q, top);
+        store(tops + q, top);
         store(total + q, whole);
     }
 }
@@ -84,12 +84,12 @@ PL_INLINE void weigh_all(const uint16_t* const* values, int keys, const float* w
 // keys, values: where each of up to kBlockChunk lies. queries: [size][padded]. scores: room for [keys][padded].
 // out: [count][size].
 inline void attend_block(const uint16_t* const* keys, const uint16_t* const* values, int number, const float* queries,
-                         int count, int padded, int size, float* scores, float* most, float* total, float* out) {
+                         int count, int padded, int size, float* scores, float* tops, float* total, float* out) {
     int t = 0;
     for (; t + kScoreKeys <= number; t += kScoreKeys)
         score_all<kScoreKeys>(keys + t, queries, count, padded, size, scores + t * padded);
     for (; t < number; ++t) score_all<1>(keys + t, queries, count, padded, size, scores + t * padded);
-    soften_columns(scores, number, count, padded, most, total);
+    soften_columns(scores, number, count, padded, tops, total);
     int q = 0;
     for (; q + kQueryBlock <= count; q += kQueryBlock)
         weigh_all<kQueryBlock>(values, number, scores + q, padded, size, out + q * size);

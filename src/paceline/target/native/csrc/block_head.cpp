@@ -15,15 +15,15 @@ int up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 
-BlockFiller::BlockFiller(const BlockModel& model, Team& team)
+BlockFiller::BlockFiller(const BlockModel& model, ThreadPool& pool)
     : model_(model),
-      team_(team),
+      pool_(pool),
       group_(model.heads / model.kv_heads),
       queries_(group_ * model.block),
       padded_(up(queries_, kLanes)),
-      pairs_(team.size()),
-      previous_(team.size()),
-      scratch_(team.size()) {
+      pairs_(pool.size()),
+      previous_(pool.size()),
+      scratch_(pool.size()) {
     project_mask();
 }
 
@@ -34,21 +34,21 @@ void BlockFiller::run(const Drafting& drafting) {
     if (reading_->parts) prepare_reading();
     if (filling_->texts) prepare_filling();
     if (chaining_->chains) prepare_chaining();
-    no_draw_ = false;
-    team_.run([](void* self, Team&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
-    if (no_draw_) throw std::bad_alloc();
-    team_.expect({model_.weights, (size_t)model_.weights_bytes});
+    sample_failed_ = false;
+    pool_.run([](void* self, ThreadPool&, int me) { static_cast<BlockFiller*>(self)->work(me); }, this);
+    if (sample_failed_) throw std::bad_alloc();
+    pool_.expect({model_.weights, (size_t)model_.weights_bytes});
 }
 
 void BlockFiller::work(int me) {
     const NoDenormals flushed;
     if (reading_->parts) read_rows(me);
     if (filling_->texts) {
-        place_rows(me);
-        team_.barrier();
+        embed_rows(me);
+        pool_.barrier();
         fill_blocks(me);
     }
-    team_.barrier();
+    pool_.barrier();
     if (chaining_->chains) follow(me);
 }
 
@@ -72,7 +72,7 @@ void BlockFiller::read_rows(int me) {
     const int size = model_.head_dim, kv = model_.kv_heads, groups = model_.width / kGroup, rows = (int)read_at_.size();
     for (int p = 0, row = 0; p < reading_->parts; row += reading_->part[p++].rows) {
         const Part& part = reading_->part[p];
-        const Share share(part.rows * reading_->taps, me, team_.size());
+        const Share share(part.rows * reading_->taps, me, pool_.size());
         for (int i = share.begin; i < share.end; ++i) {
             const int tap = i % reading_->taps;
             const float* from = part.hidden[tap] + (size_t)(i / reading_->taps) * model_.width;
@@ -80,16 +80,16 @@ void BlockFiller::read_rows(int me) {
                 features_.quantise(row + i / reading_->taps, tap * groups + g, load(from), load(from + kLanes));
         }
     }
-    team_.barrier();
+    pool_.barrier();
     int begin, end;
-    while (team_.take(model_.fc.outputs / kTile, begin, end))
+    while (pool_.take(model_.fc.outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile)
             product(model_.fc, tile, features_, read_.get() + tile * kTile, model_.width);
-    team_.barrier();
+    pool_.barrier();
     normalise(read_, model_.context_norm, rows, 1, read_normed_, me);
-    team_.barrier();
+    pool_.barrier();
     float* heads = scratch_[me].get();
-    while (team_.take(model_.layers * 2 * kv, begin, end))
+    while (pool_.take(model_.layers * 2 * kv, begin, end))
         for (int piece = begin; piece < end; ++piece) {
             const int layer = piece / (2 * kv), kind = piece / kv % 2, head = piece % kv;
             const Layer& part = model_.layer[layer];
@@ -98,16 +98,16 @@ void BlockFiller::read_rows(int me) {
             for (int r = 0; r < rows; ++r) {
                 uint16_t* out = contexts_[r] + head_at(layer, kind, head);
                 if (kind) value_head(heads + r * size, out);
-                else key_head(part, heads + r * size, read_at_[r], reading_->turn, out);
+                else key_head(part, heads + r * size, read_at_[r], reading_->rotations, out);
             }
         }
 }
 
-void BlockFiller::key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const {
+void BlockFiller::key_head(const Layer& layer, float* head, int position, const Rotations& rotations, uint16_t* out) const {
     const int size = model_.head_dim;
     const int64_t at = (int64_t)position * (size / 2);
     normalise_head(head, layer.k_norm, size, model_.norm_eps);
-    rotate_head(head, size, turn.cosines + at, turn.sines + at);
+    rotate_head(head, size, rotations.cosines + at, rotations.sines + at);
     value_head(head, out);
 }
 
@@ -125,8 +125,8 @@ void BlockFiller::prepare_filling() {
     plan_attention();
     const size_t size = model_.head_dim, kv = model_.kv_heads, pieces = (size_t)texts * kv * chunks_;
     x_.need((size_t)rows_ * model_.width);
-    turned_.need(texts * kv * size * padded_);
-    std::fill_n(turned_.get(), texts * kv * size * padded_, 0.0f);
+    rotated_.need(texts * kv * size * padded_);
+    std::fill_n(rotated_.get(), texts * kv * size * padded_, 0.0f);
     own_.need(rows_ * 2 * kv * size);
     stats_.need(pieces * 2 * padded_);
     sums_.need(pieces * queries_ * size);
@@ -158,29 +158,29 @@ void BlockFiller::fill_blocks(int me) {
         const Layer& layer = model_.layer[l];
         if (l == 0) normalise(x_, layer.attn_norm, filling_->texts, block_, anchors_, me);
         else normalise(x_, layer.attn_norm, rows_, 1, normed_, me);
-        team_.barrier();
+        pool_.barrier();
         project(l, me);
-        team_.barrier();
+        pool_.barrier();
         attend(l, me);
-        team_.barrier();
+        pool_.barrier();
         join_chunks(me);
-        team_.barrier();
+        pool_.barrier();
         add_product(layer.o, attended_, me);
-        team_.barrier();
+        pool_.barrier();
         normalise(x_, layer.ffn_norm, rows_, 1, normed_, me);
-        team_.barrier();
+        pool_.barrier();
         feed_forward(layer, me);
-        team_.barrier();
+        pool_.barrier();
         add_product(layer.down, gated_, me);
-        team_.barrier();
+        pool_.barrier();
     }
     finish(me);
-    team_.barrier();
+    pool_.barrier();
     score(me);
 }
 
-void BlockFiller::place_rows(int me) {
-    const Share share(rows_, me, team_.size());
+void BlockFiller::embed_rows(int me) {
+    const Share share(rows_, me, pool_.size());
     for (int r = share.begin; r < share.end; ++r) {
         float* to = x_.get() + (size_t)r * model_.width;
         if (r % block_) {
@@ -194,7 +194,7 @@ void BlockFiller::place_rows(int me) {
 
 // Of all rows every `step`-th, `count` of them.
 void BlockFiller::normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me) {
-    const Share share(count, me, team_.size());
+    const Share share(count, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i)
         normalise_row(x.get() + (size_t)i * step * model_.width, weight, i, out);
 }
@@ -227,10 +227,10 @@ void BlockFiller::project(int l, int me) {
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     const int64_t stride = (int64_t)2 * kv * size;
     const Activations& in = l ? normed_ : anchors_;
-    alignas(64) float one[kMostHeadDim];
+    alignas(64) float one[kMaxHeadDim];
     float* heads = scratch_[me].get();
     int begin, end;
-    while (team_.take(model_.heads + 2 * kv, begin, end))
+    while (pool_.take(model_.heads + 2 * kv, begin, end))
         for (int piece = begin; piece < end; ++piece) {
             const int kind = piece / kv, head = kind < 2 ? piece % kv : piece - 2 * kv;
             const Linear& weight = kind == 0 ? layer.k : kind == 1 ? layer.v : layer.q;
@@ -241,7 +241,7 @@ void BlockFiller::project(int l, int me) {
                 uint16_t* out = own_.get() + r * stride + piece * size;
                 if (kind > 1) spread_query(layer, head, r, one);
                 else if (kind) value_head(one, out);
-                else key_head(layer, one, positions_[r], filling_->turn, out);
+                else key_head(layer, one, positions_[r], filling_->rotations, out);
             }
         }
 }
@@ -251,17 +251,17 @@ void BlockFiller::spread_query(const Layer& layer, int head, int row, float* que
     const int64_t at = (int64_t)positions_[row] * (size / 2);
     const Floats scale = all(model_.attn_scale);
     normalise_head(query, layer.q_norm, size, model_.norm_eps);
-    rotate_head(query, size, filling_->turn.cosines + at, filling_->turn.sines + at);
+    rotate_head(query, size, filling_->rotations.cosines + at, filling_->rotations.sines + at);
     for (int d = 0; d < size; d += kLanes) store(query + d, load(query + d) * scale);
     const int text = row / block_, column = row % block_ * group_ + head % group_;
-    float* to = turned_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + column;
+    float* to = rotated_.get() + (int64_t)(text * model_.kv_heads + head / group_) * size * padded_ + column;
     for (int d = 0; d < size; ++d) to[(int64_t)d * padded_] = query[d];
 }
 
 void BlockFiller::attend(int layer, int me) {
     const int total = (int)attending_.size(), size = model_.head_dim, kv = model_.kv_heads;
     const uint16_t *keys[kBlockChunk], *values[kBlockChunk];
-    for (int i = team_.take_one(total); i < total; i = team_.take_one(total)) {
+    for (int i = pool_.take_one(total); i < total; i = pool_.take_one(total)) {
         const Attending& piece = attending_[i];
         const Text& text = filling_->text[piece.text];
         for (int k = piece.begin; k < piece.end; ++k) {
@@ -276,7 +276,7 @@ void BlockFiller::attend(int layer, int me) {
             }
         }
         const int slot = piece_of(piece.text, piece.kv_head, piece.chunk);
-        const float* queries = turned_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
+        const float* queries = rotated_.get() + (int64_t)(piece.text * kv + piece.kv_head) * size * padded_;
         attend_block(keys, values, piece.end - piece.begin, queries, block_ * group_, padded_, size, scratch_[me].get(),
                      stats_of(slot), stats_of(slot) + padded_, sums_of(slot));
     }
@@ -284,7 +284,7 @@ void BlockFiller::attend(int layer, int me) {
 
 void BlockFiller::join_chunks(int me) {
     const int size = model_.head_dim;
-    const Share share(rows_ * model_.heads, me, team_.size());
+    const Share share(rows_ * model_.heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / model_.heads, head = i % model_.heads, text = row / block_;
         const int query = row % block_ * group_ + head % group_;
@@ -303,7 +303,7 @@ void BlockFiller::join_chunks(int me) {
 void BlockFiller::add_product(const Linear& weight, const Activations& in, int me) {
     float* added = scratch_[me].get();
     int begin, end;
-    while (team_.take(weight.outputs / kTile, begin, end))
+    while (pool_.take(weight.outputs / kTile, begin, end))
         for (int tile = begin; tile < end; ++tile) {
             product(weight, tile, in, added, kTile);
             for (int i = 0; i < rows_; ++i) {
@@ -317,7 +317,7 @@ void BlockFiller::add_product(const Linear& weight, const Activations& in, int m
 void BlockFiller::feed_forward(const Layer& layer, int me) {
     float* both = scratch_[me].get();  // [rows][2][32]
     int begin, end;
-    while (team_.take(layer.gate.outputs / kUnit, begin, end))
+    while (pool_.take(layer.gate.outputs / kUnit, begin, end))
         for (int unit = begin; unit < end; ++unit) {
             for (int t = 0; t < 4; ++t)
                 product(t < 2 ? layer.gate : layer.up, 2 * unit + t % 2, normed_, both + t * kTile, 2 * kUnit);
@@ -329,7 +329,7 @@ void BlockFiller::feed_forward(const Layer& layer, int me) {
 }
 
 void BlockFiller::finish(int me) {
-    const Share share(rows_, me, team_.size());
+    const Share share(rows_, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const float* x = x_.get() + (size_t)i * model_.width;
         float* out = filling_->text[i / block_].hidden + (size_t)(i % block_) * model_.width;
@@ -343,7 +343,7 @@ void BlockFiller::finish(int me) {
 // Every member has the share of the vocabulary that it looks at afterwards: it is in its cache then.
 void BlockFiller::score(int me) {
     const int outputs = model_.head.outputs;
-    const Share share(outputs / kTile, me, team_.size());
+    const Share share(outputs / kTile, me, pool_.size());
     float* logits = scratch_[me].get();
     for (int tile = share.begin; tile < share.end; ++tile) {
         product(model_.head, tile, normed_, logits, kTile);
@@ -363,9 +363,9 @@ using namespace PACELINE_PATH;
 // No exception may leave these. What fails is memory.
 extern "C" {
 
-// The team must outlive it.
-void* paceline_block_open(const BlockModel* model, void* team) try {
-    return new BlockFiller(*model, *static_cast<Team*>(team));
+// The pool must outlive it.
+void* paceline_block_open(const BlockModel* model, void* pool) try {
+    return new BlockFiller(*model, *static_cast<ThreadPool*>(pool));
 } catch (...) {
     return nullptr;
 }

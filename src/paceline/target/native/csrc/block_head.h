@@ -1,6 +1,6 @@
-// A drafter that fills a block of guesses: what it makes of the context, its one pass, and the chain of guesses.
+// A block head: the KV rows of its context, its one pass over a block, and the chain of draft tokens.
 //
-// As in the decoder, a piece of work is computed whole by one member of the team, in one order.
+// As in the decoder, a piece of work is computed whole by one thread of the pool, in one order.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ PL_INLINE void product(const Linear& w, int tile, const Activations& x, float* o
 
 class BlockFiller {
 public:
-    BlockFiller(const BlockModel& model, Team& team);
+    BlockFiller(const BlockModel& model, ThreadPool& pool);
     void run(const Drafting& drafting);
 
 private:
@@ -28,7 +28,7 @@ private:
         int text, kv_head, chunk, begin, end;  // keys: the context's, then the block's own
     };
     struct Best {
-        float most;
+        float logit;
         int32_t number;
     };
 
@@ -42,13 +42,13 @@ private:
     void fill_blocks(int me);
     void follow(int me);
 
-    void place_rows(int me);
+    void embed_rows(int me);
     void normalise(const Buffer<float>& x, const float* weight, int count, int step, Activations& out, int me);
     void normalise_row(const float* x, const float* weight, int to, Activations& out) const;
     void project_mask();
     void project(int layer, int me);
     void spread_query(const Layer& layer, int head, int row, float* query);
-    void key_head(const Layer& layer, float* head, int position, const Rotations& turn, uint16_t* out) const;
+    void key_head(const Layer& layer, float* head, int position, const Rotations& rotations, uint16_t* out) const;
     void value_head(const float* head, uint16_t* out) const;
     void attend(int layer, int me);
     void join_chunks(int me);
@@ -56,8 +56,8 @@ private:
     void feed_forward(const Layer& layer, int me);
     void finish(int me);
     void score(int me);
-    void look(int step, int me, Best* best);
-    void draw(int step, int me, Best* best);
+    void score_share(int step, int me, Best* best);
+    void sample(int step, int me, Best* best);
     float confidence(const Chain& chain, int step, const float* pair) const;
 
     int64_t row_size() const { return (int64_t)model_.layers * 2 * model_.kv_heads * model_.head_dim; }
@@ -70,7 +70,7 @@ private:
     float* sums_of(int piece) const { return sums_.get() + (int64_t)piece * queries_ * model_.head_dim; }
 
     const BlockModel model_;
-    Team& team_;
+    ThreadPool& pool_;
     const int group_, queries_, padded_;  // query heads of a KV head; those times the block; and padded to lanes
     const Reading* reading_ = nullptr;
     const Filling* filling_ = nullptr;
@@ -79,26 +79,26 @@ private:
     std::vector<uint16_t*> contexts_;     // and where it goes
     Buffer<float> read_;                  // [rows read][width]
     Activations features_, read_normed_;
-    int block_ = 0;                       // rows of each block: those that are wanted
+    int block_ = 0;                       // rows of each block that are asked for
     int rows_ = 0;                        // of all blocks
     int chunks_ = 1;                      // of the longest text
     std::vector<Attending> attending_;
     std::vector<int32_t> positions_;      // of each row
     Buffer<float> mask_heads_;            // [2 * kv_heads + heads][head_dim]: of the first layer, not rotated
     Buffer<float> x_;                     // [rows][width]: the residual stream
-    Buffer<float> turned_;                // [texts][kv_heads][head_dim][padded_]: queries
+    Buffer<float> rotated_;                // [texts][kv_heads][head_dim][padded_]: queries
     Buffer<uint16_t> own_;                // [rows][2][kv_heads][head_dim]: keys and values of one layer
     Buffer<float> stats_;                 // [pieces][2][padded_]: highest scores, sums
     Buffer<float> sums_;                  // [pieces][queries_][head_dim]
     Activations anchors_, normed_, attended_, gated_;
-    std::vector<Activations> pairs_;      // of each member
-    std::vector<std::vector<int32_t>> previous_;  // of each member: the tokens before, by number
-    std::vector<Best> best_;              // [2][members][chains]: of steps in turn
-    bool draws_ = false;                  // whether any chain does
-    std::atomic<bool> no_draw_{false};    // whether one of them could not, for want of memory
+    std::vector<Activations> pairs_;      // of each thread
+    std::vector<std::vector<int32_t>> previous_;  // of each thread: the tokens before, by number
+    std::vector<Best> best_;              // [2][threads][chains]: of even and odd steps
+    bool samples_ = false;                  // whether any chain samples
+    std::atomic<bool> sample_failed_{false};    // one of them had no memory
     Buffer<float> logits_;                // [chains][head.outputs]
-    float* kept_ = nullptr;               // where the logits of a step go, if anywhere
-    std::vector<Buffer<float>> scratch_;  // of each member
+    float* step_logits_ = nullptr;               // null: the logits of a step are not stored
+    std::vector<Buffer<float>> scratch_;  // of each thread
 };
 
 }  // namespace PACELINE_PATH

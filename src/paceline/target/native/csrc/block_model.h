@@ -1,10 +1,10 @@
-// What Python hands over of a drafter that fills a block of guesses: see heads/block.py. Mirrored in library.py.
+// The arguments of a block head: see heads/block.py. Mirrored in library.py.
 #pragma once
 
 #include "model.h"
 
 // A token of the context is one row of halves, [layers][2][kv_heads][head_dim]: rotated keys, then values. A token
-// is known by its number among those that can be guessed; the last number is that of all others.
+// is known by its number in the draft vocabulary; the last number is that of all others.
 struct BlockModel {
     int32_t layers, width, heads, kv_heads, head_dim, draft_vocab, block, rank;
     float norm_eps, attn_scale, embed_scale, sure_bias;
@@ -32,7 +32,7 @@ struct Part {
 struct Reading {
     int32_t parts, taps;
     const Part* part;
-    Rotations turn;
+    Rotations rotations;
 };
 
 struct Text {
@@ -46,23 +46,23 @@ struct Text {
 struct Filling {
     int32_t texts, slots;  // slots: how many rows each block has
     const Text* text;
-    Rotations turn;
+    Rotations rotations;
 };
 
-// How guesses are drawn; without it they are the likeliest. choose: a number below n; less than 0 where there was no
-// memory for it.
-struct Draw {
+// Gumbel-max sampling of draft tokens; without it they are the likeliest. choose: a number below n; less than 0 where
+// there was no memory for it.
+struct SampleCall {
     int64_t (*choose)(const float* logits, const int64_t* ids, int64_t n, const void* settings, uint32_t high, uint32_t low);
     const void* settings;
     const uint32_t* keys;  // [steps][2]
 };
 
-// Guesses one after the other, each knowing the one before it.
+// Draft tokens one after the other, each conditioned on the one before it.
 struct Chain {
     const float *base, *hidden;  // of its block, from slot 0 on
-    int32_t place, previous;     // the first slot; the number of the token before it
+    int32_t slot, previous;      // the first slot; the number of the token before it
     int32_t steps, reserved;
-    Draw draw;
+    SampleCall sample;
 };
 
 struct Chaining {

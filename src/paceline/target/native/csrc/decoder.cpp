@@ -15,7 +15,7 @@ constexpr int kSplitRows = 64;       // up to which chunks of keys may be shared
 
 int chunks_for(int position) { return position / kChunk + 1; }
 
-using AttendChunk = void (*)(const HeadCache&, Ahead*, int, const float* const*, const int*, Partial*, float* const*);
+using AttendChunk = void (*)(const HeadCache&, Prefetcher*, int, const float* const*, const int*, Partial*, float* const*);
 
 template <size_t... n>
 AttendChunk attend_with(int queries, std::index_sequence<n...>) {
@@ -25,13 +25,13 @@ AttendChunk attend_with(int queries, std::index_sequence<n...>) {
 
 }  // namespace
 
-Decoder::Decoder(const Model& model, Team& team)
-    : model_(model), width_((model.width + kGroup - 1) / kGroup * kGroup), team_(team), scratch_(team.size()) {}
+Decoder::Decoder(const Model& model, ThreadPool& pool)
+    : model_(model), width_((model.width + kGroup - 1) / kGroup * kGroup), pool_(pool), scratch_(pool.size()) {}
 
 void Decoder::forward(const Pass& pass) {
     pass_ = &pass;
     prepare();
-    team_.run([](void* self, Team&, int me) { static_cast<Decoder*>(self)->work(me); }, this, team_.expected());
+    pool_.run([](void* self, ThreadPool&, int me) { static_cast<Decoder*>(self)->work(me); }, this, pool_.expected());
     pass_ = nullptr;
 }
 
@@ -51,8 +51,8 @@ void Decoder::prepare() {
     attended_.shape(rows, across / kGroup);
     gated_.shape(rows, model_.layer[0].down.groups());
     scored_.shape(pass_->scored, width_ / kGroup);
-    const size_t most = std::max(model_.head_dim, 2 * kUnit);
-    for (Buffer<float>& scratch : scratch_) scratch.need(std::max<size_t>(rows, kQueryBlock) * most);
+    const size_t widest = std::max(model_.head_dim, 2 * kUnit);
+    for (Buffer<float>& scratch : scratch_) scratch.need(std::max<size_t>(rows, kQueryBlock) * widest);
 }
 
 // Many rows keep every member busy as they are; few rows have their keys shared out instead.
@@ -62,7 +62,7 @@ void Decoder::plan_attention() {
     for (int position : position_) longest = std::max(longest, chunks_for(position));
     int pieces = 0;
     for (int s = 0; s < pass_->spans; ++s) pieces += (pass_->span[s].count + kQueryRows - 1) / kQueryRows;
-    const bool split = pass_->rows <= kSplitRows && pieces * model_.kv_heads < 4 * team_.size();
+    const bool split = pass_->rows <= kSplitRows && pieces * model_.kv_heads < 4 * pool_.size();
     slots_ = split ? longest : 1;
     for (int s = 0; s < pass_->spans; ++s) {
         const Span& span = pass_->span[s];
@@ -87,36 +87,36 @@ void Decoder::work(int me) {
     for (int i = 0; i < pass_->layers; ++i) {
         const int l = pass_->run_layers[i];
         const Layer& layer = model_.layer[l];
-        team_.barrier();
+        pool_.barrier();
         if (i) copy_taps(pass_->run_layers[i - 1], me);
         copy_sub_blocks(l, me);
         normalise(layer.attn_norm, nullptr, pass_->rows, normed_, me);
-        team_.barrier();
+        pool_.barrier();
         project_heads(l, me);
-        team_.barrier();
+        pool_.barrier();
         attend(l, me);
-        team_.barrier();
+        pool_.barrier();
         join_chunks(me);
-        team_.barrier();
+        pool_.barrier();
         add_product(layer.o, layer.o_bias, attended_, me);
-        team_.barrier();
+        pool_.barrier();
         normalise(layer.ffn_norm, nullptr, pass_->rows, normed_, me);
-        team_.barrier();
+        pool_.barrier();
         feed_forward(layer, me);
-        team_.barrier();
+        pool_.barrier();
         add_product(layer.down, nullptr, gated_, me);
     }
-    team_.barrier();
+    pool_.barrier();
     copy_taps(pass_->run_layers[pass_->layers - 1], me);
     if (pass_->scored) {
         normalise(model_.norm, pass_->scored_rows, pass_->scored, scored_, me);
-        team_.barrier();
+        pool_.barrier();
         score(me);
     }
 }
 
 void Decoder::embed(int me) {
-    const Share share(pass_->rows, me, team_.size());
+    const Share share(pass_->rows, me, pool_.size());
     for (int r = share.begin; r < share.end; ++r)
         unpack_row(model_.embed, pass_->tokens[r], x_.get() + (size_t)r * width_);
 }
@@ -124,7 +124,7 @@ void Decoder::embed(int me) {
 void Decoder::copy_taps(int layer, int me) {
     for (int t = 0; t < pass_->taps; ++t) {
         if (pass_->tap_layers[t] != layer) continue;
-        const Share share(pass_->rows, me, team_.size());
+        const Share share(pass_->rows, me, pool_.size());
         for (int r = share.begin; r < share.end; ++r)
             std::memcpy(pass_->hidden + ((size_t)t * pass_->rows + r) * model_.width, x_.get() + (size_t)r * width_,
                         model_.width * sizeof(float));
@@ -133,7 +133,7 @@ void Decoder::copy_taps(int layer, int me) {
 
 void Decoder::copy_sub_blocks(int layer, int me) {
     const int64_t size = kSubBlock * model_.head_dim;
-    const Share share(pass_->copies * model_.kv_heads, me, team_.size());
+    const Share share(pass_->copies * model_.kv_heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int32_t* pair = pass_->copy + i / model_.kv_heads * 2;
         const int64_t at = cache_at(layer, i % model_.kv_heads);
@@ -144,8 +144,8 @@ void Decoder::copy_sub_blocks(int layer, int me) {
 
 // A single row is cut into ranges of groups, which all need the norm of the whole row.
 void Decoder::normalise(const float* weight, const int32_t* rows, int count, Activations& out, int me) {
-    const int parts = count < 2 * team_.size() ? team_.size() : 1, groups = width_ / kGroup;
-    const Share share(count * parts, me, team_.size());
+    const int parts = count < 2 * pool_.size() ? pool_.size() : 1, groups = width_ / kGroup;
+    const Share share(count * parts, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / parts;
         const float* x = x_.get() + (size_t)(rows ? rows[row] : row) * width_;
@@ -164,7 +164,7 @@ void Decoder::project_heads(int layer, int me) {
     const int kv = model_.kv_heads, size = model_.head_dim, tiles = size / kTile;
     float* heads = scratch_[me].get();
     int begin, end;
-    while (team_.take(model_.heads + 2 * kv, begin, end)) {
+    while (pool_.take(model_.heads + 2 * kv, begin, end)) {
         for (int piece = begin; piece < end; ++piece) {
             const bool key = piece < kv, value = !key && piece < 2 * kv;
             const Linear& weight = key ? part.k : value ? part.v : part.q;
@@ -224,13 +224,13 @@ void Decoder::finish_value(int layer, int head, float* heads) {
 // The next piece is taken while there is one in hand, so that its keys are on their way.
 void Decoder::attend(int layer, int me) {
     const int total = (int)attending_.size();
-    Ahead ahead;
-    int piece = team_.take_one(total), next;
-    if (piece < total) ahead.add(walk_of(layer, attending_[piece]));
+    Prefetcher prefetcher;
+    int piece = pool_.take_one(total), next;
+    if (piece < total) prefetcher.add(walk_of(layer, attending_[piece]));
     for (; piece < total; piece = next) {
-        next = team_.take_one(total);
-        if (next < total) ahead.add(walk_of(layer, attending_[next]));
-        attend_piece(layer, attending_[piece], ahead, scratch_[me].get());
+        next = pool_.take_one(total);
+        if (next < total) prefetcher.add(walk_of(layer, attending_[next]));
+        attend_piece(layer, attending_[piece], prefetcher, scratch_[me].get());
     }
 }
 
@@ -241,7 +241,7 @@ Walk Decoder::walk_of(int layer, const Attending& piece) const {
     return {cache, piece.chunk, piece.end, (piece.keys + kSubBlock - 1) / kSubBlock};
 }
 
-void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch) {
+void Decoder::attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch) {
     const int group = model_.heads / model_.kv_heads, size = model_.head_dim;
     const Span& span = pass_->span[piece.span];
     const HeadCache cache = walk_of(layer, piece).cache;
@@ -262,7 +262,7 @@ void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, floa
                 out[i] = later ? scratch + i * size : sums_.get() + (int64_t)slot[i] * size;
             }
             const AttendChunk attend = attend_with(queries, std::make_index_sequence<kQueryBlock>());
-            attend(cache, z ? nullptr : &ahead, chunk, q, visible, partial, out);
+            attend(cache, z ? nullptr : &prefetcher, chunk, q, visible, partial, out);
             for (int i = 0; i < queries; ++i) {
                 if (!later) partials_[slot[i]] = partial[i];
                 else if (visible[i] > 0)
@@ -274,7 +274,7 @@ void Decoder::attend_piece(int layer, const Attending& piece, Ahead& ahead, floa
 
 void Decoder::join_chunks(int me) {
     const int size = model_.head_dim;
-    const Share share(pass_->rows * model_.heads, me, team_.size());
+    const Share share(pass_->rows * model_.heads, me, pool_.size());
     for (int i = share.begin; i < share.end; ++i) {
         const int row = i / model_.heads, head = i % model_.heads;
         const int chunks = slots_ == 1 ? 1 : chunks_for(position_[row]);
@@ -293,7 +293,7 @@ void Decoder::join_chunks(int me) {
 void Decoder::add_product(const Linear& weight, const float* bias, const Activations& in, int me) {
     float* product = scratch_[me].get();
     int begin, end;
-    while (team_.take(weight.outputs / kTile, begin, end)) {
+    while (pool_.take(weight.outputs / kTile, begin, end)) {
         for (int tile = begin; tile < end; ++tile) {
             linear_tile(weight, tile, in, product, kTile);
             float* x = x_.get() + tile * kTile;
@@ -310,7 +310,7 @@ void Decoder::add_product(const Linear& weight, const float* bias, const Activat
 void Decoder::feed_forward(const Layer& layer, int me) {
     float* both = scratch_[me].get();  // [rows][2][32]
     int begin, end;
-    while (team_.take(layer.gate.outputs / kUnit, begin, end)) {
+    while (pool_.take(layer.gate.outputs / kUnit, begin, end)) {
         for (int unit = begin; unit < end; ++unit) {
             for (int t = 0; t < 2; ++t) linear_tile(layer.gate, 2 * unit + t, normed_, both + t * kTile, 2 * kUnit);
             for (int t = 0; t < 2; ++t)
@@ -326,7 +326,7 @@ void Decoder::feed_forward(const Layer& layer, int me) {
 void Decoder::score(int me) {
     float* edge = scratch_[me].get();
     int begin, end;
-    while (team_.take(model_.head.outputs / kTile, begin, end)) {
+    while (pool_.take(model_.head.outputs / kTile, begin, end)) {
         for (int tile = begin; tile < end; ++tile) {
             float* out = pass_->logits + tile * kTile;
             const int inside = std::min(kTile, model_.vocab - tile * kTile);
@@ -349,19 +349,19 @@ using namespace PACELINE_PATH;
 // No exception may leave these. What fails is memory, or a thread that cannot be had.
 extern "C" {
 
-void* paceline_team(int threads) try {
-    return new Team(threads);
+void* paceline_pool_open(int threads) try {
+    return new ThreadPool(threads);
 } catch (...) {
     return nullptr;
 }
 
-void paceline_disband(void* team) { delete static_cast<Team*>(team); }
+void paceline_pool_close(void* pool) { delete static_cast<ThreadPool*>(pool); }
 
-void paceline_fetch_no_more(void* team) { static_cast<Team*>(team)->fetch_no_more(); }
+void paceline_pool_stop_prefetching(void* pool) { static_cast<ThreadPool*>(pool)->stop_prefetching(); }
 
-// The team must outlive it.
-void* paceline_open(const Model* model, void* team) try {
-    return new Decoder(*model, *static_cast<Team*>(team));
+// The pool must outlive it.
+void* paceline_open(const Model* model, void* pool) try {
+    return new Decoder(*model, *static_cast<ThreadPool*>(pool));
 } catch (...) {
     return nullptr;
 }

@@ -1,7 +1,7 @@
 // One pass of the decoder: every row through every layer that is to run, in one parallel region.
 //
-// Between two barriers each member of the team takes pieces of one phase. A piece is always computed whole by
-// one member, in one order, so the bits do not depend on how many members there are.
+// Between two barriers each thread of the pool takes pieces of one phase. A piece is always computed whole by
+// one thread, in one order, so the bits do not depend on how many threads there are.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ namespace PACELINE_PATH {
 
 class Decoder {
 public:
-    Decoder(const Model& model, Team& team);
+    Decoder(const Model& model, ThreadPool& pool);
     void forward(const Pass& pass);
 
 private:
-    // Some rows of a span and one KV head, over one chunk of keys or over all of them in turn.
+    // Some rows of a span and one KV head, over one chunk of keys or over all of them in order.
     struct Attending {
         int span, first, rows, kv_head;
         int chunk, end;  // the first chunk, and the one behind the last
@@ -43,7 +43,7 @@ private:
     void finish_value(int layer, int head, float* heads);
     void attend(int layer, int me);
     Walk walk_of(int layer, const Attending& piece) const;
-    void attend_piece(int layer, const Attending& piece, Ahead& ahead, float* scratch);
+    void attend_piece(int layer, const Attending& piece, Prefetcher& prefetcher, float* scratch);
     void join_chunks(int me);
     void add_product(const Linear& weight, const float* bias, const Activations& in, int me);
     void feed_forward(const Layer& layer, int me);
@@ -60,17 +60,17 @@ private:
 
     const Model model_;
     const int width_;        // padded to a group
-    Team& team_;
+    ThreadPool& pool_;
     const Pass* pass_ = nullptr;
     std::vector<int> position_;            // of each row
     std::vector<Attending> attending_;
-    int slots_ = 1;                        // partial results kept for each row and head
+    int slots_ = 1;                        // partial softmax results for each row and head
     Buffer<float> x_;                      // [rows][width_]: the residual stream
     Buffer<float> queries_;                // [rows][heads][head_dim]
     Buffer<float> sums_;                   // [rows][heads][slots_][head_dim]
     std::vector<Partial> partials_;        // [rows][heads][slots_]
     Activations normed_, attended_, gated_, scored_;
-    std::vector<Buffer<float>> scratch_;   // of each member
+    std::vector<Buffer<float>> scratch_;   // of each thread
 };
 
 }  // namespace PACELINE_PATH

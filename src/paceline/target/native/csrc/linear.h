@@ -53,19 +53,19 @@ PL_INLINE void add_dots(Ints (&a)[R], const uint8_t* codes, const int8_t* x, int
 template <int format>
 struct Scales {
     const uint8_t* at;
-    Floats d, least;
+    Floats d, minimum;
 
     PL_INLINE void next(int g, Floats& scale, Floats& base) {
         if constexpr (Traits<format>::two_level) {
             if (g % kSuper == 0) {
                 if (g) at += kScaleBytes[format];
                 d = load_halves((const uint16_t*)at);
-                least = zeros() - load_halves((const uint16_t*)(at + 32));
+                minimum = zeros() - load_halves((const uint16_t*)(at + 32));
                 for (int i = 0; i < kScaleBytes[format]; i += 64) prefetch(at + 2 * kScaleBytes[format] + i);
             }
             const uint8_t* bytes = at + 64 + g % kSuper * 32;
             scale = d * load_unsigned_bytes(bytes);
-            base = least * load_unsigned_bytes(bytes + 16);
+            base = minimum * load_unsigned_bytes(bytes + 16);
         } else {
             scale = load_halves((const uint16_t*)at);
             if constexpr (Traits<format>::has_base) base = load_halves((const uint16_t*)(at + 32));

@@ -1,12 +1,12 @@
-// What Python hands over: the model, its cache, and the rows of one pass. Mirrored in library.py.
+// The arguments of a pass: the model, its KV cache, and the rows. Mirrored in library.py.
 #pragma once
 
 #include "formats.h"
 
 constexpr int kSubBlock = 16;   // tokens whose keys lie together, transposed: [head_dim][16]
-constexpr int kChunk = 256;     // keys whose softmax is taken together; chunks are joined in order
+constexpr int kChunk = 256;     // keys of one softmax; chunks are joined in order (online softmax)
 
-constexpr int kMostHeadDim = 256;
+constexpr int kMaxHeadDim = 256;
 
 struct Layer {
     Linear q, k, v, o, gate, up, down;

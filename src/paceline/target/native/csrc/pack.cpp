@@ -43,13 +43,13 @@ void fifth_bits(Bytes from, uint8_t* out) {
 
 struct Q4_K {
     static constexpr Format format = K4;
-    static constexpr int bytes = 144, groups = 8, d = 0, least = 2, scales = 4;
+    static constexpr int bytes = 144, groups = 8, d = 0, minima = 2, scales = 4;
     static void codes(Bytes b, int g, uint8_t* out) { nibbles_of_pair(b + 16, g, out); }
 };
 
 struct Q5_K {
     static constexpr Format format = K8;
-    static constexpr int bytes = 176, groups = 8, d = 0, least = 2, scales = 4;
+    static constexpr int bytes = 176, groups = 8, d = 0, minima = 2, scales = 4;
     static void codes(Bytes b, int g, uint8_t* out) {
         nibbles_of_pair(b + 48, g, out);
         for (int i = 0; i < 32; ++i) out[i] |= (b[16 + i] >> g & 1) << 4;
@@ -128,9 +128,9 @@ struct F32 {
     static constexpr Format format = O8;
     static constexpr int bytes = 128, groups = 1;
     static float scale(Bytes b) {
-        float most = 0;
-        for (int i = 0; i < 32; ++i) most = std::max(most, std::fabs(value(b, i)));
-        return from_half(to_half(std::min(most / 127.0f, 65504.0f)));
+        float peak = 0;
+        for (int i = 0; i < 32; ++i) peak = std::max(peak, std::fabs(value(b, i)));
+        return from_half(to_half(std::min(peak / 127.0f, 65504.0f)));
     }
     static float value(Bytes b, int i) {
         float f;
@@ -146,7 +146,7 @@ struct F32 {
     }
 };
 
-// A group of 32 floats, rounded to 4 bits with the half-precision scale, of a few, that errs least.
+// A group of 32 floats, rounded to 4 bits with the half-precision scale, of a few, with the smallest squared error.
 struct F32To4 {
     static constexpr Format format = O4;
     static constexpr int bytes = 128, groups = 1;
@@ -163,14 +163,14 @@ struct F32To4 {
         return 8 + (int)std::min(7.0f, std::max(-8.0f, q));
     }
     static float scale(Bytes b) {
-        float most = 0;  // of largest magnitude: it gets the code that has no opposite, -8
+        float peak = 0;  // of largest magnitude: it gets the code that has no opposite, -8
         for (int i = 0; i < 32; ++i)
-            if (std::fabs(F32::value(b, i)) > std::fabs(most)) most = F32::value(b, i);
-        float best = 0, least = error(b, 0);
+            if (std::fabs(F32::value(b, i)) > std::fabs(peak)) peak = F32::value(b, i);
+        float best = 0, lowest = error(b, 0);
         for (int step = 0; step < 8; ++step) {
-            const float exact = std::min(65504.0f, std::max(-65504.0f, most / (-8.8f + 0.2f * step)));
+            const float exact = std::min(65504.0f, std::max(-65504.0f, peak / (-8.8f + 0.2f * step)));
             const float by = from_half(to_half(exact)), off = error(b, by);
-            if (off < least) best = by, least = off;
+            if (off < lowest) best = by, lowest = off;
         }
         return best;
     }
@@ -180,9 +180,9 @@ struct F32To4 {
     }
 };
 
-// ---- formats: where the codes and scales of output o go
+// ---- formats: codes and scales of output o
 
-void place_codes(Format format, const uint8_t* codes, int o, uint8_t* group) {
+void store_codes(Format format, const uint8_t* codes, int o, uint8_t* group) {
     uint32_t words[8], *out = reinterpret_cast<uint32_t*>(group);  // a word: 4 inputs of one output
     std::memcpy(words, codes, 32);
     const int bits = format == K6 ? 6 : kCodeBytes[format] / 64;
@@ -202,10 +202,10 @@ void place_codes(Format format, const uint8_t* codes, int o, uint8_t* group) {
 }
 
 template <class E>
-void place_scales(Bytes block, int g, int o, uint8_t* out) {
+void store_scales(Bytes block, int g, int o, uint8_t* out) {
     if constexpr (E::format == K4 || E::format == K8) {
         std::memcpy(out + 2 * o, block + E::d, 2);
-        std::memcpy(out + 32 + 2 * o, block + E::least, 2);
+        std::memcpy(out + 32 + 2 * o, block + E::minima, 2);
         six_bit_scale(block + E::scales, g, out[64 + g * 32 + o], out[64 + g * 32 + 16 + o]);
     } else if constexpr (E::format == K6) {
         std::memcpy(out + 2 * o, block + E::d, 2);
@@ -236,8 +236,8 @@ void pack_tiles(Bytes rows, int64_t row_bytes, int row_groups, const int32_t* or
                 Bytes block = row + (int64_t)(g / E::groups) * E::bytes;
                 uint8_t group[kGroup];
                 E::codes(block, g % E::groups, group);
-                place_codes(E::format, group, o, codes + (int64_t)g * kCodeBytes[E::format]);
-                place_scales<E>(block, g % per_scale, o, scales + (int64_t)(g / per_scale) * kScaleBytes[E::format]);
+                store_codes(E::format, group, o, codes + (int64_t)g * kCodeBytes[E::format]);
+                store_scales<E>(block, g % per_scale, o, scales + (int64_t)(g / per_scale) * kScaleBytes[E::format]);
             }
         }
     }

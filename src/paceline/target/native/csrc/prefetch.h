@@ -1,7 +1,7 @@
-// Keys and values on their way to the processor's cache before they are read.
+// Software prefetch of keys and values into the processor's caches.
 //
 // Few queries take about as long to compute as their keys take to arrive, so neither may wait for the other:
-// for every sub-block that is read, the one that comes sixteen later is fetched.
+// for every sub-block that is read, the one sixteen later is prefetched.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace PACELINE_PATH {
 
-// Where keys and values of one layer and KV head lie.
+// Keys and values of one layer and KV head.
 struct HeadCache {
     const uint16_t *keys, *values;
     const int32_t* table;
@@ -21,15 +21,15 @@ struct HeadCache {
     const uint16_t* values_of(int sub) const { return values + (int64_t)table[sub] * kSubBlock * head_dim; }
 };
 
-// Chunks that are read in turn, of each the keys and then the values.
+// Chunks that are read one after the other, of each the keys and then the values.
 struct Walk {
     HeadCache cache;
     int chunk, end;  // the first one, and the one behind the last
     int subs;        // sub-blocks of all chunks up to the end
 };
 
-// Runs ahead of one member of the team, over the walk that it is on and the next one.
-class Ahead {
+// Software prefetch for one thread of the pool: stays ahead of its reads, over its current walk and the next one.
+class Prefetcher {
 public:
     // The walk that follows the one added before, which begins now.
     void add(const Walk& walk) {
@@ -41,7 +41,7 @@ public:
         waiting_ = true;
     }
 
-    // The sub-block to fetch while another one is read: that one itself where nothing is left.
+    // The sub-block to prefetch while another one is read; the latter itself where nothing is left.
     const uint16_t* while_reading(const uint16_t* read) {
         if (owed_ > 0 && step()) {
             --owed_;
@@ -90,7 +90,7 @@ private:
     Walk walk_{}, next_{};
     bool waiting_ = false, values_ = true;  // as at the end of a walk
     int chunk_ = 0, sub_ = 0, stop_ = 0;
-    int owed_ = kDistance;  // sub-blocks that the lead is short of
+    int owed_ = kDistance;  // sub-blocks that the prefetch distance is short of
     const uint16_t* at_ = nullptr;
 };
 

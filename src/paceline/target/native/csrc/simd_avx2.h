@@ -107,14 +107,14 @@ PL_INLINE Codes high_nibbles(Codes w) {
     __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4), mask)};
 }
-template <int place>
+template <int pair>
 PL_INLINE __m256i crumbs_above(__m256i nibbles, __m256i crumbs) {
-    __m256i two = place < 2 ? _mm256_slli_epi16(crumbs, 4 - 2 * place) : _mm256_srli_epi16(crumbs, 2 * place - 4);
+    __m256i two = pair < 2 ? _mm256_slli_epi16(crumbs, 4 - 2 * pair) : _mm256_srli_epi16(crumbs, 2 * pair - 4);
     return _mm256_or_si256(nibbles, _mm256_and_si256(two, _mm256_set1_epi8(0x30)));
 }
-template <int place>
+template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
-    return {crumbs_above<place>(nibbles.lo, crumbs.lo), crumbs_above<place>(nibbles.hi, crumbs.hi)};
+    return {crumbs_above<pair>(nibbles.lo, crumbs.lo), crumbs_above<pair>(nibbles.hi, crumbs.hi)};
 }
 template <int bits>
 PL_INLINE __m256i dot_half(__m256i sum, __m256i w, __m256i x) {

@@ -69,11 +69,11 @@ PL_INLINE Codes low_nibbles(Codes w) { return {_mm512_and_si512(w.v, _mm512_set1
 PL_INLINE Codes high_nibbles(Codes w) {
     return {_mm512_and_si512(_mm512_srli_epi16(w.v, 4), _mm512_set1_epi8(15))};
 }
-// Two bits of each byte of `crumbs`, moved to bits 4 and 5 above a nibble. place: 0 for the lowest two.
-template <int place>
+// Two bits of each byte of `crumbs`, moved to bits 4 and 5 above a nibble. pair: which two, 0 for the lowest.
+template <int pair>
 PL_INLINE Codes with_crumbs(Codes nibbles, Codes crumbs) {
-    __m512i two = place < 2 ? _mm512_slli_epi16(crumbs.v, 4 - 2 * place)
-                            : _mm512_srli_epi16(crumbs.v, 2 * place - 4);
+    __m512i two = pair < 2 ? _mm512_slli_epi16(crumbs.v, 4 - 2 * pair)
+                            : _mm512_srli_epi16(crumbs.v, 2 * pair - 4);
     return {_mm512_or_si512(nibbles.v, _mm512_and_si512(two, _mm512_set1_epi8(0x30)))};
 }
 typedef int32_t __attribute__((may_alias)) FourBytes;

@@ -1,8 +1,8 @@
-// A few threads that run one job together, meet at barriers and share out work.
+// A thread pool whose threads run one job together, meet at barriers and share out work.
 //
 // A waiting thread spins for a while, then sleeps: a neighbour that needs the core gets it. Between two jobs it
 // spins longer, for the next one of a round comes soon, and to wake a thread takes as long as a drafter's layer.
-// Before that it fetches what the next job is expected to read: memory has nothing else to do then.
+// Before that it prefetches what the next job is expected to read: memory is idle then.
 #pragma once
 
 #include <algorithm>
@@ -61,17 +61,17 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
-// Memory that lies together.
-struct Stretch {
+// Contiguous memory.
+struct Region {
     const char* begin = nullptr;
     size_t bytes = 0;
 };
 
-class Team {
+class ThreadPool {
 public:
-    using Job = void (*)(void* context, Team& team, int member);  // must not throw: the others would wait for ever
+    using Job = void (*)(void* context, ThreadPool& pool, int member);  // must not throw: the others would wait for ever
 
-    explicit Team(int size) : size_(size) {
+    explicit ThreadPool(int size) : size_(size) {
         try {
             for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
         } catch (...) {
@@ -79,30 +79,30 @@ public:
             throw;
         }
     }
-    ~Team() { stop(); }
+    ~ThreadPool() { stop(); }
 
     int size() const { return size_; }
 
-    // Every member runs the job, the caller as member 0. next: what the others fetch once it is done.
-    void run(Job job, void* context, Stretch next = {}) {
+    // Every thread runs the job, the caller as number 0. next: what the others prefetch once it is done.
+    void run(Job job, void* context, Region next = {}) {
         job_ = job;
         context_ = context;
-        ahead_ = next;
+        prefetch_ = next;
         next_.store(0);
         start_.advance();
         job(context, *this, 0);
         barrier();
     }
 
-    // A drafter that was asked before a pass of the target is likely to be asked again after it. Its weights must
-    // stay where they are until another one is expected.
-    void expect(Stretch weights) { expected_ = weights; }
-    Stretch expected() { return std::exchange(expected_, {}); }
+    // A draft head that ran before a pass of the target is likely to run again after it. Its weights must stay where
+    // they are until another one is expected.
+    void expect(Region weights) { expected_ = weights; }
+    Region expected() { return std::exchange(expected_, {}); }
 
-    // From its return on no member fetches anything, so that all weights may be freed. Jobs may run meanwhile.
-    void fetch_no_more() {
-        may_fetch_.store(false);
-        while (fetching_.load()) std::this_thread::yield();
+    // From its return on no thread prefetches anything, so that all weights may be freed. Jobs may run meanwhile.
+    void stop_prefetching() {
+        may_prefetch_.store(false);
+        while (prefetching_.load()) std::this_thread::yield();
     }
 
     // Waits for all; what was written before is seen by all after. Shared work starts anew.
@@ -145,36 +145,36 @@ private:
             start_.wait_beyond(seen);
             ++seen;
             if (stopping_) return;
-            const Stretch next = ahead_;  // before the caller may write it again
+            const Region next = prefetch_;  // before the caller may write it again
             job_(context_, *this, member);
             barrier();
-            fetch(next, member, seen);
+            prefetch(next, member, seen);
         }
     }
 
-    // This member's share of it, as long as no job comes.
-    void fetch(const Stretch& all, int member, uint32_t seen) {
-        fetching_.fetch_add(1);  // before the first look at whether it may
+    // This thread's share of it, as long as no job comes.
+    void prefetch(const Region& all, int member, uint32_t seen) {
+        prefetching_.fetch_add(1);  // before the first check of whether it may
         const size_t share = all.bytes / (size_ - 1);
         const char *at = all.begin + share * (member - 1), *end = at + share;
         for (int line = 0; at < end; at += kLine, ++line) {
-            if (line % kLook == 0 && (start_.now() != seen || !may_fetch_.load())) break;
+            if (line % kLook == 0 && (start_.now() != seen || !may_prefetch_.load())) break;
             (void)*(const volatile char*)at;  // most prefetches would be dropped, so many come at once
         }
-        fetching_.fetch_sub(1);
+        prefetching_.fetch_sub(1);
     }
 
     static constexpr int kLine = 64;  // bytes
-    static constexpr int kLook = 32;  // lines between two looks for a job
+    static constexpr int kLook = 32;  // lines between two checks for a job
 
     const int size_;
     std::vector<std::thread> threads_;
     Job job_ = nullptr;
     void* context_ = nullptr;
-    Stretch ahead_, expected_;
+    Region prefetch_, expected_;
     Gate start_{20000}, meet_{2000};  // of some 10 to 25 nanoseconds each
-    std::atomic<int> arrived_{0}, fetching_{0};
-    std::atomic<bool> may_fetch_{true};
+    std::atomic<int> arrived_{0}, prefetching_{0};
+    std::atomic<bool> may_prefetch_{true};
     alignas(64) std::atomic<int> next_{0};
     std::atomic<bool> stopping_{false};
 };

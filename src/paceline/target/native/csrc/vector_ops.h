@@ -13,7 +13,7 @@ constexpr float kLargestHalf = 65504.0f;
 // An even share of `total` pieces.
 struct Share {
     int begin, end;
-    Share(int total, int me, int team) : begin((int)((int64_t)total * me / team)), end((int)((int64_t)total * (me + 1) / team)) {}
+    Share(int total, int me, int pool) : begin((int)((int64_t)total * me / pool)), end((int)((int64_t)total * (me + 1) / pool)) {}
 };
 
 PL_INLINE Floats silu(Floats x) { return x / (all(1.0f) + exponential(zeros() - x)); }

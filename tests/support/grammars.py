@@ -1,8 +1,12 @@
-"""A tokenizer of a few tokens, for tests that look at every one of them."""
+"""Small grammars and their cursors."""
+
+import random
+from collections.abc import Callable
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from paceline.testing import ToyCursor
 from paceline.text import Tokenizer
 from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 
@@ -35,3 +39,28 @@ def small_tokenizer(letters: str = "") -> Tokenizer:
             templates={},
         )
     )
+
+
+VOCAB = 6
+
+
+def sentence(*places: set[int], eos: int | None = None) -> ToyCursor:
+    """One set of tokens for each place of the output, then the end."""
+    return ToyCursor(lambda tokens: places[len(tokens)] if len(tokens) < len(places) else set(), eos)
+
+
+def random_rules(seed: int, longest: int = 6) -> Callable[[tuple[int, ...]], set[int]]:
+    """Any tokens may follow any others, mostly few, often one; an output has at most `longest` tokens."""
+
+    def allowed(tokens: tuple[int, ...]) -> set[int]:
+        rng = random.Random(f"{seed} {tokens}")
+        if len(tokens) == longest or (tokens and rng.random() < 0.1):
+            return set()
+        return set(rng.sample(range(VOCAB), rng.choice([1, 1, 2, 3, VOCAB])))
+
+    return allowed
+
+
+def permits(rules: Callable[[tuple[int, ...]], set[int]], tokens: tuple[int, ...]) -> bool:
+    """By definition: each token is allowed after those before it."""
+    return all(token in rules(tokens[:i]) for i, token in enumerate(tokens))

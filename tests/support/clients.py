@@ -1,7 +1,11 @@
-"""A conversation in which every turn made two calls: even a small model makes two in the next one."""
+"""What clients do: turns of a conversation, commands of the CLI."""
 
 import json
 from typing import Any
+
+import pytest
+
+from paceline.cli import main
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -51,3 +55,20 @@ def as_messages() -> list[Any]:
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": "12"} for call in calls]
         messages.append({"role": "assistant", "content": f"Rain in {here}, noon in {there}."})
     return [*messages, {"role": "user", "content": ASKED}]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("paceline: ")
+    return err

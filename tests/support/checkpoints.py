@@ -1,14 +1,20 @@
-"""EAGLE-3 and Medusa as their papers and published checkpoints describe them, in as little torch as can be.
-
-Written from those descriptions and on purpose without anything of paceline's, to be compared with.
-"""
+"""Published checkpoints of EAGLE-3 and Medusa, and heads to exchange."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from paceline.convert.foreign_checkpoint import TargetModel
+from paceline.heads.base import DraftHead
+from paceline.heads.calibration import Calibration
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.head_checkpoint import Card
+from paceline.train.recipe import pieces_of
+from support.heads import some_ids, tiny_model
+from support.models import VOCAB
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -164,3 +170,30 @@ def shaken(module: M, seed: int) -> M:
             else:
                 weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
     return module
+
+
+MODEL = tiny_model()
+PIECES = pieces_of(MODEL)
+TARGET = TargetModel("tiny", MODEL.shape, PIECES)
+
+
+def shaken_head(net: DraftHead, seed: int) -> DraftHead:
+    generator = torch.Generator().manual_seed(seed)
+    net.init_weights(PIECES, generator)
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return net
+
+
+def an_eagle(draft_vocab: int = 40, seed: int = 0, **settings: Any) -> EagleHead:
+    settings = {"window": 7} | settings
+    shape = EagleConfig(48, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), 3, **settings)
+    net = shaken_head(EagleHead(shape, PIECES, some_ids(draft_vocab)), seed)
+    assert isinstance(net, EagleHead)
+    return net
+
+
+def a_card(kind: str, net: Any) -> Card:
+    calibration = Calibration((1.5,) * net.shape.block, (0.25,) * net.shape.block)
+    return Card(kind, net.shape, "tiny", PIECES.fingerprint, "float32", calibration)

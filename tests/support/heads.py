@@ -1,19 +1,28 @@
-"""A tiny target that writes varied text, what it says, and heads for it."""
+"""A tiny target that writes varied text, what it says, and heads of every kind for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from paceline.heads.base import DraftHead
 from paceline.heads.block import BlockConfig, BlockHead
-from paceline.target.weights.model_config import Weights
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.head_checkpoint import Card, save
+from paceline.heads.medusa import MedusaConfig, MedusaHead
+from paceline.heads.registry import HEAD_TYPES
+from paceline.target.weights.model_config import ModelConfig, Weights
+from paceline.target.weights.reader import load_embeddings, open_checkpoint
 from paceline.train.data.dataset import Answers, Batch
 from paceline.train.evaluate import RecordedText
+from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import TrainConfig, new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import train
-from support.torch_cases import VOCAB, random_weights
+from support.models import VOCAB, random_weights
 
 PROMPT = 3  # tokens
 
@@ -110,3 +119,73 @@ def random_net(seed: int = 0, draft_vocab: int = VOCAB, block: int = 5, window: 
             scale = 0.3 if weight.dim() == 1 else weight.shape[1] ** -0.5
             weight.add_(scale * torch.randn(weight.shape, generator=generator))
     return net
+
+
+N = TypeVar("N", bound=DraftHead)
+MODEL = tiny_model()
+WIDTH = MODEL.shape.width
+
+
+def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
+    tokens = said()[:count]
+    hidden, final = MODEL.features(tokens, taps)
+    return TrainBatch(tokens, own(tokens), hidden, final)
+
+
+def every_place(batch: TrainBatch) -> Tensor:
+    return torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens)
+
+
+def largest_kept(loss: Callable[[], Tensor]) -> int:
+    """How many numbers the largest tensor has that is kept for the gradients."""
+    sizes = [0]
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss()
+    return max(sizes)
+
+
+def some_ids(count: int) -> Tensor:
+    return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:count].sort().values
+
+
+def medusa_net(draft_vocab: int = VOCAB, block: int = 3) -> MedusaHead:
+    shape = MedusaConfig(WIDTH, VOCAB, draft_vocab, (4,), block, norm_eps=MODEL.shape.norm_eps)
+    return _reset(MedusaHead(shape, pieces_of(MODEL), some_ids(draft_vocab)))
+
+
+def eagle_net(draft_vocab: int = VOCAB, block: int = 4, window: int = 1024, seed: int = 0) -> EagleHead:
+    shape = EagleConfig(WIDTH, 4, 2, 16, 64, VOCAB, draft_vocab, (0, 2, 4), block, window)
+    return _reset(EagleHead(shape, pieces_of(MODEL), some_ids(draft_vocab)), seed)
+
+
+def _reset(net: N, seed: int = 0) -> N:
+    net.init_weights(pieces_of(MODEL), torch.Generator().manual_seed(seed))
+    return net
+
+
+TOKENS = 2048  # that it can guess
+
+
+def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
+    """Its guesses are poor: the text must not care."""
+    pieces = load_embeddings(model)
+    net = HEAD_TYPES[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
+    net.init_weights(pieces, torch.Generator().manual_seed(0))
+    card = Card(
+        kind, net.shape, model.name, pieces.fingerprint, acceptance=(0.5, 0.25), tokens_per_pass=(1.5, 1.6)
+    )
+    save(folder, card, net)
+    return folder
+
+
+def _shape(kind: str, of: ModelConfig) -> Any:
+    taps = (1, of.layers // 2)
+    if kind == "medusa":
+        return MedusaConfig(of.width, of.vocab_size, TOKENS, (of.layers - 1,), 4)
+    cls = BlockConfig if kind == "block" else EagleConfig
+    return cls(of.width, 1, 1, 32, 64, of.vocab_size, TOKENS, taps)

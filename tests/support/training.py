@@ -1,5 +1,7 @@
-"""A whole job that is killed once and goes on, and what is seen of it meanwhile."""
+"""Conversations to train on, and a training that is killed once and goes on."""
 
+import gzip
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +19,51 @@ from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.rollout import Rollout
 from paceline.train.head_pipeline import ANSWERS, PipelineProgress
 from paceline.train.trainer import Batches, take_steps
-from support.talk import called, record, user, write
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a town.",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string"}},
+            "required": ["town"],
+        },
+    },
+}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def called(town: str, id: str = "call_0") -> dict[str, Any]:
+    function = {"name": "weather", "arguments": json.dumps({"town": town})}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": id, "type": "function", "function": function}],
+    }
+
+
+def result(text: str, id: str = "call_0") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": text}
+
+
+def record(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"messages": list(messages), "tools": [WEATHER], **more}
+
+
+def write(path: Path, records: Iterable[dict[str, Any]], *raw: str) -> Path:
+    text = "\n".join([*map(json.dumps, records), *raw]) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
 
 J = TypeVar("J")
 C = TypeVar("C")
