@@ -22,7 +22,7 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.text import Tokenizer
 from paceline.types import Draft, Feed, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
-from support.torch_cases import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
+from support.models import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
 
 pytestmark = [
     pytest.mark.gpu,

@@ -30,7 +30,7 @@ from paceline.target.cuda.weights import quantise_int8, unsupported_reason
 from paceline.target.weights.model_config import Weights
 from paceline.types import Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
-from support.torch_cases import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
+from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=4)
 CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
