@@ -9,6 +9,7 @@ from bench.compare.rows import OURS
 from bench.compare.table import faster
 from bench.drafters.arms import PLAIN
 from bench.drafters.rows import machine_name, verdicts
+from bench.pages import gpu
 from bench.pages.readme import best_peer, of_mode, pooled, throughput
 from bench.peers.systems import precision
 from bench.results_folder import Result
@@ -27,7 +28,7 @@ def page() -> str:
         "command and its raw file. A spread is median (lowest to highest).",
         "",
     ]
-    parts = (is_it_faster, for_whom, against_whom, when_not, same_text, which_machine)
+    parts = (is_it_faster, for_whom, against_whom, on_a_gpu, when_not, same_text, which_machine)
     return "\n".join([*lines, *(line for part in parts for line in part())])
 
 
@@ -135,6 +136,22 @@ def _fastest(result: Result) -> Iterable[list[str]]:
         ]
 
 
+def on_a_gpu() -> Lines:
+    lines = []
+    for result in results_folder.read("gpu"):
+        lines += [
+            f"## On a GPU ({result['machine']['gpu']})?",
+            "",
+            "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
+            "",
+            *gpu.passes(result, contexts=(300, 4000)),
+            "SmolLM2 after recorded agent prompts, one request at a time, Python included:",
+            "",
+            *gpu.rounds(result),
+        ]
+    return lines
+
+
 def when_not() -> Lines:
     lines = ["## When not?", ""]
     for result in results_folder.read("serve"):
@@ -147,7 +164,6 @@ def when_not() -> Lines:
             lines += [f"- {where}: {line}" for line in verdicts(result) if "nowhere" in line]
     lines += [
         "- Memory: paceline holds more than llama.cpp (peak MB above).",
-        "- On a GPU paceline runs eager PyTorch, without CUDA graphs. Other engines were not compared there.",
         "",
     ]
     return lines
