@@ -1,4 +1,4 @@
-"""C++ beside the Python: built once with the machine's own compiler, kept, and loaded through ctypes.
+"""C++ sources, compiled once with the machine's own compiler, cached, and loaded through ctypes.
 
 home/native/NAME-RECIPE-CONTENT.so     RECIPE is a hash of sources, headers, flags, compiler and architecture,
                                        CONTENT of the library itself: a damaged one may kill whoever loads it
@@ -80,14 +80,14 @@ class _Recipe:
 
 def _recipe(name: str, units: Sequence[Unit], headers: Sequence[Path], flags: Sequence[str]) -> _Recipe:
     compiler = _compiler(name)
-    said: list[object] = [_identity(compiler, name), platform.machine(), COMPILE, LINK, tuple(flags)]
+    inputs: list[object] = [_identity(compiler, name), platform.machine(), COMPILE, LINK, tuple(flags)]
     try:
-        said += [(unit.source.name, unit.flags, unit.source.read_bytes()) for unit in units]
-        said += [(header.name, header.read_bytes()) for header in headers]
+        inputs += [(unit.source.name, unit.flags, unit.source.read_bytes()) for unit in units]
+        inputs += [(header.name, header.read_bytes()) for header in headers]
     except OSError as error:
         why = f"its source {error.filename} cannot be read ({error.strerror})"
         raise _not_compiled(name, why, "install paceline again") from error
-    return _Recipe(name, compiler, tuple(units), tuple(flags), _digest(repr(said).encode()))
+    return _Recipe(name, compiler, tuple(units), tuple(flags), _digest(repr(inputs).encode()))
 
 
 def _digest(content: bytes) -> str:
@@ -185,10 +185,10 @@ def _identity(compiler: tuple[str, ...], name: str) -> str:
 
 @cache
 def _version(compiler: tuple[str, ...]) -> str:
-    said = subprocess.run(
+    version = subprocess.run(
         [*compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60
     )
-    return said.stdout.decode(errors="replace").partition("\n")[0]
+    return version.stdout.decode(errors="replace").partition("\n")[0]
 
 
 @cache

@@ -50,7 +50,7 @@ def found(smollm2_path: Path) -> dict[str, dict[str, Any]]:
     """By name, what came of each; one that is missing brought the process down."""
     script = SUPPORT / "hostile.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(smollm2_path)],
+        [sys.executable, "-P", str(script), str(smollm2_path)],
         capture_output=True,
         text=True,
         timeout=len(CASES) * SECONDS,

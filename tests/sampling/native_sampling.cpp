@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <random>
 
-#include "../src/paceline/sampling/choose.cpp"
+#include "../../src/paceline/sampling/csrc/choose.cpp"
 
 int main() {
     std::mt19937 random(1);

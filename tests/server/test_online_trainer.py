@@ -250,7 +250,7 @@ def test_only_what_may_be_kept_is_kept(life: Life) -> None:
 def test_the_log_tells_what_serves(life: Life) -> None:
     assert any(re.match(r"ours: version 1; tokens per pass .* before, .* after$", line) for line in life.log)
     serving = [line for line in life.log if "drafts with version" in line]
-    assert serving == [f"ours guesses with version {number} now" for number in (1, 0, 1)]
+    assert serving == [f"ours drafts with version {number} now" for number in (1, 0, 1)]
     assert not any("capital" in line or str(Path.home()) in line for line in life.log)
 
 

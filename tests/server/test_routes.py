@@ -24,6 +24,7 @@ from paceline.server.routes import (
     load,
     prompt_class,
 )
+from support.servers import toy_running
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {}}}
@@ -369,3 +370,19 @@ def test_the_docs_name_every_setting() -> None:
     page = PAGE.read_text()
     for name in (*Route.model_fields, *Match.model_fields):
         assert f"| `{name}` |" in page, name
+
+
+def test_a_route_limits_the_tokens_of_an_answer(tmp_path: Path) -> None:
+    limited = {"name": "brief", "match": {"header": {"x-brief": "yes"}}, "max_tokens": 3}
+    (tmp_path / "routes.yaml").write_text(yaml.safe_dump({"routes": [limited]}))
+    with toy_running(tmp_path, routes=str(tmp_path / "routes.yaml")) as server:
+        for max_tokens, brief, written in ((8, "yes", 3), (2, "yes", 2), (8, "no", 8)):
+            answer = server.client().completions.create(
+                model=server.model,
+                prompt="x",
+                max_tokens=max_tokens,
+                extra_body={"ignore_eos": True},
+                extra_headers={"x-brief": brief},
+            )
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == written

@@ -1,14 +1,15 @@
-"""How a token is chosen: pure functions, shared by the target and the drafters.
+"""From logits to a token: pure functions, shared by the target and the drafters.
 
-One fixed order: bias, mask, penalties, temperature, top-k, top-p, min-p. What is left is a `Law`; the token
-is the argmax of the law's logits plus Gumbel noise. The noise is random access: it depends on the request's
-seed, the place in the output and the token id, never on how many tokens were drawn before.
+One fixed order: bias, mask, penalties, temperature, top-k, top-p, min-p. The result is a `Distribution`; the
+token is the argmax of its logits plus Gumbel noise (the Gumbel-max trick). The noise is random access: it
+depends on the request's seed, the position in the output and the token id, never on how many tokens were
+sampled before.
 
-noise.py     keys, coins and the noise of a token
-allowed.py   masks: which tokens may come
-distribution.py       from logits to a law
-choose.py    from a law to tokens
-native.py    from logits to a token in one go (choose.cpp), the same token; law and choice where it cannot be
+noise.py         keys, coins and the noise of a token
+masks.py         bit masks of allowed tokens
+distribution.py  from logits to a distribution
+choose.py        from a distribution to tokens
+native.py        from logits to a token in one go (csrc/choose.cpp): the same token, without the distribution
 """
 
 from paceline.sampling.choose import choose, greedy, logprob, ranked

@@ -37,9 +37,9 @@ def greedy(
 
 
 def _largest(x: Floats | Doubles, width: int) -> Ids:
-    """Where the largest are, largest first, of equals the first; beyond one, none that is impossible."""
+    """Indices of the largest, largest first, of equals the first; beyond one, none that is impossible."""
     best, rest = [int(x.argmax())], x
-    while len(best) < width:  # few are wanted: to find them one by one is quicker than any partition
+    while len(best) < width:  # for a few, one by one is quicker than any partition
         rest = x.copy() if rest is x else rest
         rest[best[-1]] = -np.inf
         if rest[at := int(rest.argmax())] == -np.inf:
@@ -62,7 +62,7 @@ _RARE: Final = np.uint32(int(2**32 * np.exp(-np.exp(-8.0))))  # bits below this 
 
 
 def _winners(logits: Floats, bits: Words, width: int) -> Ids:
-    """Where logit and noise together are largest, with logarithms taken only where they can matter.
+    """The index where logit and noise together are largest, with logarithms taken only where they can matter.
 
     What is left out scores below 8 - 12 = -4; the best token alone scores less only once in 10^23 draws.
     """

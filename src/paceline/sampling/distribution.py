@@ -20,11 +20,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What stands before a row; read only where penalties need it."""
+    """The text before a row; read only where penalties need it."""
 
     tokens: Sequence[int] | Ids = ()
     prompt_len: int = 0
-    guessed: Sequence[int] = ()  # the draft's tokens on the way to the row
+    guessed: Sequence[int] = ()  # the draft's tokens before the row
 
     def text(self) -> Ids:
         return np.concatenate([np.asarray(self.tokens, np.int64), np.asarray(self.guessed, np.int64)])
@@ -64,7 +64,7 @@ class Distribution:
 def distribution(
     logits: Floats, params: SamplingParams, history: History = NO_HISTORY, mask: Bits | None = None
 ) -> Distribution:
-    """What the row's token is drawn from.
+    """The processed distribution of a row's token.
 
     A mask makes the allowed tokens the whole vocabulary: with their logits all broken or all -inf, the token
     is still one of them.
@@ -101,7 +101,7 @@ def processed(
 
 
 def penalises(params: SamplingParams) -> bool:
-    """Whether a choice depends on the text before it."""
+    """True if a choice depends on the text before it."""
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
@@ -131,8 +131,8 @@ def _penalised(x: Floats, params: SamplingParams, history: History) -> Floats:
         x[seen] = np.where(x[seen] > 0, x[seen] / scale, x[seen] * scale)
     presence, frequency = params.presence_penalty, params.frequency_penalty
     if presence or frequency:
-        said, counts = np.unique(text[history.prompt_len :], return_counts=True)
-        x[said] -= (presence + frequency * counts).astype(np.float32)
+        seen, counts = np.unique(text[history.prompt_len :], return_counts=True)
+        x[seen] -= (presence + frequency * counts).astype(np.float32)
     return x
 
 
@@ -145,7 +145,7 @@ _DEPTHS: Final = tuple(np.float32(d) for d in (-3, -6, -10, -np.inf))
 
 
 def _top_k(x: Floats, k: int) -> Ids:
-    """Where the k largest are; of equals at the edge, the lowest ids."""
+    """Indices of the k largest; of equals at the cutoff, the lowest ids."""
     near = np.flatnonzero(x >= _DEPTHS[1])
     if len(near) < k:
         near = np.flatnonzero(x >= np.partition(x, -k)[-k])
@@ -156,14 +156,14 @@ def _top_p(ids: Ids | None, x: Floats, top_p: float) -> tuple[Ids, Floats]:
     """The fewest likeliest tokens that together have top_p; of equals at the edge, the lowest ids."""
     ids, x = _select(ids, x, np.flatnonzero(x > _WEIGHTLESS))
     weight = _weights(x)
-    wanted = top_p * float(weight.sum())
+    target = top_p * float(weight.sum())
     for depth in _DEPTHS:
         near = np.flatnonzero(x >= depth)
         near = near[np.argsort(-x[near], kind="stable")]
         reached = np.cumsum(weight[near])
-        if reached[-1] >= wanted:
+        if reached[-1] >= target:
             break
-    keep = np.sort(near[: int((reached < wanted).sum()) + 1])
+    keep = np.sort(near[: int((reached < target).sum()) + 1])
     return _select(ids, x, keep)
 
 
@@ -173,12 +173,12 @@ _EXP: Final = tuple(
     np.float32(c)
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 )
-_WEIGHTLESS: Final = np.float32(-24.5)  # what is below, _weights rounds to nothing
+_WEIGHTLESS: Final = np.float32(-24.5)  # below it, _weights rounds to zero
 _QUANTUM: Final = 1.5 * 2.0**18  # adding it to a double rounds to multiples of 2^-34
 
 
 def _weights(x: Floats) -> Doubles:
-    """exp(x) of what is at most 0 and not weightless, rounded to multiples of 2^-34.
+    """exp(x) for _WEIGHTLESS <= x <= 0, rounded to multiples of 2^-34.
 
     Sums of these over 2^19 tokens are exact, in any order; and nothing but sums and products of float32 goes
     into one, so that choose.cpp and every processor have the same.

@@ -21,16 +21,16 @@ from paceline.types import Bits
 
 SOURCE: Final = Path(__file__).parent / "csrc" / "choose.cpp"
 HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("cutoff.h", "mask.h", "exact_math.h"))
-NO_MEMORY: Final = -2  # in the place of a token: as in choose.cpp
+NO_MEMORY: Final = -2  # instead of a token: as in choose.cpp
 
 Function = Callable[..., int]
 
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """For C++ that chooses from rows of some tokens, with nothing asked of the text: see choose.cpp."""
+    """For C++ that chooses from rows of some tokens, without penalties: see choose.cpp."""
 
-    function: int  # where paceline_choose_among is
+    function: int  # address of paceline_choose_among
     settings: int  # and what it is to be given; good as long as the chooser is there
 
 
@@ -132,7 +132,7 @@ def _functions() -> tuple[Function, int] | None:
 
 
 def describe() -> str:
-    """How this machine samples, and why."""
+    """One line for `paceline doctor`: native sampling or not, and the reason."""
     try:
         return f"native, {library('sampling', [Unit(SOURCE)], HEADERS)}"
     except NotCompiled as error:

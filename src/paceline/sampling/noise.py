@@ -34,7 +34,7 @@ def _mix(seed: int, choice: int, stream: int, index: int, slot: int) -> int:
 
 
 def noise_key(seed: int, choice: int, stream: int, index: int, slot: int = 0) -> Key:
-    """Index: the place in the output. Slot tells apart several draws at one place."""
+    """index: the position in the output. slot: tells apart several samples at one position."""
     x = _mix(seed, choice, stream, index, slot)
     return x >> 32, x & 0xFFFFFFFF
 

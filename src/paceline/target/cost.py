@@ -24,7 +24,7 @@ from paceline.target.base import ModelTarget
 from paceline.types import Draft, Feed, Finish, Round, Seq
 
 ROWS: Final = (1, 2, 4, 8, 16)
-REPEATS: Final = 3  # of which the fastest counts
+REPEATS: Final = 3  # passes; the fastest counts
 BUDGET: Final = 1.5  # seconds, after which no further pass is tried
 MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
@@ -42,7 +42,7 @@ class CostTable:
     """ms[context][rows], the fastest of a few passes; empty where nothing could be measured."""
 
     ms: Mapping[int, Mapping[int, float]]
-    spread: float = field(default=1.0, compare=False)  # of the timings: see MAX_SPREAD
+    spread: float = field(default=1.0, compare=False)  # see MAX_SPREAD
     _by_rows: dict[int, list[tuple[int, float]]] = field(default_factory=dict, init=False, compare=False)
 
     def __call__(self, rows: int, context: int) -> float:
@@ -57,7 +57,7 @@ class CostTable:
 
 
 def _line(points: Sequence[tuple[int, float]], at: int) -> float:
-    """A polyline through the points, which stays at least at a tenth of the lowest."""
+    """Linear interpolation and extrapolation, never below a tenth of the lowest point."""
     if len(points) == 1:
         return points[0][1]
     i = 1
@@ -151,7 +151,7 @@ def measure(target: ModelTarget, budget: float = BUDGET, clock: Clock = time.per
 
 
 def _rising(table: Mapping[int, Mapping[int, float]]) -> dict[int, dict[int, float]]:
-    """Running maxima: more rows and more context cost no less, whatever a noisy moment said."""
+    """Running maxima: more rows and more context cost no less, whatever a noisy moment gave."""
     rising: dict[int, dict[int, float]] = {}
     before: Mapping[int, float] = {}
     for context, row in sorted(table.items()):
@@ -169,7 +169,7 @@ def _measure_at(target: ModelTarget, context: int, deadline: float, clock: Clock
     seq = Seq("\0cost", tokens[: context + 1], context + 1, tenant=_TENANT)
     timings: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with target.noise(seq):
-        target.forward([Feed(seq.id, tokens[context : context + 1])])  # what is done only once is done now
+        target.forward([Feed(seq.id, tokens[context : context + 1])])  # the first pass also allocates
         target.keep(seq.id, context)
         for _ in range(REPEATS):
             for rows in ROWS:

@@ -1,7 +1,7 @@
 """CPU features, probed in a child process where /proc/cpuinfo lies (AMX), and free memory.
 
 Some machines list AMX among their features, yet its instructions are illegal, and a bfloat16 product that
-chooses them kills the process. A child process tries one; if it dies, oneDNN is told to do without.
+chooses them kills the process. A child process tries one; if it dies, oneDNN is capped to an ISA without AMX.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ def describe() -> dict[str, Any]:
 
 @cache
 def amx() -> Amx:
-    """Tried once for each processor and torch, and remembered in paceline's folder."""
+    """Probed once for each processor and torch version, then read from cpu.json."""
     if not _listed(("amx_tile",)):
         return "absent"
     path = home() / "cpu.json"
@@ -113,7 +113,7 @@ def cores() -> int:
 
 
 def has(flags: Sequence[str]) -> bool:
-    """Whether the system lists all of these features, by the names of /proc/cpuinfo."""
+    """True if the system lists all of these features, by the names of /proc/cpuinfo."""
     return _listed(tuple(flags)) == list(flags)
 
 

@@ -1,4 +1,4 @@
-"""Which target runs a model on this machine, and why."""
+"""The choice of a backend for a model on this machine, and the reasons against one."""
 
 import logging
 import os
@@ -78,7 +78,7 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarg
 
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
-    """A model that only guesses: float weights too are run in 8 bits each, where the native engine can."""
+    """A draft model: float weights too are rounded to 8 bits, where the native engine can run them."""
     if config.dtype == "auto" and placement(config)[0].type == "cpu":
         with suppress(_Unsupported):
             return _native(path, replace(config, dtype="int8"))
@@ -86,7 +86,7 @@ def load_draft(path: Path, config: EngineConfig) -> ModelTarget:
 
 
 def load_quantized_copy(path: Path, config: EngineConfig, target: ModelTarget) -> NativeTarget:
-    """The same model in 4 bits a weight, with a smaller cache of its own: something to guess with."""
+    """The same model in 4 bits a weight, with a smaller cache of its own: a draft model."""
     if reason := unsupported_copy_reason(path, config, target.bytes_held):
         raise _no_copy(path, reason)
     smaller = replace(config, cache_mb=min(config.cache_mb, max(MIN_CACHE_MB, config.cache_mb // 4)))
@@ -130,7 +130,7 @@ def unsupported_copy_reason(path: Path, config: EngineConfig, target_bytes: int 
 
 def _no_copy(path: Path, reason: str) -> DrafterMismatch:
     return DrafterMismatch(
-        f"a copy of {path.name} in 4 bits cannot guess for it: {reason}; leave `quantized` out"
+        f"a copy of {path.name} in 4 bits cannot draft for it: {reason}; leave `quantized` out"
     )
 
 
@@ -153,13 +153,13 @@ def _native(path: Path, config: EngineConfig, four_bits: bool = False) -> Native
 
 
 def native_path() -> tuple[str | None, str]:
-    """The native path this process would take, if any, and why."""
+    """The native path this process would take, or None, and the reason."""
     choice = library.chosen()
     if choice == "torch":
         return None, f"{library.SETTING}=torch"
     path = library.best_path(choice)
     if path is not None:
-        return path, "the best this processor lists" if choice == "auto" else "asked for"
+        return path, "the best this processor lists" if choice == "auto" else "chosen by the user"
     if choice == "auto":
         return None, "the system lists neither AVX2 nor AVX-512 with VNNI for this processor"
     return None, f"the system does not list what {choice} needs for this processor"

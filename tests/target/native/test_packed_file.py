@@ -188,7 +188,7 @@ def test_a_home_that_cannot_be_written(
     first = told(model)
     (tmp_path / "file").touch()
     target = native_target(model, home=tmp_path / "file" / "home")
-    assert "packed weights are not kept" in only_line(caplog)
+    assert "packed weights are not stored" in only_line(caplog)
     assert same(story(target, 30), first)
     assert len(fills) == 2
 

@@ -19,7 +19,7 @@ KEY_TILE: Final = 256  # keys are read and summed in tiles of this many, from po
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How attention is cut up."""
+    """Heads, group size and window of attention."""
 
     kv_heads: int
     group: int  # query heads that share a key head
@@ -32,7 +32,7 @@ class Heads:
 class Span:
     rows: tuple[int, ...]  # of the pass
     start: int  # position of the first row
-    slots: Sequence[int]  # where their keys and values go
+    slots: Sequence[int]  # for their keys and values
     keys: slice | Sequence[int]  # slots of positions 0, 1, ...: whole key tiles, whatever fills up the last
 
 
@@ -56,12 +56,12 @@ class Layout:
         """rows: of the pass, its padding included."""
         order: list[int] = []  # pass row of each layout row
         positions: list[int] = []
-        self.place = [0] * rows  # layout row of each pass row; padding has none
+        self.row_of = [0] * rows  # layout row of each pass row; padding has none
         self.spans: list[PlacedSpan] = []
         for span in spans:
             first, padded = len(order), tile.padded(len(span.rows))
             for at, row in enumerate(span.rows, first):
-                self.place[row] = at
+                self.row_of[row] = at
             nth = [min(i, len(span.rows) - 1) for i in range(padded)]  # padding repeats the last row
             order += [span.rows[i] for i in nth]
             positions += [span.start + i for i in nth]
@@ -71,13 +71,13 @@ class Layout:
         self.positions = torch.tensor(positions, device=device)
         in_order = len(spans) == 1 and len(order) == rows  # the pass is padded as its only span is
         self._order = None if in_order else torch.tensor(order, device=device)
-        self._place = None if in_order else torch.tensor(self.place, device=device)
+        self._row_of = None if in_order else torch.tensor(self.row_of, device=device)
 
     def arrange(self, x: Tensor) -> Tensor:
         return x if self._order is None else x.index_select(0, self._order)
 
     def restore(self, x: Tensor) -> Tensor:
-        return x if self._place is None else x.index_select(0, self._place)
+        return x if self._row_of is None else x.index_select(0, self._row_of)
 
 
 def _placed(
@@ -130,7 +130,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
     """q [heads, rows, head_dim], k and v [kv_heads, keys, head_dim] -> [rows, heads * head_dim], float32.
 
     What a mask hides has the weight 0, so a longer tail of hidden keys changes no bit. Queries are scaled
-    beforehand: a library that is asked to scale a product does it before or after the sum, as it likes.
+    beforehand: a library may scale a product before or after the sum.
     """
     grouped = (q * heads.scale).reshape(heads.kv_heads, -1, heads.head_dim)
     out = (_by_row if q.device.type == "cpu" else _by_tile)(grouped, k, v, mask)
@@ -138,7 +138,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tenso
 
 
 def _by_row(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """A CPU's softmax sums in one order however long the row is; its bare exponential rounds by place."""
+    """A CPU's softmax sums in one order however long the row is; its bare exponential rounds by position."""
     weight = torch.baddbmm(mask, q, k.transpose(1, 2)).softmax(-1)
     out = torch.bmm(weight[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for part in _tiles(k)[1:]:

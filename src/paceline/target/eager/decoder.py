@@ -35,7 +35,7 @@ class Batch:
     spans: Sequence[Span]  # every row is in exactly one
     scored: Sequence[int]  # the rows to give logits for
     taps: Sequence[int] = ()  # the layers whose output to give for all rows
-    stash: bool = False  # whether to give the rows' keys and values too
+    stash: bool = False  # return the rows' keys and values too
     layers: Sequence[int] | None = None  # those to run; None: all
 
 
@@ -43,8 +43,8 @@ class Batch:
 class PassOutput:
     logits: Tensor  # [scored, vocab] float32
     hidden: dict[int, Tensor]  # layer -> [rows, width] float32
-    stash: Stash  # empty unless asked for
-    place: Sequence[int]  # the stash's row of each row of the pass
+    stash: Stash  # empty unless requested
+    stash_rows: Sequence[int]  # the stash's row of each row of the pass
 
 
 class Decoder:
@@ -96,7 +96,7 @@ class Decoder:
             if i in batch.taps:
                 hidden[i] = x[: len(batch.tokens)].clone()
         logits = self._logits(_select(x, index))
-        return PassOutput(logits[: len(batch.scored)], hidden, stash, layout.place)
+        return PassOutput(logits[: len(batch.scored)], hidden, stash, layout.row_of)
 
     def embeddings(self, fingerprint: str) -> TargetEmbeddings:
         """Shares the decoder's memory, but for an output matrix that oneDNN has packed."""

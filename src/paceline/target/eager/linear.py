@@ -15,7 +15,7 @@ from torch import Tensor
 
 MAX_ROWS: Final = 16  # row counts up to this one are what the tile is chosen for
 CUDA_TILE: Final = 32
-_PACKED_FOR: Final = 16  # rows oneDNN is told to expect when it chooses a weight layout
+_PACKED_FOR: Final = 16  # rows for which oneDNN chooses a weight layout
 
 
 class Linear(Protocol):
@@ -125,12 +125,12 @@ class Product:
 
 
 def find_row_tile(product: Product) -> RowTile:
-    """The first tile at which the product's rows do not depend on their number or place."""
+    """The first tile at which the product's rows do not depend on their number or position."""
     return next(tile for tile in _TILES if _agrees(product, tile.counts))
 
 
 def _agrees(product: Product, counts: Sequence[int]) -> bool:
-    """Whether all rows, each moved to the next one's place, come out as among the most rows unmoved."""
+    """True if all rows, each rotated to the next position, equal those of the largest count unrotated."""
     generator = torch.Generator().manual_seed(0)
     seen, enough = 0, 1 if product.dtype == torch.float32 else _ENOUGH
     while seen < enough:

@@ -32,7 +32,7 @@ def _llama3(base: Tensor, rope: Rope) -> Tensor:
 
 
 class RopeTable:
-    """Grows as positions are asked for; a row once computed never changes."""
+    """Grows with the highest position used; a computed row never changes."""
 
     def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
         self._frequencies = frequencies(rope, head_dim)

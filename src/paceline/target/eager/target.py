@@ -23,7 +23,7 @@ from paceline.types import Draft, Feed, Scores, common_prefix
 
 
 def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
-    """Where the weights are to be held, and in which type; to be called before they are loaded."""
+    """Device and type of the weights; to be called before they are loaded."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -138,9 +138,9 @@ class TorchTarget(PagedTarget[_FeedRecord]):
     def _cut(self, seq_id: str, rows: Sequence[int], start: int) -> Iterator[Span]:
         """One span, or several where kernels must be given a fixed number of rows."""
         tile = self._decoder.attention_tile
-        most = tile.size if tile.exact else len(rows)
-        for i in range(0, len(rows), most):
-            part = tuple(rows[i : i + most])
+        size = tile.size if tile.exact else len(rows)
+        for i in range(0, len(rows), size):
+            part = tuple(rows[i : i + size])
             stop = start + i + len(part)
             slots = self._cache.slots(seq_id, start + i, stop)
             yield Span(part, start + i, slots, self._key_slots(seq_id, stop))
@@ -159,7 +159,7 @@ class TorchTarget(PagedTarget[_FeedRecord]):
             return
         device = self._decoder.device
         slots = torch.tensor(self._cache.slots(seq_id, start, start + len(path)), device=device)
-        rows = torch.tensor([fed.outcome.place[fed.first_node + node] for node in path], device=device)
+        rows = torch.tensor([fed.outcome.stash_rows[fed.first_node + node] for node in path], device=device)
         keys, values = zip(*fed.outcome.stash, strict=True)
         with torch.inference_mode():
             for cached, new in ((self._kv.k, keys), (self._kv.v, values)):

@@ -1,4 +1,4 @@
-"""One sequence's pages, and the blocks nobody uses."""
+"""The block table of one sequence (PagedAttention), and runs of free blocks."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The KV cache: pages of fixed size, shared between sequences that begin alike."""
+"""A paged KV cache (PagedAttention, arXiv 2309.06180): blocks that sequences with a common prefix share."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ _MB: Final = 2**20
 
 
 def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
-    """How many blocks of keys and values that much memory holds."""
+    """The number of blocks of keys and values that fit into cache_mb."""
     block_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * BLOCK * itemsize
     blocks = cache_mb * _MB // block_bytes
     if not blocks:
@@ -26,7 +26,7 @@ def blocks_in(cache_mb: int, shape: ModelConfig, itemsize: int) -> int:
 
 
 class KVMemory(Protocol):
-    """What the keys and values lie in."""
+    """The memory of keys and values."""
 
     def copy(self, source: int, target: int, count: int) -> None: ...  # slots, both multiples of the block
 
@@ -103,10 +103,10 @@ class PagedCache:
             return
         spare = self._free.count + self._tree.idle
         copied = pages.borrowed and pages.nodes[-1].holders > 1
-        most = max(0, (len(pages.table) - copied + spare) * self.block - len(pages.tokens))
-        if n > most:
+        free = max(0, (len(pages.table) - copied + spare) * self.block - len(pages.tokens))
+        if n > free:
             raise CacheFull(
-                f"no room in the KV cache: {n} more rows wanted, {most} are free or can be freed; "
+                f"no room in the KV cache: {n} more rows needed, {free} are free or can be freed; "
                 "raise cache_mb or run fewer sequences at once"
             )
         fresh = -(-(len(pages.tokens) + n) // self.block) - len(pages.table)
@@ -160,7 +160,7 @@ class PagedCache:
         return list(self._pages(seq_id).table)
 
     def slots(self, seq_id: str, start: int, stop: int) -> list[int]:
-        """Where the rows [start, stop) are, or may be written."""
+        """The slots of rows [start, stop), written or not."""
         pages, size = self._pages(seq_id), self.block
         self._check_rows(pages, start, stop)
         slots: list[int] = []
@@ -187,7 +187,7 @@ class PagedCache:
     def _check_rows(self, pages: BlockTable, start: int, stop: int) -> None:
         end = len(pages.tokens) + pages.room
         if not 0 <= start <= stop <= end:
-            raise ValueError(f"rows {start} to {stop} asked for, there are {end}: extend first")
+            raise ValueError(f"rows {start} to {stop} are out of range, there are {end}: extend first")
 
     def _take(self, after: int | None) -> int:
         if not self._free.count:

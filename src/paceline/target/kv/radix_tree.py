@@ -1,4 +1,4 @@
-"""Which cached blocks hold which tokens: one tree per tenant, a node per block."""
+"""A radix tree of cached prefixes (RadixAttention, arXiv 2312.07104): one per tenant, a node per block."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -37,7 +37,7 @@ class Node:
         return self.children.get(tokens[:length]) or self.children[key], length
 
 
-class Found(NamedTuple):
+class PrefixMatch(NamedTuple):
     root: Node
     full: list[Node]  # wholly equal blocks, from the first token on
     tail: Node | None  # the block after them that agrees longest with what remains
@@ -58,7 +58,7 @@ class RadixTree:
     def idle(self) -> int:
         return len(self._idle)
 
-    def find(self, tenant: str, tokens: Tokens) -> Found:
+    def find(self, tenant: str, tokens: Tokens) -> PrefixMatch:
         """The longest cached prefix of `tokens`. The root is created if need be: hold it or `settle` it."""
         root = node = self._roots.setdefault(tenant, Node(tenant, None, (), -1))
         full: list[Node] = []
@@ -66,7 +66,7 @@ class RadixTree:
         while start + size <= len(tokens) and (child := node.children.get(tokens[start : start + size])):
             full.append(child)
             node, start = child, start + size
-        return Found(root, full, *node.closest(tokens[start : start + size]))
+        return PrefixMatch(root, full, *node.closest(tokens[start : start + size]))
 
     def add(self, parent: Node, tokens: Tokens, block: int) -> Node:
         """Registers a block that nobody holds yet."""

@@ -26,7 +26,7 @@ class ScratchBlocks:
         start = self._first + self._taken
         self._taken += count
         if self._taken > self._count:
-            raise CacheFull(f"trees of guesses need more than {self._count} spare blocks: draft less at once")
+            raise CacheFull(f"draft trees need more than {self._count} scratch blocks: draft less at once")
         return list(range(start, start + count))
 
 
@@ -37,7 +37,7 @@ class NativeBatch:
     spans: list[tuple[int, int, int, int]] = field(default_factory=list)  # see Span in model.h
     span_rows: list[int] = field(default_factory=list)
     tables: list[int] = field(default_factory=list)
-    writes: list[list[int]] = field(default_factory=list)  # slots of each row, its own place first
+    writes: list[list[int]] = field(default_factory=list)  # slots of each row, its own first
     copies: list[tuple[int, int]] = field(default_factory=list)
     scored: list[int] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class NativeBatch:
         first, draft = len(self.tokens), feed.draft
         root = first + len(feed.tokens)
         self.tokens += [*feed.tokens, *draft.tokens]
-        drafted = start + len(feed.tokens)  # the position of the first guess
+        drafted = start + len(feed.tokens)  # the position of the first draft token
         self.positions += [
             *range(start, drafted),
             *(drafted + draft.depth(node) - 1 for node in range(len(draft))),
@@ -84,14 +84,14 @@ class NativeBatch:
         table: Sequence[int],
         scratch: ScratchBlocks,
     ) -> list[int]:
-        """The sequence's sub-blocks up to the guesses, then spare ones that hold this path."""
+        """The sequence's sub-blocks before the draft, then scratch ones that hold this path."""
         drafted = start + len(feed.tokens)
-        kept = drafted // SUB_BLOCK
-        own = scratch.take((drafted + len(path) - 1) // SUB_BLOCK + 1 - kept)
-        again = max(start, kept * SUB_BLOCK)  # rows of this pass that share a sub-block with the guesses
+        shared = drafted // SUB_BLOCK
+        own = scratch.take((drafted + len(path) - 1) // SUB_BLOCK + 1 - shared)
+        again = max(start, shared * SUB_BLOCK)  # rows of this pass that share a sub-block with the draft
         rows = [*range(root - (drafted - again), root), *(root + node for node in path)]
-        if kept * SUB_BLOCK < start:
-            self.copies.append((table[kept], own[0]))
-        whole = [*table[:kept], *own]
+        if shared * SUB_BLOCK < start:
+            self.copies.append((table[shared], own[0]))
+        whole = [*table[:shared], *own]
         self._write(rows, again, whole)
         return whole

@@ -73,7 +73,7 @@ class NativeBlock(BlockRunner):
         embeddings: PackedEmbeddings,
         pool: ThreadPool,
     ) -> None:
-        """own: the network's weights, each of which is asked for once."""
+        """own: the network's weights, each read once."""
         lib = pool.lib
         self.like = torch.empty(0, dtype=torch.float16)
         self.shape, self.draft_ids = shape, draft_ids.to("cpu", torch.int64).contiguous()
@@ -89,7 +89,7 @@ class NativeBlock(BlockRunner):
         layers = _layers(shape, own, weights)
         model = _model(shape, own, embeddings, weights, layers, self.draft_ids)
         self._outputs: int = model.head.outputs
-        self._held = (weights, layers, self.draft_ids, embeddings)  # what the C++ side points at
+        self._held = (weights, layers, self.draft_ids, embeddings)  # referenced by C++
         self._native = lib.paceline_block_run
         self._filler = lib.paceline_block_open(c.byref(model), pool.handle)
         if not self._filler:
@@ -146,7 +146,7 @@ class NativeBlock(BlockRunner):
         return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
 
     def _reading(self, parts: Sequence[TapInput]) -> list[list[Tensor]]:
-        """What must stay until it is read."""
+        """Returns the tensors that must stay alive until the call ends."""
         held = []
         for i, part in enumerate(parts):
             states, first = self._states(part)
@@ -156,7 +156,7 @@ class NativeBlock(BlockRunner):
         return held
 
     def _states(self, part: TapInput) -> tuple[list[Tensor], int]:
-        """Of each layer tapped as the C++ reads them, and the first row that is meant."""
+        """Hidden states of each tapped layer, contiguous float32, and the index of the first row."""
         found = [part.hidden[tap] for tap in self._taps]
         if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
             return found, part.first
@@ -184,7 +184,7 @@ class NativeBlock(BlockRunner):
         for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
             block, draw = place.block, samples[i] if samples else None
             if not 0 < size <= block.slots - place.slot:
-                raise ValueError(f"{size} guesses from slot {place.slot} on are not in this block")
+                raise ValueError(f"{size} tokens from slot {place.slot} on are not in this block")
             previous = self._number[place.previous]
             self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
 
@@ -247,14 +247,14 @@ class _Call:
         """Room for so many sequences; what was there is lost."""
         if many <= self._many:
             return
-        self._many, guesses = many, many * self._block
+        self._many, tokens = many, many * self._block
         self._hidden = (c.c_void_p * (many * self._taps))()  # of each part, of each layer tapped
         self._hidden_at = c.addressof(self._hidden)
         self._parts, self._texts = (library.Part * many)(), (library.Text * many)()
         self._chains = (library.Chain * many)()
-        self._keys = (c.c_uint32 * (2 * guesses))()
+        self._keys = (c.c_uint32 * (2 * tokens))()
         self._keys_at = c.addressof(self._keys)
-        self.numbers, self.sure = (c.c_int32 * guesses)(), (c.c_float * guesses)()
+        self.numbers, self.sure = (c.c_int32 * tokens)(), (c.c_float * tokens)()
         lists = self._parts, self._texts, self._chains, self.numbers, self.sure
         self._at = tuple(c.addressof(one) for one in lists)
 
@@ -299,7 +299,7 @@ class _Call:
 
 
 class _Rotations:
-    """Cosines and sines by position; grows as positions are asked for."""
+    """Cosines and sines by position; grows with the highest position used."""
 
     def __init__(self, shape: BlockConfig) -> None:
         dims = np.arange(0, shape.head_dim, 2, dtype=np.float32)
@@ -308,7 +308,7 @@ class _Rotations:
         self._at = (0, 0)
 
     def up_to(self, length: int) -> tuple[int, int]:
-        """Where both start; good until more are asked for."""
+        """Addresses of both, valid until a higher position is used."""
         if length > len(self._cos):
             stop = -(-length // _GROWTH) * _GROWTH
             angles = (np.arange(stop, dtype=np.float32)[:, None] * self._frequencies).astype(np.float64)

@@ -29,11 +29,11 @@ class PackedTable:
         return self._vocab
 
     def __getitem__(self, tokens: Tensor) -> Tensor:
-        wanted = np.ascontiguousarray(tokens.numpy(force=True), np.int32)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self._vocab:
+        ids = np.ascontiguousarray(tokens.numpy(force=True), np.int32)
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab:
             raise IndexError(f"a token is not one of the model's {self._vocab}")
         rows = torch.empty(*tokens.shape, self.linear.inputs)
-        given = wanted.ctypes.data, wanted.size, rows.data_ptr()
+        given = ids.ctypes.data, ids.size, rows.data_ptr()
         self._lib.paceline_unpack(ctypes.byref(self.linear), *given)
         return rows[..., : self._width]
 

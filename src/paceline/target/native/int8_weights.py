@@ -1,4 +1,4 @@
-"""Weights that are in memory already, packed in 8 bits: how small networks beside the target are held."""
+"""Int8 weights of a draft head: float tensors, packed in 8 bits into one block of memory."""
 
 import ctypes
 import mmap
@@ -65,7 +65,7 @@ class Int8Weights:
         return self.matrices([weight])[0]
 
     def floats(self, values: Tensor) -> int:
-        """Where they start."""
+        """The address of a copy."""
         start, flat = self._take(4 * values.numel()), _floats(values).reshape(-1)
         ctypes.memmove(start, flat.ctypes.data, flat.nbytes)
         return start

@@ -176,7 +176,7 @@ def _check_layout(library: c.CDLL) -> None:
 
 
 def chosen() -> str:
-    """What the user wants: $PACELINE_CPU."""
+    """The path chosen by $PACELINE_CPU."""
     choice = os.environ.get(SETTING) or "auto"
     if choice not in CHOICES:
         raise SettingError(SETTING, choice, f"one of {', '.join(CHOICES)}")
@@ -187,8 +187,8 @@ def best_path(choice: str) -> str | None:
     """The path to build for; None where a processor has none of the vector instructions it takes."""
     if choice == "portable":
         return choice
-    wanted = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
-    return next((path for path in wanted if hardware.has(NEEDS[path])), None)
+    paths = {"auto": ("avx512", "avx2vnni", "avx2"), "avx2": ("avx2vnni", "avx2")}.get(choice, (choice,))
+    return next((path for path in paths if hardware.has(NEEDS[path])), None)
 
 
 def _sources(path: str) -> tuple[str, list[native_build.Unit], list[Path]]:

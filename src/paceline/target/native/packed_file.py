@@ -24,7 +24,7 @@ from paceline.target.native.packing import Bytes, Layout, PackedWeights, pack_in
 from paceline.target.weights.checkpoint import Checkpoint
 from paceline.target.weights.tensors import TensorEntry
 
-VERSION: Final = 2  # of the file: to be raised whenever formats.h or the layout change
+VERSION: Final = 2  # raise it whenever formats.h or the layout change
 MAGIC: Final = b"paceline packed weights\n"
 _HEADER: Final = 4096  # bytes before the data
 _CHUNK: Final = 4 << 20  # bytes read and hashed at once by one thread
@@ -141,7 +141,7 @@ def _pack(
         if written is not None:
             return written
     except OSError as error:
-        log.warning("packed weights are not kept (%s): the next start will pack them again", error.strerror)
+        log.warning("packed weights are not stored (%s): the next start will pack them again", error.strerror)
     data = np.empty(layout.nbytes + 4096, np.uint8)
     data = data[-data.ctypes.data % 4096 :][: layout.nbytes]
     pack_into(data, layout, checkpoint, tensors, lib)

@@ -82,7 +82,7 @@ class PackedWeights:
         return self._data[found.offset :][: 4 * found.length].view(np.float32).copy()
 
     def vector(self, name: str) -> int | None:
-        """Where it starts, or None if the model has none of that name."""
+        """Its address, or None if the model has none of that name."""
         found = self.layout.vectors.get(name)
         return None if found is None else self._start + found.offset
 
@@ -94,7 +94,7 @@ def unsupported_reason(shape: ModelConfig, tensors: Mapping[str, TensorEntry], q
     if any(shape.local_layers):
         return "it knows no sliding windows"
     if shape.head_dim % GROUP or shape.head_dim > MAX_HEAD_DIM:
-        return f"heads of {shape.head_dim}: it wants a multiple of {GROUP}, at most {MAX_HEAD_DIM}"
+        return f"heads of {shape.head_dim}: expected a multiple of {GROUP}, at most {MAX_HEAD_DIM}"
     for name, entry in tensors.items():
         if _part(name) not in MATRICES:
             continue

@@ -39,7 +39,7 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class _FeedRecord(FeedRecord):
-    slots: list[int]  # where each node of the draft is
+    slots: list[int]  # of each node of the draft
 
 
 class NativeTarget(PagedTarget[_FeedRecord]):
@@ -68,7 +68,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         self._lib = self.pool.lib
         self._embeddings = packed_embeddings(self._lib, shape, weights, fingerprint)
         layers = _layers(shape, weights)
-        self._held = (weights, layers)  # what the C++ side points at
+        self._held = (weights, layers)  # referenced by C++
         model = _model(shape, weights, self._kv, layers)
         self._decoder = self._lib.paceline_open(ctypes.byref(model), self.pool.handle)
         if not self._decoder:
@@ -123,10 +123,10 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         return Scores(torch.from_numpy(logits), tuple(range(len(feeds))))
 
     def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
-        found = [fed.slots[node] for node in path]
-        wanted = self._cache.slots(seq_id, start, start + len(path))
-        if found != wanted:
-            self._kv.move(found, wanted)
+        sources = [fed.slots[node] for node in path]
+        targets = self._cache.slots(seq_id, start, start + len(path))
+        if sources != targets:
+            self._kv.move(sources, targets)
 
     def _fill_with_noise(self, slots: list[int]) -> None:
         self._kv.fill_with_noise(slots)
@@ -186,7 +186,7 @@ class NativeTarget(PagedTarget[_FeedRecord]):
         return logits, hidden
 
     def _check(self, batch: NativeBatch, taps: Sequence[int], layers: Sequence[int]) -> None:
-        """What the C++ side takes for granted."""
+        """Preconditions of the C++ side."""
         if not 0 <= min(batch.tokens) <= max(batch.tokens) < self.vocab_size:
             raise ValueError(f"a token is not one of the model's {self.vocab_size}")
         if taps and not 0 <= taps[0] <= taps[-1] < self.layers:
@@ -207,7 +207,7 @@ def _pieces(feed: Feed) -> list[tuple[Feed, int]]:
 
 
 class _RopeTable:
-    """Cosines and sines by position; grows as positions are asked for."""
+    """Cosines and sines by position; grows with the highest position used."""
 
     def __init__(self, shape: ModelConfig) -> None:
         self._frequencies = frequencies(shape.rope, shape.head_dim).numpy()

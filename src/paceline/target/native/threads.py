@@ -1,4 +1,4 @@
-"""The threads that native passes run on: the target's and its drafter's take turns on the same ones."""
+"""The thread pool of native passes, shared by a target and its draft head."""
 
 import atexit
 import os
@@ -20,7 +20,7 @@ class ThreadPool:
         if not self.handle:
             raise ModelError("the native engine could not start its threads: give fewer of them")
         weakref.finalize(self, self.lib.paceline_pool_close, self.handle).atexit = False
-        self.held: object = None  # the weights that threads fetch while nobody has work for them
+        self.held: object = None  # the weights that idle threads prefetch
         self._process = os.getpid()
         self._one_at_a_time = threading.Lock()
         _POOLS.add(self)

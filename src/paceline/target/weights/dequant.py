@@ -1,4 +1,4 @@
-"""How weights are written on disk, and back to float32: one small function for each GGUF block encoding."""
+"""The block encodings of GGUF, decoded to float32: one small function each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

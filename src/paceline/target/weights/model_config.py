@@ -1,4 +1,4 @@
-"""What a decoder looks like: everything the forward pass needs to know besides the weights."""
+"""The configuration of a decoder: everything the forward pass needs besides the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tensors as they lie in a file, and the way from there into memory."""
+"""Tensor entries: where a tensor lies in a file, its bytes and its values, and the fingerprint of a model."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
@@ -71,7 +71,7 @@ def read_tensor(entry: TensorEntry, dtype: torch.dtype, pool: Executor) -> Tenso
 
 
 def read_raw(entry: TensorEntry) -> Bytes:
-    """All its bytes, as they are encoded."""
+    """All its bytes, encoded."""
     return _read_bytes(entry, 0, entry.nbytes)
 
 
