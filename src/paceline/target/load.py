@@ -74,7 +74,13 @@ def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarg
             raise UsageError(f"{path.name} cannot run on the CUDA kernels: {reason}") from None
         log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
         return TorchTarget.load(path, config)
-    return CudaTarget(load(path, torch.bfloat16), config, launcher)
+    try:
+        return CudaTarget(load(path, torch.bfloat16), config, launcher)
+    except torch.OutOfMemoryError:
+        raise UsageError(
+            f"{path.name} and a cache of {config.cache_mb} MB do not fit into the GPU's memory: "
+            "give a smaller cache_mb or another device"
+        ) from None
 
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,16 @@ def test_bits_do_not_depend_on_dependent_launch(wide: CudaTarget) -> None:
         rows.append(rows_in_one_pass(target, "pdl", 330, tokens[330:]))
         target.close("pdl")
     assert torch.equal(*rows)
+
+
+def test_a_pass_runs_in_any_thread(small: CudaTarget) -> None:
+    tokens = some_tokens(50, 41, small.vocab_size)
+    open_with(small, "t", tokens[:-1], tenant="t")
+    here = rows_in_one_pass(small, "t", 49, tokens[-1:])
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(rows_in_one_pass, small, "t", 49, tokens[-1:]).result()
+    small.close("t")
+    assert torch.equal(here, there)
 
 
 def test_row_bits_do_not_depend_on_the_batch(small: CudaTarget) -> None:

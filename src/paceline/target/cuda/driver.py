@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Final, Protocol
 
 import torch
@@ -67,18 +68,18 @@ class _Config(c.Structure):  # CUlaunchConfig
 
 
 class GpuLauncher:
-    """Launches on torch's current stream, so that torch's graphs can capture it."""
+    """Launches on torch's current stream of one GPU, from any thread."""
 
     def __init__(self, device: torch.device, defines: Sequence[str] = (), pdl: bool | None = None) -> None:
         """pdl: None: where the GPU has it."""
         reason = unusable(device)
         if reason:
             raise NotCompiled(reason)
-        torch.zeros(1, device=device)  # makes torch's context the current one
-        properties = torch.cuda.get_device_properties(device)
-        self.device = torch.device(
-            "cuda", torch.cuda.current_device() if device.index is None else device.index
-        )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self._threads: set[int] = set()
+        self._enter_thread()
+        properties = torch.cuda.get_device_properties(self.device)
         self.multiprocessors = int(properties.multi_processor_count)
         self.pdl = capability(device) >= PDL_CAPABILITY if pdl is None else pdl
         self._driver = c.CDLL("libcuda.so.1")
@@ -93,6 +94,7 @@ class GpuLauncher:
         )
 
     def launch(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
+        self._enter_thread()
         function = self._function(name, shared_bytes)
         arguments = (c.c_void_p * 1)(c.addressof(argument))
         stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -119,11 +121,19 @@ class GpuLauncher:
         launch, current, index = self._launch_graph, _current_stream(), self.device.index
 
         def replay() -> None:
+            self._enter_thread()
             if code := launch(executable, current(index)):
                 self._check(code)
 
         weakref.finalize(replay, driver.cuGraphExecDestroy, executable).atexit = False
         return replay
+
+    def _enter_thread(self) -> None:
+        """The driver needs torch's context of this GPU to be the thread's current one."""
+        if (thread := get_ident()) not in self._threads:
+            torch.cuda.set_device(self.device)
+            torch.zeros(1, device=self.device)
+            self._threads.add(thread)
 
     def _function(self, name: str, shared_bytes: int) -> c.c_void_p:
         found, allowed = self._functions.get(name, (c.c_void_p(), -1))
