@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import get_ident
+from threading import local
 from typing import Any, Final, Protocol
 
 import torch
@@ -77,7 +77,7 @@ class GpuLauncher:
             raise NotCompiled(reason)
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self._threads: set[int] = set()
+        self._thread = local()
         self._enter_thread()
         properties = torch.cuda.get_device_properties(self.device)
         self.multiprocessors = int(properties.multi_processor_count)
@@ -130,10 +130,10 @@ class GpuLauncher:
 
     def _enter_thread(self) -> None:
         """The driver needs torch's context of this GPU to be the thread's current one."""
-        if (thread := get_ident()) not in self._threads:
+        if not hasattr(self._thread, "entered"):
             torch.cuda.set_device(self.device)
             torch.zeros(1, device=self.device)
-            self._threads.add(thread)
+            self._thread.entered = True
 
     def _function(self, name: str, shared_bytes: int) -> c.c_void_p:
         found, allowed = self._functions.get(name, (c.c_void_p(), -1))
