@@ -67,10 +67,11 @@ def rounds(result: Result) -> Lines:
 
 def section(result: Result) -> Lines:
     machine = result["machine"]
+    commits = ", ".join(dict.fromkeys(row.get("commit", machine["commit"]) for row in result["rows"]))
     return [
         f"## CUDA kernels: {machine['gpu']}",
         "",
-        f"`{result['command']}`, {machine['date']}, commit {machine['commit']}, torch {machine['torch']}, "
+        f"`{result['command']}`, {machine['date']}, commit {commits}, torch {machine['torch']}, "
         f"copies at {machine['copy_tb_s']:.2f} TB/s. 135m has SmolLM2's weights, the others random ones.",
         "",
         "A pass, ms, and its share of the floor (the bytes it must read over the bandwidth):",
