@@ -58,7 +58,13 @@ def rounds(result: Result) -> Lines:
         for row in of_part(result, "rounds")
     ]
     lines += [
-        [f"Transformers, {row['way']}", "0.0", number(row["tokens_per_s"], 0), "", ""]
+        [
+            f"Transformers, {row['way']}",
+            "0.0",
+            number(row["tokens_per_s"], 0),
+            "",
+            f"{row['texts_equal']} texts",
+        ]
         for row in of_part(result, "transformers")
     ]
     head = ["engine, drafters", "temperature", "tokens/s", "tokens per pass", "tokens = plain"]
@@ -67,11 +73,10 @@ def rounds(result: Result) -> Lines:
 
 def section(result: Result) -> Lines:
     machine = result["machine"]
-    commits = ", ".join(dict.fromkeys(row.get("commit", machine["commit"]) for row in result["rows"]))
     return [
         f"## CUDA kernels: {machine['gpu']}",
         "",
-        f"`{result['command']}`, {machine['date']}, commit {commits}, torch {machine['torch']}, "
+        f"`{result['command']}`, {machine['date']}, commit {machine['commit']}, torch {machine['torch']}, "
         f"copies at {machine['copy_tb_s']:.2f} TB/s. 135m has SmolLM2's weights, the others random ones.",
         "",
         "A pass, ms, and its share of the floor (the bytes it must read over the bandwidth):",
