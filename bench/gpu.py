@@ -268,8 +268,10 @@ def transformers(notes: Notes, args: argparse.Namespace) -> None:
             torch.cuda.synchronize()
             return out[0, prompt.shape[1] :].tolist(), time.perf_counter() - started
 
-        for _ in range(3 if "cache_implementation" in more else 1):  # compiles, or just warms up
-            decode(prompts[0], args.tokens)
+        compiles = "cache_implementation" in more  # anew for every length
+        for prompt in prompts if compiles else prompts[:1]:
+            decode(prompt, 1)
+            decode(prompt, args.tokens)
         texts, seconds = [], 0.0
         for prompt in prompts:
             _, first = decode(prompt, 1)

@@ -291,8 +291,8 @@ def test_cut_tokens_are_those_that_sampling_chooses(
 ) -> None:
     """After text the device chooses every token. After noise a cut may keep more than it can sort."""
     text = Tokenizer.load(smollm2_path()).encode(
-        "The harbour wakes slowly. At six in the morning the first boats come in, their decks covered with nets "
-        "and crates of fish, and the gulls follow them over the grey water. On the quay a woman sells coffee."
+        "The harbour wakes slowly. At six in the morning the first boats come in, their decks covered with "
+        "nets and crates of fish, and the gulls follow them over the grey water. A woman sells coffee."
     )
     for seed, cut in enumerate(CUTS):
         params = SamplingParams(temperature=temperature, seed=seed, **cut)
