@@ -396,7 +396,9 @@ class Sink(Protocol):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading items two sequences of one type share: a binary search over slices, linear in all."""
+    """How many leading items two sequences share: a binary search over slices, linear in all."""
+    if type(a) is not type(b):  # slices of a list and a tuple are never equal
+        a, b = tuple(a), tuple(b)
     same, differ = 0, min(len(a), len(b))
     if a[:differ] == b[:differ]:
         return differ
