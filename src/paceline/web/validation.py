@@ -1,7 +1,9 @@
 """From pydantic's errors to messages with a path into the data and the nearest known key."""
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any, Final, TypeVar, get_args
 
@@ -10,9 +12,12 @@ from pydantic import BaseModel, ValidationError
 from paceline.strings import short, unknown_name
 from paceline.web.api_errors import ApiError
 
+log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=BaseModel)
 Loc = Sequence[int | str]  # pydantic's name for a path
 
+_RENAMED: Final = {"learn": "remember"}  # in requests and routes, before 0.2
 # Parts of a loc that name a member of a union, not a key.
 _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
 
@@ -20,9 +25,22 @@ _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|
 def parse_request(data: Mapping[str, Any], model: type[M], within: str = "") -> M:
     """A request's body, or the part of it at `within`; ApiError names the first bad parameter."""
     try:
-        return model.model_validate(data)
+        value = model.model_validate(data)
     except ValidationError as error:
         raise _api_error(error, model, within) from None
+    log_renamed(data)
+    return value
+
+
+def log_renamed(data: Mapping[str, Any]) -> None:
+    """Logs, once for each, the keys of an object whose names have changed."""
+    for old in _RENAMED.keys() & data.keys():
+        _log_once(old)
+
+
+@cache
+def _log_once(old: str) -> None:
+    log.warning("the field %s is now called %s; the old name will be removed", old, _RENAMED[old])
 
 
 def _api_error(error: ValidationError, model: type[BaseModel], within: str) -> ApiError:
