@@ -25,6 +25,9 @@ class ListenOptions:
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; further ones get a 429.")] = 256
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0
+    keep_alive: Annotated[
+        float, typer.Option(min=0, help="Seconds of silence before a stream gets a comment; 0: none.")
+    ] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +90,6 @@ def serve(
         online_training=OnlineTrainingConfig() if memory.trains else None,
         cors=tuple(listen.cors or ()),
         drain_s=listen.drain,
+        keep_alive_s=listen.keep_alive,
     )
     run(settings)

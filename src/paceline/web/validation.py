@@ -7,7 +7,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 
 from paceline.strings import short, unknown_name
 from paceline.web.api_errors import ApiError
@@ -66,17 +66,25 @@ def _dotted(key: str) -> str:
 
 def unknown_key(model: type[BaseModel], at: Loc) -> str:
     """The message for a key that its object does not have; `at` ends with the key."""
-    known = known_keys(model, at[:-1])
-    return unknown_name("key", str(at[-1]), known)
+    key = str(at[-1])
+    for shape in _shapes(model, at[:-1]):
+        for name, field in shape.model_fields.items():
+            if isinstance(field.validation_alias, AliasChoices) and key in field.validation_alias.choices:
+                return f"another name of {name!r}: give one of them"
+    return unknown_name("key", key, known_keys(model, at[:-1]))
 
 
 def known_keys(model: type[BaseModel], at: Loc) -> list[str]:
     """The keys of the part of `model` at a path."""
+    return list(dict.fromkeys(key for shape in _shapes(model, at) for key in _keys(shape)))
+
+
+def _shapes(model: type[BaseModel], at: Loc) -> list[type[BaseModel]]:
     shapes = [model]
     for part in at:
         if isinstance(part, str):
             shapes = _inside(shapes, part)
-    return list(dict.fromkeys(key for shape in shapes for key in _keys(shape)))
+    return shapes
 
 
 def _inside(shapes: list[type[BaseModel]], part: str) -> list[type[BaseModel]]:
