@@ -1,5 +1,6 @@
-"""docs/numbers.md: questions about speed and their short answers, from the kept results."""
+"""docs/numbers.md: questions about speed and their short answers, from the stored results."""
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ def page() -> str:
     lines = [
         "# Numbers",
         "",
-        f"Written by `python -m bench pages` from [the kept results]({FULL}), which have every table, its "
+        f"Written by `python -m bench pages` from [the stored results]({FULL}), which have every table, its "
         "command and its raw file. A spread is median (lowest to highest).",
         "",
     ]
@@ -68,7 +69,8 @@ def for_whom() -> Lines:
             continue  # cannot tell a gain from noise
         for row in result["rows"]:
             if row["drafters"] == "default":
-                cells = [result["machine"]["model"], machine_name(result), row["prompts"]]
+                prompts = f"{row['prompts']}, {_workload(result)}"
+                cells = [result["machine"]["model"], machine_name(result), prompts]
                 cells += [f"{row['temperature']:g}", spread(row["times_plain"]), str(row["turns"])]
                 rows.append(cells)
     head = ["model", "machine", "prompts", "T", "x plain", "turns"]
@@ -83,6 +85,12 @@ def for_whom() -> Lines:
     for result in results_folder.read("tools"):
         lines += _tools(result)
     return lines
+
+
+def _workload(result: Result) -> str:
+    """The one that was chosen, as the command has it."""
+    words = shlex.split(result["command"])
+    return words[words.index("--workload") + 1] if "--workload" in words else "all workloads"
 
 
 def _tools(result: Result) -> Lines:
@@ -106,11 +114,11 @@ def against_whom() -> Lines:
         "",
     ]
     rows = [row for result in reversed(results_folder.read("peers")) for row in _fastest(result)]
-    head = ["model", "engine", "mode", "runs", "ms per token", "first ms", "peak MB", "n", "paceline : it"]
+    head = ["model", "engine", "mode", "runs", "ms per token", "first ms", "peak MB", "n", "times faster"]
     return [
         *lines,
         *Table(head, rows).markdown(),
-        "n: answers. paceline : it: how many times as fast paceline is over the prompts that both answered, "
+        "n: answers. times faster: paceline against this engine, over the prompts that both answered, "
         "where this was recorded; other rows answered other prompts too.",
         "",
     ]
