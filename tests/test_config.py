@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -96,3 +97,12 @@ def test_lists_texts_and_mappings_are_taken_as_they_come() -> None:
     params = SamplingParams(stop="END", logit_bias={"5": -1.0}, stop_tokens=[6])  # type: ignore[arg-type]
     assert (params.stop, params.logit_bias, params.stop_tokens) == (("END",), ((5, -1.0),), (6,))
     assert SpecConfig(["suffix", "ngram", "suffix"]).drafters == ("suffix", "ngram")  # type: ignore[arg-type]
+
+
+def test_num_speculative_tokens_is_a_second_name_of_max_draft() -> None:
+    spec = SpecConfig(num_speculative_tokens=3)
+    assert spec == SpecConfig(max_draft=3)
+    assert replace(spec, max_draft=5).max_draft == 5
+    assert replace(spec, tree_width=2).max_draft == 3
+    with pytest.raises(SettingError, match="max_draft=65"):
+        SpecConfig(num_speculative_tokens=65)

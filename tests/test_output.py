@@ -153,8 +153,10 @@ def test_a_result_has_the_figures_under_their_names_and_the_old_ones() -> None:
     result = a_result()
     assert result.drafted is result.drafted_by_source
     assert result.accepted is result.accepted_by_source
-    assert result.shared_tokens == result.cached_tokens
-    assert result.first_token_seconds == result.first_token_s
+    with pytest.warns(DeprecationWarning, match="now called Result.cached_tokens"):
+        assert result.shared_tokens == result.cached_tokens
+    with pytest.warns(DeprecationWarning, match="now called Result.first_token_s;"):
+        assert result.first_token_seconds == result.first_token_s
     written = as_json(result)
     assert (written["drafted"], written["drafted_tokens"]) == (3, 3)
     assert (written["accepted"], written["accepted_tokens"]) == (2, 2)

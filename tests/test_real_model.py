@@ -96,9 +96,9 @@ def test_a_conversation_pays_only_for_what_is_new(llm: LLM) -> None:
     first = llm.generate(messages, max_tokens=12, tenant="talk", seed=0)
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And in German?"}]
     second = llm.generate(messages, max_tokens=4, tenant="talk", seed=0)
-    assert second.shared_tokens >= first.prompt_tokens
+    assert second.cached_tokens >= first.prompt_tokens
     stranger = llm.generate(messages, max_tokens=4, tenant="stranger", seed=0)
-    assert stranger.shared_tokens == 0
+    assert stranger.cached_tokens == 0
     assert stranger.prompt_tokens == second.prompt_tokens
 
 

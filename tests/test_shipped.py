@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -102,6 +103,20 @@ def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.Mo
     (copy.root / CARD).unlink()  # as while it is being trained
     with pytest.raises(UsageError, match=r"has no drafter yet.*finish its training"):
         copy_to_store(found)
+
+
+def test_two_processes_may_copy_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    (found,) = find_heads([NAME])
+
+    def copied_meanwhile(source: Path, goal: Path) -> Path:
+        if not (tmp_path / "drafters" / NAME).exists():
+            copytree(source, tmp_path / "drafters" / NAME)
+        return Path(copytree(source, goal))
+
+    monkeypatch.setattr("paceline.loading.copytree", copied_meanwhile)
+    assert copy_to_store(found).root == tmp_path / "drafters" / NAME
+    assert [path.name for path in (tmp_path / "drafters").iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Bench:
             passes=len(committing),
             drafted=dict(result.drafted),
             accepted=dict(result.accepted),
-            seconds=result.seconds - result.first_token_seconds,
+            seconds=result.seconds - (result.first_token_s or 0.0),
             timed_tokens=len(result.token_ids) - len(committing[0].tokens),
             complete=result.finish == "stop",
             calls=tuple(calls),

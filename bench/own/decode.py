@@ -36,7 +36,7 @@ def measure(llm: LLM, repeats: int) -> dict[str, Any]:
 
     def ours(llm: LLM) -> float:
         result = llm.generate(text, spec=PLAIN, max_tokens=NEW_TOKENS, seed=0, ignore_eos=True)
-        return _per_token(result.seconds - result.first_token_seconds)
+        return _per_token(result.seconds - (result.first_token_s or 0.0))
 
     def theirs() -> float:
         tokens = torch.tensor([ids])

@@ -1,4 +1,4 @@
-"""Atomic file replacement, file locks, and small JSON files: the one place where files are renamed or locked.
+"""Atomic file replacement, file locks, and small JSON files. (Compiled libraries: native_build.)
 
 A file is written beside its place under another name, flushed to the disk and renamed. Rename is atomic
 (POSIX), so a reader sees the old file or the new one, and a crash at any moment leaves one of them whole.

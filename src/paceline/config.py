@@ -7,7 +7,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import partial
 from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
@@ -71,11 +71,10 @@ def require_whole(settings: object, *names: str) -> None:
             raise SettingError(name, value, "whole numbers") from None
 
 
-def warn_renamed(old: str, new: str) -> None:
-    """Says to the caller's caller that a name has changed."""
-    warnings.warn(
-        f"{old} is now called {new}; the old name will be removed", DeprecationWarning, stacklevel=3
-    )
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """A DeprecationWarning for the caller's caller. stacklevel: 4 in the __post_init__ of a dataclass."""
+    message = f"{old} is now called {new}; the old name will be removed"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
 
 
 def freeze(settings: object, *names: str) -> None:
@@ -161,8 +160,13 @@ class SpecConfig:
     adaptive: bool = True  # the controller may draft less than max_draft, or nothing
     accept: Accept = "match"
     threshold: float = 0.0  # lowest score of a drafted token; only the speed depends on it
+    num_speculative_tokens: InitVar[int | None] = field(
+        default=None, kw_only=True
+    )  # vLLM's name of max_draft
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, num_speculative_tokens: int | None) -> None:
+        if num_speculative_tokens is not None:
+            object.__setattr__(self, "max_draft", num_speculative_tokens)
         freeze(self, "drafters")
         object.__setattr__(self, "drafters", tuple(dict.fromkeys(self.drafters)))
         require_whole(self, "max_draft", "tree_width")

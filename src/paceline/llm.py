@@ -97,11 +97,9 @@ class LLM:
         template: variables of the chat template.
         """
         tokens, prompt_end = self._encode(prompt, output, dict(template or {}))
-        marks = self.tokenizer.tool_marks if output.may_call else frozenset()
         if spec is None:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
-        check_drafters(spec, self.drafters)
         seq = Seq(
             id=f"r{next(self._ids)}",
             tokens=tokens,
@@ -110,13 +108,28 @@ class LLM:
             spec=spec,
             tenant=tenant,
             prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
-            stopped_by=StopChecker(self.tokenizer, params.stop, keep=marks) if params.stop else None,
             cursor=self._cursor(output, prompt_end, params.ignore_eos),
             remember=remember,
         )
         tool_format = self.tokenizer.tool_format if output.may_call else None
-        parser = OutputParser(output.parser(prompt_end), tool_format)
-        return RequestOutput(seq, Detokenizer(self.tokenizer, params.stop, keep=marks), parser)
+        return self._output(seq, OutputParser(output.parser(prompt_end), tool_format))
+
+    def another_choice(self, first: RequestOutput, choice: int) -> RequestOutput:
+        """A further choice of a prepared request that is not yet submitted: nothing is encoded again."""
+        seq = replace(
+            first.seq,
+            id=f"r{next(self._ids)}",
+            tokens=list(first.seq.tokens),
+            params=replace(first.seq.params, choice=choice),
+            cursor=None if first.seq.cursor is None else first.seq.cursor.fork(),
+        )
+        return self._output(seq, first.parser)
+
+    def _output(self, seq: Seq, parser: OutputParser) -> RequestOutput:
+        marks = frozenset() if parser.tools is None else self.tokenizer.tool_marks
+        stop = seq.params.stop
+        seq.stopped_by = StopChecker(self.tokenizer, stop, keep=marks) if stop else None
+        return RequestOutput(seq, Detokenizer(self.tokenizer, stop, keep=marks), parser)
 
     def stream(
         self,
@@ -167,6 +180,7 @@ class LLM:
             tenant=tenant,
             remember=remember if learn is None else learn,
         )
+        check_drafters(request.seq.spec, self.drafters)
         self.engine.submit(request.seq)
         self._inbox[request.seq.id] = deque()
         return Stream(self, request)

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from paceline import hub
+from paceline.atomic import rename
 from paceline.config import EngineConfig, SpecConfig, require
 from paceline.drafters import TARGET_DRAFTERS, model_free
 from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter, SelfDrafter, drafter_for
@@ -25,7 +26,14 @@ from paceline.drafters.heads import BlockDrafter, drafter_of
 from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
-from paceline.heads.local_heads import DRAFT_CARD, available_heads, drafter_path, in_package, shelf, shipped
+from paceline.heads.local_heads import (
+    DRAFT_CARD,
+    available_heads,
+    drafter_path,
+    in_package,
+    shipped,
+    store_folder,
+)
 from paceline.heads.registry import HEAD_TYPES
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
@@ -264,7 +272,7 @@ def copy_to_store(head: TrainedHead) -> TrainedHead:
     """A head in the package never changes; its copy in the local store may, and hides it from then on."""
     if not in_package(head.root):
         return head
-    root = shelf() / head.name
+    root = store_folder() / head.name
     if root.exists() and not (root / CARD).exists():
         raise UsageError(
             f"{root} has no drafter yet, and what learns from {head.name} would go there: finish its "
@@ -273,7 +281,12 @@ def copy_to_store(head: TrainedHead) -> TrainedHead:
     if not root.exists():
         root.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=root.parent) as folder:
-            copytree(head.root, Path(folder, head.name)).rename(root)
+            copied = copytree(head.root, Path(folder, head.name))
+            try:
+                rename(copied, root)
+            except OSError:
+                if not (root / CARD).exists():
+                    raise  # else another process has copied it meanwhile
     return replace(head, root=root, version=Version(0, root))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
+from paceline.config import warn_renamed
 from paceline.errors import ConstraintError
 from paceline.text import (
     CallDelta,
@@ -60,11 +61,13 @@ class Result(RequestStats):
     @property
     def shared_tokens(self) -> int:
         """The old name of `cached_tokens`."""
+        warn_renamed("Result.shared_tokens", "Result.cached_tokens")
         return self.cached_tokens
 
     @property
     def first_token_seconds(self) -> float:
-        """`first_token_s`, and 0 where no token came."""
+        """The old name of `first_token_s`, and 0 where no token came."""
+        warn_renamed("Result.first_token_seconds", "Result.first_token_s")
         return self.first_token_s or 0.0
 
 
@@ -291,5 +294,5 @@ def as_json(result: Result) -> dict[str, Any]:
         "drafted": result.drafted_tokens,
         "accepted": result.accepted_tokens,
         "shared_tokens": result.cached_tokens,
-        "first_token_seconds": result.first_token_seconds,
+        "first_token_seconds": result.first_token_s or 0.0,
     }

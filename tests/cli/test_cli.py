@@ -10,6 +10,7 @@ from rich.console import Console
 
 from paceline import hub
 from paceline.cli.drafters import DrafterRow, drafters_table
+from paceline.cli.generate import _command_line
 from paceline.cli.render import COLOURS, OWN
 from paceline.drafters import DRAFTERS
 from support.clients import fails, run
@@ -148,6 +149,14 @@ def test_a_request_is_compared_with_plain_and_drawn(
     assert code == 0
     assert "identical to plain: yes" in err
     assert "identical&#160;to&#160;plain:&#160;yes" in picture.read_text()
+
+
+@pytest.mark.parametrize("option", [["--svg", "a.svg"], ["--svg=a.svg"], []])
+def test_the_picture_shows_the_command_without_its_own_option(
+    monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["paceline", "generate", *option, "--prompt", "a b"])
+    assert _command_line() == "paceline generate --prompt 'a b'"
 
 
 def test_every_drafter_has_a_colour_of_its_own() -> None:

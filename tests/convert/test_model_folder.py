@@ -74,7 +74,10 @@ def test_transformers_reads_what_was_trained(tmp_path: Path, family: str, descri
 def test_weights_are_stored_in_half_as_many_bytes(tmp_path: Path) -> None:
     save_reference("qwen2", tmp_path / "first")
     weights = load(tmp_path / "first")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model.safetensors.0123.new").touch()  # of a writer that was killed
     write_model(tmp_path / "made", tmp_path / "first", weights.shape, weights.tensors)
+    assert list((tmp_path / "made").glob("*.new")) == []
     assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "bfloat16"
     modes = {path.stat().st_mode for path in (tmp_path / "made").iterdir()}
     assert len(modes) == 1  # who may read one file may read all

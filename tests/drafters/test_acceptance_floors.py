@@ -32,7 +32,7 @@ def from_the_past(known: Knowledge) -> float:
     for seed in range(2, 8):
         for turn in conversation(seed):
             drafter.end(Seq("past", known(turn.prompt + turn.output), len(turn.prompt)))
-    drafter.settings = SuffixSettings(learn=False)
+    drafter.settings = SuffixSettings(remember=False)
     for turn in conversation(seed=1):
         stats += replay(drafter, encode("\n"), turn.output)
     return stats.tokens_per_pass
@@ -47,7 +47,7 @@ def from_the_prediction(known: Knowledge) -> float:
     ("name", "floor", "play"),
     [
         ("ngram", 3.5, lambda known: from_the_prompt(Ngram(), known)),
-        ("suffix", 3.5, lambda known: from_the_prompt(Suffix(SuffixSettings(learn=False)), known)),
+        ("suffix", 3.5, lambda known: from_the_prompt(Suffix(SuffixSettings(remember=False)), known)),
         ("suffix memory", 2.3, from_the_past),
         ("prediction", 3.5, from_the_prediction),
         ("relay", 3.5, lambda known: from_the_prompt(DrafterList([NoDrafter(), Ngram()]), known)),
@@ -59,7 +59,7 @@ def test_floor_on_home_ground(name: str, floor: float, play: Callable[[Knowledge
 
 
 def test_memory_adds_to_what_the_prompt_says() -> None:
-    alone = from_the_prompt(Suffix(SuffixSettings(learn=False)), list)
+    alone = from_the_prompt(Suffix(SuffixSettings(remember=False)), list)
     drafter = Suffix()
     for seed in range(2, 8):
         for turn in conversation(seed):

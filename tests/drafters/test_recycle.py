@@ -220,7 +220,7 @@ def test_who_must_not_be_remembered_leaves_nothing_but_may_look() -> None:
 
 
 def test_nothing_is_remembered_where_the_settings_say_so() -> None:
-    drafter = Recycle(RecycleSettings(learn=False))
+    drafter = Recycle(RecycleSettings(remember=False))
     decode(drafter, a_seq(temperature=0.9))
     assert guesses(drafter) == guesses(Recycle())
 
@@ -291,3 +291,8 @@ def test_trees_are_cut_by_what_rows_cost() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         RecycleSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_learn_is_the_old_name_of_remember() -> None:
+    with pytest.warns(DeprecationWarning, match="learn is now called remember"):
+        assert RecycleSettings(learn=False) == RecycleSettings(remember=False)

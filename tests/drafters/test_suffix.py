@@ -144,7 +144,7 @@ def test_what_is_private_is_not_learnt() -> None:
 
 
 def test_learning_can_be_off() -> None:
-    drafter = Suffix(SuffixSettings(learn=False))
+    drafter = Suffix(SuffixSettings(remember=False))
     past(drafter, PHRASE)
     assert not guess(drafter, PHRASE[:6])
     assert guess(drafter, [*PHRASE, *PHRASE[:6]])
@@ -200,3 +200,8 @@ def test_settings_must_be_usable() -> None:
     for name in ("max_tokens", "max_depth", "min_chance"):
         with pytest.raises(UsageError, match=f"{name}=-1"):
             from_outside(SuffixSettings, {name: -1})
+
+
+def test_learn_is_the_old_name_of_remember() -> None:
+    with pytest.warns(DeprecationWarning, match="learn is now called remember"):
+        assert SuffixSettings(learn=False) == SuffixSettings(remember=False)

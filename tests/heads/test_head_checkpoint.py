@@ -92,6 +92,14 @@ def test_the_card_can_be_written_alone(folder: Path) -> None:
     assert load(folder, PIECES).card == card
 
 
+def test_files_of_a_killed_writer_are_removed(folder: Path) -> None:
+    stored = load(folder, PIECES)
+    for name in ("drafter.json.0123.new", "drafter.safetensors.4567.new"):
+        (folder / name).touch()
+    save(folder, stored.card, stored.net)
+    assert list(folder.glob("*.new")) == []
+
+
 def test_another_target_is_refused(folder: Path) -> None:
     with pytest.raises(DrafterMismatch, match="was trained for tiny"):
         load(folder, replace(PIECES, fingerprint="another"))

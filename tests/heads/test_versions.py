@@ -192,3 +192,15 @@ def test_where_files_cannot_be_locked_that_is_said(root: Path, monkeypatch: pyte
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(UsageError, match=r"mine lies where files cannot be locked \(No locks available\)"):
         versions.use(root, 0)
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_where_files_cannot_be_written_that_is_said(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    def no_writes(*_: object) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(versions, "locked", no_writes)
+    with pytest.raises(UsageError, match=f"mine lies where files cannot be written .{os.strerror(error)}"):
+        versions.use(root, 0)

@@ -52,6 +52,7 @@ def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 def test_saved_answers_come_back(tmp_path: Path) -> None:
     made = some_answers()
+    (tmp_path / "answers.npz.0123.new").touch()  # of a writer that was killed
     made.save(tmp_path / "answers.npz")
     assert same(Answers.load(tmp_path / "answers.npz"), made)
     assert [path.name for path in tmp_path.iterdir()] == ["answers.npz"]

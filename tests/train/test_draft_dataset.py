@@ -39,8 +39,8 @@ def answers_of(*pairs: tuple[Sequence[int], Sequence[int]], tokenizer: Tokenizer
 
 
 def told_of(answers: Answers, draft: Tokenizer = DRAFT, target: Tokenizer = TARGET) -> Answers:
-    words = retokenizer_for(draft, target, draft.vocab_size, target.vocab_size)
-    return retokenize(answers, words, draft.vocab_size, draft.fingerprint)
+    retokenizer = retokenizer_for(draft, target, draft.vocab_size, target.vocab_size)
+    return retokenize(answers, retokenizer, draft.vocab_size, draft.fingerprint)
 
 
 def shown(made: Answers, i: int) -> list[int]:

@@ -119,6 +119,35 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         train(fresh(config), MODEL, batches, config, tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("block", "Block"), ("eagle", "Eagle"), ("medusa", "Medusa")])
+@pytest.mark.parametrize(("suffix", "steps_key"), [("Shape", "look_steps"), ("Config", "eval_steps")])
+def test_a_checkpoint_with_an_identity_of_0_1_is_resumed(
+    tmp_path: Path, kind: str, name: str, suffix: str, steps_key: str
+) -> None:
+    config, path = tiny_config(2, kind=kind), tmp_path / CHECKPOINT
+    of = fresh(config)
+    train(of, MODEL, batches, config, tmp_path)
+    state = torch.load(path, weights_only=True)
+    assert state["identity"]["shape"]["kind"] == kind
+    shown = repr(of.net.shape)
+    assert shown.startswith(f"{name}Config(")
+    state["identity"] |= {steps_key: 300, "shape": shown.replace("Config(", f"{suffix}(", 1)}
+    torch.save(state, path)
+    again = fresh(config)
+    assert train(again, MODEL, batches, config, tmp_path).step == 2
+    assert same(weights(of), weights(again))
+    state["identity"]["shape"] = shown.replace("width=", "width=1", 1)
+    torch.save(state, path)
+    with pytest.raises(UsageError, match="other settings"):
+        train(fresh(config), MODEL, batches, config, tmp_path)
+
+
+def test_evaluations_may_be_as_rare_as_one_likes_after_an_interruption(tmp_path: Path) -> None:
+    config = tiny_config(1)
+    train(fresh(config), MODEL, batches, config, tmp_path)
+    assert train(fresh(config), MODEL, batches, replace(config, eval_steps=7), tmp_path).step == 1
+
+
 def test_time_ends_a_training_and_rates_follow_it(tmp_path: Path) -> None:
     now = [0.0]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.web.config_file import CHECK_EVERY_S, MAX_BYTES, ConfigFileError, Reloaded, read
+from paceline.web.config_file import CHECK_EVERY_S, MAX_BYTES, ConfigFileError, ReloadingFile, read
 
 WAIT_S = 60
 LAUGHS = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
@@ -90,7 +90,7 @@ def test_a_change_is_seen_within_a_second_and_not_looked_for_more_often(tmp_path
         loads.append(load_number(path))
         return loads[-1]
 
-    reloaded = Reloaded(file, load, clock)
+    reloaded = ReloadingFile(file, load, clock)
     change(file, "2", 20)
     clock.now += CHECK_EVERY_S * 0.9
     assert reloaded.current() == 1
@@ -104,7 +104,7 @@ def test_a_change_is_seen_within_a_second_and_not_looked_for_more_often(tmp_path
 def test_a_change_of_size_alone_or_of_time_alone_is_seen(tmp_path: Path) -> None:
     file, clock = tmp_path / "f", Clock()
     change(file, "1", 10)
-    reloaded = Reloaded(file, load_number, clock)
+    reloaded = ReloadingFile(file, load_number, clock)
     for content, mtime in (("22", 10), ("33", 11)):
         change(file, content, mtime)
         clock.now += 2
@@ -116,7 +116,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
 ) -> None:
     file, clock = tmp_path / "f", Clock()
     change(file, "1", 10)
-    reloaded = Reloaded(file, load_number, clock)
+    reloaded = ReloadingFile(file, load_number, clock)
     with caplog.at_level(logging.ERROR, "paceline.web"):
         change(file, "one", 20)
         for _ in range(5):
@@ -138,7 +138,7 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
 
 def test_the_first_file_must_be_usable(tmp_path: Path) -> None:
     with pytest.raises(ConfigFileError):
-        Reloaded(tmp_path / "f", load_number)
+        ReloadingFile(tmp_path / "f", load_number)
 
 
 def test_nobody_waits_for_a_file_that_is_being_read(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_nobody_waits_for_a_file_that_is_being_read(tmp_path: Path) -> None:
             assert go_on.wait(WAIT_S)
         return number
 
-    reloaded = Reloaded(file, slow, clock)
+    reloaded = ReloadingFile(file, slow, clock)
     change(file, "2", 20)
     clock.now += 2
     reader = threading.Thread(target=reloaded.current)

@@ -51,7 +51,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """What `paceline generate` prints beside the text."""
+    """Output of `paceline generate` beside the text."""
 
     show: Show = False
     compare: Annotated[
@@ -150,7 +150,7 @@ def _write(
 
 def _command_line() -> str:
     """The command as it was typed, without the option that makes the picture."""
-    typed = sys.argv[1:]
+    typed = [part for part in sys.argv[1:] if not part.startswith("--svg=")]
     if "--svg" in typed:
         at = typed.index("--svg")
         typed = typed[:at] + typed[at + 2 :]

@@ -98,7 +98,7 @@ def summary(result: "Result") -> str:
     lossy = " · LOSSY: accept=typical" if result.lossy else ""
     return (
         f"{n} tokens in {result.passes} passes · {result.tokens_per_pass:.2f} per pass · "
-        f"{rate:.1f} tokens/s · {result.shared_tokens} of {result.prompt_tokens} prompt tokens cached · "
+        f"{rate:.1f} tokens/s · {result.cached_tokens} of {result.prompt_tokens} prompt tokens cached · "
         f"seed {result.seed}{lossy}"
     )
 

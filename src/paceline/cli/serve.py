@@ -14,7 +14,7 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where the server listens, and who may use it."""
+    """Address, access and load of the server."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000
@@ -25,11 +25,14 @@ class ListenOptions:
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; further ones get a 429.")] = 256
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0
+    keep_alive: Annotated[
+        float, typer.Option(min=0, help="Seconds of silence before a stream gets a comment; 0: none.")
+    ] = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What the server keeps of the requests it serves."""
+    """Data that the server keeps of requests."""
 
     store: Annotated[str | None, typer.Option(help="Where traces go: a file, a URL, or none.")] = None
     trace_text: Annotated[bool, typer.Option(help="Keep prompts and answers in the traces too.")] = False
@@ -87,5 +90,6 @@ def serve(
         online_training=OnlineTrainingConfig() if memory.trains else None,
         cors=tuple(listen.cors or ()),
         drain_s=listen.drain,
+        keep_alive_s=listen.keep_alive,
     )
     run(settings)

@@ -1,7 +1,7 @@
 """From the parameters of a request to one constraint."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from paceline.constraints.grammars import (
@@ -16,7 +16,7 @@ from paceline.constraints.grammars import (
 )
 from paceline.constraints.python_types import Output
 from paceline.constraints.python_types import output as output_of
-from paceline.constraints.tool_grammar import read_tools, tool_calls
+from paceline.constraints.tool_grammar import read_tools, tool_grammar
 from paceline.errors import ConstraintError
 from paceline.strings import short
 from paceline.text import ToolFormat
@@ -35,16 +35,19 @@ class OutputSpec:
     output: Any = None  # a Python type, a pattern, a constraint
     whitespace: Whitespace = "fixed"
     output_param: str = "output"  # the caller's name for `output`, which errors give
+    _tools: Mapping[str, Constraint] = field(init=False, repr=False, compare=False)  # arguments by tool
+    _read: Output | None = field(init=False, repr=False, compare=False)  # `output`
 
     def __post_init__(self) -> None:
         if self.whitespace not in WHITESPACE:
             expected = f"expected one of {', '.join(WHITESPACE)}"
             raise ConstraintError(f"{short(self.whitespace)} is not usable: {expected}", "whitespace")
-        read_tools(self.tools, self.whitespace)
+        object.__setattr__(self, "_tools", read_tools(self.tools, self.whitespace))
+        object.__setattr__(self, "_read", None if self.output is None else self._output())
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer may contain tool calls."""
+        """True if the answer may contain tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def constraint(self, form: ToolFormat, prompt_end: str = "") -> Constraint | StructuralTag | None:
@@ -56,7 +59,7 @@ class OutputSpec:
                     f"{short(self.tool_choice)} needs tools: give at least one", "tool_choice"
                 )
             return _with_reasoning(answer, prompt_end)
-        calls = tool_calls(self.tools, self.tool_choice, form, self.parallel_tool_calls, self.whitespace)
+        calls = tool_grammar(self._tools, self.tool_choice, form, self.parallel_tool_calls)
         if answer is None or self.tool_choice not in ("auto", "none"):
             return _with_reasoning(calls, prompt_end)
         if isinstance(calls, StructuralTag) and calls.then is not None:
@@ -68,12 +71,12 @@ class OutputSpec:
         return bool(self.tools) or self.output is not None or self.response_format is not None
 
     def _answer(self) -> Constraint | None:
-        if self.output is None:
+        if self._read is None:
             given = self.response_format
             return None if given is None else response_format(given, self.whitespace)
         if self.response_format is not None:
             raise ConstraintError("output and response_format say the same thing: give one of them")
-        return RequestPart(self.output_param, self._output().constraint)
+        return RequestPart(self.output_param, self._read.constraint)
 
     def _output(self) -> Output:
         try:
@@ -83,9 +86,9 @@ class OutputSpec:
 
     def parser(self, prompt_end: str = "") -> Callable[[str], Any] | None:
         """Reads the value of a complete answer."""
-        if self.output is None:
+        if self._read is None:
             return None
-        parse = self._output().parse
+        parse = self._read.parse
         return (lambda text: parse(_after_reasoning(text))) if thinks(prompt_end) else parse
 
 
@@ -105,7 +108,7 @@ class Alternatives:
 
 
 def thinks(prompt_end: str) -> bool:
-    """Whether the prompt leaves the model's reasoning open."""
+    """True if the prompt leaves the model's reasoning open."""
     begin, end = THINKING
     return prompt_end.rfind(begin) > prompt_end.rfind(end)
 

@@ -68,12 +68,21 @@ def tool_calls(
     parallel: bool = True,
     whitespace: Whitespace = "fixed",
 ) -> Constraint | StructuralTag:
-    """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
+    """From OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`."""
+    return tool_grammar(read_tools(tools, whitespace), choice, form, parallel)
+
+
+def tool_grammar(
+    known: Mapping[str, Constraint],
+    choice: str | Mapping[str, Any],
+    form: ToolFormat,
+    parallel: bool = True,
+) -> Constraint | StructuralTag:
+    """The grammar of calls. known: from `read_tools`.
 
     auto: free text; every call that the model begins is enforced. required: only calls. A tool's name: only
     calls of it. none: free text without calls.
     """
-    known = read_tools(tools, whitespace)
     if choice == "none":
         return StructuralTag(form.trigger, None, anywhere=form.anywhere)
     if not known:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from paceline.atomic import replacing, write_json
+from paceline.atomic import remove_unfinished, replacing, write_json
 from paceline.convert.export import Dtype, known_word
 from paceline.convert.foreign_checkpoint import ARCHITECTURES, require_new
 from paceline.errors import UnknownArchitecture, UsageError
@@ -67,6 +67,7 @@ def write_model(
     else:
         _write_description(source, folder, shape, tensors, name)
     stored = {n: tensor.to("cpu", dtype).contiguous() for n, tensor in _named(shape, tensors)}
+    remove_unfinished(folder / SINGLE)
     with replacing(folder / SINGLE) as fresh:
         save_file(stored, fresh, {"format": "pt"})
         fresh.chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read what it writes

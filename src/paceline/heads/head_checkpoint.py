@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import torch
 from torch import Tensor
 
-from paceline.atomic import write_bytes, write_json
+from paceline.atomic import remove_unfinished, write_bytes, write_json
 from paceline.errors import CorruptModel, DrafterMismatch, UnknownArchitecture, UnknownModel
 from paceline.heads.base import DraftHead, HeadConfig, TargetEmbeddings
 from paceline.heads.calibration import Calibration, wilson_interval
@@ -117,6 +117,8 @@ def save(folder: Path, card: Card, net: DraftHead) -> None:
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in net.state_dict().items()}
     stored = quantize_int8(weights) if card.weights == "int8" else weights
     stored[_DRAFT_IDS] = net.draft_ids.to("cpu", torch.int32)
+    for name in (WEIGHTS, CARD):
+        remove_unfinished(folder / name)
     write_bytes(folder / WEIGHTS, encoded(stored))
     save_card(folder, card)
 

@@ -11,27 +11,27 @@ DRAFT_CARD: Final = "draft_model.json"  # in the folder of a draft model that wa
 SHIPPED: Final = Path(__file__).parent / "shipped"  # drafters for small models, in the package
 
 
-def shelf() -> Path:
+def store_folder() -> Path:
     return home() / "drafters"
 
 
 def output_path(name: str | os.PathLike[str]) -> Path:
     """The folder for a new drafter: a path, or a name in the local store."""
     given = Path(name).expanduser()
-    return given if given.parts[1:] or given.exists() else shelf() / given
+    return given if given.parts[1:] or given.exists() else store_folder() / given
 
 
 def drafter_path(name: str | os.PathLike[str]) -> Path:
     """A path, or a name in the local store or the package; the store wins."""
     path = output_path(name)
     packaged, stored = SHIPPED / path.name, any((path / card).is_file() for card in (CARD, DRAFT_CARD))
-    return packaged if not stored and path.parent == shelf() and packaged.exists() else path
+    return packaged if not stored and path.parent == store_folder() and packaged.exists() else path
 
 
 def available_heads() -> list[Path]:
     """Folders of all heads, by name; one in the store hides one of the same name in the package."""
     found = {folder.name: folder for folder in shipped()}
-    found |= {card.parent.name: card.parent for card in shelf().glob(f"*/{CARD}")}
+    found |= {card.parent.name: card.parent for card in store_folder().glob(f"*/{CARD}")}
     return [found[name] for name in sorted(found)]
 
 
@@ -47,4 +47,4 @@ def shipped() -> list[Path]:
 
 def local_draft_models() -> list[Path]:
     """Folders of the draft models that were trained here, by name."""
-    return sorted(card.parent for card in shelf().glob(f"*/{DRAFT_CARD}"))
+    return sorted(card.parent for card in store_folder().glob(f"*/{DRAFT_CARD}"))

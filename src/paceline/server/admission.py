@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from paceline.errors import ShuttingDown
+from paceline.errors import PromptTooLong, ShuttingDown
 from paceline.output import RequestOutput
 from paceline.server.online.online_trainer import OnlineTrainer
-from paceline.server.openai.error_param import prompt_param
-from paceline.server.openai.protocol import Sampling
+from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
@@ -37,7 +36,7 @@ class RequestContext:
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
     body: Mapping[str, Any]  # as sent
-    request: Sampling
+    request: GenerationRequest
     span: RequestSpan
     ticket: Ticket | None
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
@@ -47,13 +46,7 @@ class RequestContext:
     def check_prompt_length(self, tokens: int) -> None:
         limit = self.route.max_prompt_tokens
         if limit is not None and tokens > limit:
-            raise ApiError(
-                400,
-                f"the prompt has {tokens} tokens; the route {self.route.name} takes {limit}",
-                param=prompt_param(self.body),
-                code="context_length_exceeded",
-                refusal="too_long",
-            )
+            raise PromptTooLong(f"the prompt has {tokens} tokens; the route {self.route.name} takes {limit}")
 
 
 class Admission:
@@ -104,7 +97,12 @@ class Admission:
             )
 
     def admit(
-        self, http: Request, body: Mapping[str, Any], request: Sampling, id_prefix: str, id_bytes: int = 12
+        self,
+        http: Request,
+        body: Mapping[str, Any],
+        request: GenerationRequest,
+        id_prefix: str,
+        id_bytes: int = 12,
     ) -> RequestContext:
         """From here on the end of the request is recorded; an error before this is counted as a refusal."""
         self.check_model(request.model)
@@ -112,10 +110,7 @@ class Admission:
             raise ShuttingDown
         path, key = http.url.path, http.state.key
         route = self._route(path, http.headers, body)
-        ticket = self._charge(key, body)
-        if self._trainer is not None:
-            self._trainer.request_arrived()
-        context = http.state.context = RequestContext(
+        context = RequestContext(
             endpoint=path,
             route=route,
             tenant=tenant(key, request.end_user, request.cache_key),
@@ -125,9 +120,13 @@ class Admission:
             body=body,
             request=request,
             span=self._spans.start(path, self._model, http.headers),
-            ticket=ticket,
+            ticket=None,
             id=new_request_id(http.scope, id_prefix, id_bytes),
         )
+        context.ticket = self._charge(key, body)  # last: an error after it would leave the key charged
+        http.state.context = context
+        if self._trainer is not None:
+            self._trainer.request_arrived()
         return context
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:

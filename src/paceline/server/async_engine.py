@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -49,15 +49,14 @@ class AsyncEngine:
         others begin once that is in the prefix cache. first_index: the index of the first choice.
         """
         inbox: Inbox = asyncio.Queue()
-        outputs: list[RequestOutput] = []
+        outputs: list[RequestOutput] = []  # those submitted
         choices = 1
+        prepared = await asyncio.to_thread(self._prepare, context, params, first_index)
+        context.check_prompt_length(prepared[0].seq.prompt_len)
         try:
             while True:
                 while len(outputs) < choices:
-                    output = await asyncio.to_thread(
-                        self._prepare, context, params, len(outputs), first_index
-                    )
-                    context.check_prompt_length(output.seq.prompt_len)
+                    output = prepared[len(outputs)]
                     self.metrics.set_route(output.seq.id, context.route.name)
                     outputs.append(output)
                     context.outputs.append(output)
@@ -72,7 +71,7 @@ class AsyncEngine:
                 if r.error is not None:
                     raise r.error
                 yield output, delta
-                if outputs[0].token_ids:
+                if outputs[0].token_ids or outputs[0].finish:
                     choices = params.n
                 if len(outputs) == params.n and all(output.finish for output in outputs):
                     return
@@ -82,12 +81,12 @@ class AsyncEngine:
                     self.thread.cancel(output.seq.id)
 
     def _prepare(
-        self, context: RequestContext, params: GenerateParams, choice: int, first_index: int
-    ) -> RequestOutput:
-        """In a thread beside the loop: renders the prompt and compiles its grammar."""
-        output = self.llm.prepare(
+        self, context: RequestContext, params: GenerateParams, first_index: int
+    ) -> list[RequestOutput]:
+        """All choices, in a thread beside the loop: renders the prompt and compiles its grammar once."""
+        first = self.llm.prepare(
             params.prompt,
-            replace(params.params, choice=choice),
+            params.params,
             params.output,
             spec=params.spec,
             prediction=params.prediction,
@@ -95,9 +94,11 @@ class AsyncEngine:
             remember=context.remember,
             template=params.template,
         )
-        output.seq.priority, output.seq.deadline = context.priority, context.deadline
-        output.index, output.started = first_index + choice, context.arrived
-        return output
+        first.seq.priority, first.seq.deadline = context.priority, context.deadline
+        outputs = [first, *(self.llm.another_choice(first, choice) for choice in range(1, params.n))]
+        for index, output in enumerate(outputs, first_index):
+            output.index, output.started = index, context.arrived
+        return outputs
 
     async def _submit(self, output: RequestOutput, slots: int, inbox: Inbox) -> PacelineError | None:
         """Why the engine refused it, or None."""

@@ -75,6 +75,14 @@ class RequestLog:
         for output in context.outputs:
             output.finish = output.finish or ("cancelled" if code in (None, CANCELLED) else "error")
         refusal = None if error is None else _refusal(context, error)
+        try:
+            self._report(context, code, refusal)
+        finally:
+            if context.ticket is not None:
+                used = sum(o.seq.prompt_len + len(o.token_ids) for o in context.outputs if o.passes)
+                context.ticket.leave(used, time.monotonic(), refusal is not None)
+
+    def _report(self, context: RequestContext, code: str | None, refusal: str | None) -> None:
         if refusal is not None:
             self.metrics.refused(refusal)
         ended = [self.stats(context, output) for output in context.outputs]
@@ -83,10 +91,8 @@ class RequestLog:
                 self.metrics.finished(stats)
             self._record(context, output, stats, code)
             self._add_training_sample(context, output)
-        self._end_span(context, ended, code)
-        if context.ticket is not None:
-            used = sum(stats.prompt_tokens + stats.output_tokens for stats in ended if stats.passes)
-            context.ticket.leave(used, time.monotonic(), refusal is not None)
+        if context.span.recording:
+            self._end_span(context, ended, code)
 
     def stats(self, context: RequestContext, output: RequestOutput) -> RequestStats:
         now = time.perf_counter() - context.arrived

@@ -14,9 +14,9 @@ from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
 from paceline.strings import unknown_name
 from paceline.web.config_file import (
-    Checked,
     ConfigFileError,
-    Reloaded,
+    ReloadingFile,
+    StrictModel,
     between,
     expected,
     identifier,
@@ -24,6 +24,7 @@ from paceline.web.config_file import (
     validate,
     whole_between,
 )
+from paceline.web.validation import log_renamed
 
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
@@ -119,7 +120,7 @@ _Threshold = Annotated[
 _Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
-class Match(Checked):
+class Match(StrictModel):
     """Conditions of a route; all that are set must hold."""
 
     path: str | None = None  # glob
@@ -149,7 +150,7 @@ def _not_empty(match: Match) -> Match:
     return match
 
 
-class Route(Checked):
+class Route(StrictModel):
     """The settings of a route. None: the server's own value holds."""
 
     name: Annotated[str, AfterValidator(identifier)]
@@ -189,7 +190,7 @@ class Route(Checked):
         )
 
 
-class _File(Checked):
+class _File(StrictModel):
     routes: tuple[Route, ...]
 
 
@@ -210,6 +211,8 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
     listed = data.get("routes") if isinstance(data, Mapping) else None
     indexed = enumerate(listed if isinstance(listed, list) else ())
     raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
+    for route in raw.values():
+        log_renamed(route)
     problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
     if file is None or problems:
         raise RouteError(*problems)
@@ -246,7 +249,7 @@ def _drafter_problems(
                 yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
 
 
-class RouteFile(Reloaded[Routes]):
+class RouteFile(ReloadingFile[Routes]):
     """The routes of a file, as it is now."""
 
     def __init__(self, path: Path | str, known_drafters: Collection[str] | None = None) -> None:

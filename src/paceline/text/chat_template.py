@@ -19,6 +19,7 @@ Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 MAX_GENERATION_PROMPTS: Final = 256  # cached for one template
+MAX_CACHED_VARIABLES: Final = 1024  # characters of JSON: longer ones, which a client may send, are not cached
 _PROBE_TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
@@ -60,7 +61,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, str], names: Mapping[str, str]) -> None:
         self._templates = templates
         self._names = names  # bos_token, eos_token ...
-        self._generation_prompts: dict[tuple[Any, bool, str], str | None] = {}
+        self._generation_prompts: dict[tuple[str, bool, str], str] = {}
 
     def render(
         self,
@@ -109,27 +110,39 @@ class ChatTemplate:
         the template and its variables, never on a user's text. A rendered text that ends differently is
         rendered a second time, without the flag.
         """
-        role = messages[-1].get("role") if messages and isinstance(messages[-1], Mapping) else None
-        key = role, bool(tools), json.dumps(_plain(dict(variables)), sort_keys=True)
-        if key not in self._generation_prompts:
-            if len(self._generation_prompts) >= MAX_GENERATION_PROMPTS:
-                self._generation_prompts.clear()
-            self._generation_prompts[key] = self._probe(role, bool(tools), variables)
-        usual = self._generation_prompts[key]
-        if usual is not None and rendered.endswith(usual):
+        last = messages[-1].get("role") if messages and isinstance(messages[-1], Mapping) else None
+        usual = self._usual_prompt(
+            last if isinstance(last, str) and last in _PROBES else "user", tools, variables
+        )
+        if usual and rendered.endswith(usual):
             return usual
         return _added(self.render(messages, tools, False, variables), rendered)
 
-    def _probe(self, role: Any, with_tools: bool, variables: Mapping[str, Any]) -> str | None:
-        """None: the template refuses the probe."""
-        chat, tools = _PROBES.get(role, _PROBES["user"]), [_PROBE_TOOL] if with_tools else None
+    def _usual_prompt(self, role: str, tools: Sequence[Tool] | None, variables: Mapping[str, Any]) -> str:
+        """The cached prompt after a message of this role; empty where only the conversation can tell."""
+        read = _variables(self._choose(tools))
+        written = json.dumps(_plain({k: v for k, v in variables.items() if k in read}), sort_keys=True)
+        if len(written) > MAX_CACHED_VARIABLES:
+            return ""
+        key = role, bool(tools), written
+        usual = self._generation_prompts.get(key)
+        if usual is None:  # a local, since another thread may clear the cache
+            usual = self._probe(role, bool(tools), variables)
+            if len(self._generation_prompts) >= MAX_GENERATION_PROMPTS:
+                self._generation_prompts.clear()
+            self._generation_prompts[key] = usual
+        return usual
+
+    def _probe(self, role: str, with_tools: bool, variables: Mapping[str, Any]) -> str:
+        """Empty: the template refuses the probe, or adds nothing to it."""
+        tools = [_PROBE_TOOL] if with_tools else None
         try:
-            return _added(*(self.render(chat, tools, add, variables) for add in (False, True)))
+            return _added(*(self.render(_PROBES[role], tools, add, variables) for add in (False, True)))
         except TextError:
-            return None
+            return ""
 
     def reads(self, variable: str) -> bool:
-        """Whether one of the templates reads this variable."""
+        """True if one of the templates reads this variable."""
         return any(variable in _variables(source) for source in self._templates.values())
 
     def _choose(self, tools: Sequence[Tool] | None) -> str:

@@ -1,4 +1,4 @@
-"""What is remembered of a request and of its rounds. Text only where it is switched on."""
+"""Records of a request and of its rounds, with their text only where that is switched on."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from paceline.types import Finish, Round
 
-Runs = tuple[tuple[str, int], ...]  # who guessed, and how many nodes in a row
+Runs = tuple[tuple[str, int], ...]  # drafter, and nodes in a row
 
-# What a request may have sent beside numbers and still be remembered without its text.
+# Parameters other than numbers that are recorded even without text.
 TEXTLESS_PARAMS: Final = ("logit_bias", "speculative_config")
 
 
@@ -63,7 +63,7 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One output that was asked for; where a request asks for several, each has a record."""
+    """One output; a request for several has a record of each."""
 
     id: str
     created: float  # unix seconds
@@ -167,7 +167,7 @@ def runs(names: Iterable[str]) -> Runs:
 
 
 def without_text(record: RequestRecord) -> RequestRecord:
-    """The same request, with no word of what was asked or answered.
+    """The same request, without the text of prompt and answer.
 
     Parameters that are not numbers may quote it (stop strings, predictions, schemas), so they go too.
     """

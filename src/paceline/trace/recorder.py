@@ -1,4 +1,4 @@
-"""RecordStore traces from a thread of its own, without ever making a request wait."""
+"""Saves traces from a thread of its own, without ever making a request wait."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_LOGS: Final = 60.0
 SAVES_BETWEEN_PRUNES: Final = 256
 SECONDS_BETWEEN_PRUNES: Final = 600.0
 
-Job = tuple[RequestRecord, Sequence[RoundRecord], bool]  # whether its text is kept
+Job = tuple[RequestRecord, Sequence[RoundRecord], bool]  # True: its text is saved too
 
 
 class RecordStore(Protocol):
@@ -78,7 +78,7 @@ class Recorder(Sink):
     def finished(
         self, record: RequestRecord, sequence: str | None = None, with_text: bool | None = None
     ) -> None:
-        """RecordStore a request. sequence: the id of its rounds, if it is not the record's.
+        """Queues a request to be saved. sequence: the id of its rounds, if it is not the record's.
 
         with_text: save its text; None: as set for all.
         """
@@ -96,7 +96,7 @@ class Recorder(Sink):
             self._failure(error)
 
     def close(self, timeout: float | None = None) -> bool:
-        """RecordStore what is queued. True if all of it was saved; later requests are dropped."""
+        """Saves the queued requests. True if all of it was saved; later requests are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

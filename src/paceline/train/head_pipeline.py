@@ -6,7 +6,6 @@ no worse on the same held-out answers, or if the caller asks for that.
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -59,8 +58,6 @@ _TRAINED_ON: Final = (
 )
 _EVAL_TEXTS: Final = 12  # held-out answers of an evaluation during training
 
-log = logging.getLogger("paceline")
-
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
@@ -97,8 +94,6 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     recipe = _recipe(job, model, answers, weights, before)
     texts = held_out_texts(answers, 1 << 20, job.measured)
     data = {**data, **_facts(job, answers, recipe), "measured_answers": len(texts)}
-    if advice := start_advice(job, data["answer_tokens"], model.fingerprint):
-        log.warning("%s", advice)
     if before is not None:
         data["began_from"] = _began_from(job, before.card)
         if texts:
@@ -122,7 +117,7 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
 
 
 def drafter_in_use(folder: Path) -> Path | None:
-    """What the name of this folder stands for now: its own drafter, or that of this name in the package."""
+    """The drafter in use under this name: the folder's own, or the package's of the same name."""
     root = drafter_path(folder)
     try:
         read_card(root)
@@ -132,7 +127,7 @@ def drafter_in_use(folder: Path) -> Path | None:
 
 
 def reason_to_hold(card: Card) -> str:
-    """Why a new drafter should not take over from the one in use; "" if it should, or if there is none."""
+    """The reason to keep the drafter in use; "" if the new one should replace it, or if there is none."""
     in_use = card.data.get("in_use")
     if in_use is None:
         return ""

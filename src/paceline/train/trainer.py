@@ -4,6 +4,7 @@ A killed training resumes from its last checkpoint. With a given number of steps
 without the interruption: a step depends on the seed, its number and the weights alone.
 """
 
+import ast
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ from paceline.train.recipe import Recipe, TrainConfig
 from paceline.train.train_decoder import TrainDecoder
 
 CHECKPOINT: Final = "training.pt"
+_EVAL_STEPS: Final = ("eval_steps", "look_steps")  # in files of 0.1; evaluation changes no weight
 _STATE: Final = {"step", "seconds", "identity", "weights", "optimizers"}
 
 Batches = Callable[[int], Iterable[Batch]]  # epoch seed -> every text once, in an order that follows from it
@@ -172,9 +174,9 @@ class _TrainRun:
             torch.save(state, fresh)
 
     def _identity(self) -> dict[str, Any]:
-        """Duration and batch size may change between an interruption and its resumption."""
+        """Duration, batch size and evaluation may change between an interruption and its resumption."""
         same = replace(self._schedule, minutes=1.0, checkpoint_seconds=1.0, tokens_per_batch=1)
-        return {**asdict(same), **self._learner.identity}
+        return _current_form({**asdict(same), **self._learner.identity})
 
     def _resume(self) -> None:
         if self._path is None:
@@ -183,7 +185,7 @@ class _TrainRun:
         if not self._path.exists():
             return
         state = _read(self._path, self._learner.device)
-        if state["identity"] != self._identity():
+        if _current_form(state["identity"]) != self._identity():
             raise UsageError(
                 f"{self._path.parent.name} holds a training with other settings or of another model: "
                 "continue with those, or give another folder"
@@ -203,6 +205,27 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
     if not isinstance(state, dict) or set(state) != _STATE:
         raise CorruptModel(f"{path.name} is not a checkpoint of a training; delete it to start again")
     return state
+
+
+def _current_form(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity without the interval of evaluations, and with the head's shape as a table.
+
+    Before 0.2 the shape was a repr: "BlockShape(width=64, ...)".
+    """
+    kept = {name: value for name, value in identity.items() if name not in _EVAL_STEPS}
+    shape = kept.get("shape")
+    return kept | {"shape": _shape_from_repr(shape)} if isinstance(shape, str) else kept
+
+
+def _shape_from_repr(text: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            return {}
+        kind = call.func.id.removesuffix("Shape").removesuffix("Config").lower()
+        return {"kind": kind, **{str(k.arg): ast.literal_eval(k.value) for k in call.keywords}}
+    except (SyntaxError, ValueError):
+        return {}
 
 
 def _endless(batches: Batches, seed: int) -> Iterator[Batch]:
@@ -227,7 +250,7 @@ def train(
 ) -> TrainProgress:
     """Trains the recipe's network in place. folder: of the checkpoints, old and new.
 
-    look: measures the network on held-out text, and leaves it as it is.
+    evaluate: measures the network on held-out text, without changing it.
     """
     evaluation = None if evaluate is None else Evaluation(evaluate, config.eval_steps)
     return take_steps(_HeadLearner(recipe, model, config), batches, config, folder, report, evaluation, clock)
@@ -242,9 +265,10 @@ class _HeadLearner:
     @property
     def identity(self) -> dict[str, Any]:
         net = self._recipe.net
+        shape: Any = net.shape  # a dataclass
         ids = hashlib.sha256(net.draft_ids.numpy(force=True).tobytes()).hexdigest()
         of = {"target": self._model.fingerprint, "began_from": self._recipe.began_from}
-        return {"shape": repr(net.shape), "draft_ids": ids, **of}
+        return {"shape": {"kind": self._recipe.kind, **asdict(shape)}, "draft_ids": ids, **of}
 
     def loss(
         self, batch: Batch, share: float, generator: torch.Generator

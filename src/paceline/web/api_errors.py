@@ -115,11 +115,12 @@ def error_code(error: BaseException) -> str:
     return known.code or known.type
 
 
-def logged(error: Exception, path: str) -> ApiError:
-    """The API error for an exception; the log gets those that nobody expected."""
-    if not isinstance(error, ApiError | PacelineError):
-        log_error(log, f"{path} failed", error)
-    return api_error(error)
+def log_and_convert(error: Exception, path: str) -> ApiError:
+    """The API error for an exception; the log gets those that are the server's own fault."""
+    known = api_error(error)
+    if known.status == 500:
+        log_error(log, f"{path} failed", error.__cause__ or error if error is known else error)
+    return known
 
 
 def with_error_responses(handler: Handler) -> Handler:
@@ -131,7 +132,7 @@ def with_error_responses(handler: Handler) -> Handler:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            return logged(error, request.scope["route"].path).response()
+            return log_and_convert(error, request.scope["route"].path).response()
 
     return handle
 

@@ -18,9 +18,9 @@ from pydantic import AfterValidator
 
 from paceline.atomic import locked, write_bytes
 from paceline.web.config_file import (
-    Checked,
     ConfigFileError,
-    Reloaded,
+    ReloadingFile,
+    StrictModel,
     checked,
     expected,
     identifier,
@@ -42,7 +42,7 @@ def _hash_text(value: str) -> str:
     return value
 
 
-class KeyLimits(Checked):
+class KeyLimits(StrictModel):
     """Of one key. None: no limit."""
 
     requests_per_minute: _Limit | None = None
@@ -50,7 +50,7 @@ class KeyLimits(Checked):
     concurrent: _Limit | None = None  # requests at once
 
 
-class Key(Checked):
+class Key(StrictModel):
     name: Annotated[str, AfterValidator(identifier)]
     # SHA-256 of the key, in hex. Keys are 256 random bits: they cannot be guessed, so a slow hash would
     # protect, and a slow hash would be paid by every request.
@@ -58,7 +58,7 @@ class Key(Checked):
     limits: KeyLimits = KeyLimits()
 
 
-class _File(Checked):
+class _File(StrictModel):
     keys: tuple[Key, ...]
 
 
@@ -117,7 +117,7 @@ def _repeated(keys: Iterable[Key]) -> Iterator[str]:
             yield f"keys[{i}].hash: is the hash of keys[{hashes[key.hash]}] already"
 
 
-class KeyFile(Reloaded[Keys]):
+class KeyFile(ReloadingFile[Keys]):
     """The keys of a file, as it is now."""
 
     def __init__(self, path: Path | str) -> None:

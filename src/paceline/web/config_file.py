@@ -49,7 +49,7 @@ class ConfigFileError(PacelineError):
         self.problems = problems
 
 
-class Checked(BaseModel):
+class StrictModel(BaseModel):
     """Part of a file: nothing unknown in it, nothing converted, nothing changed later."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -197,7 +197,7 @@ def _from_context(detail: ErrorDetails) -> str:
     return str(context.get("what") or context.get("expected") or detail["msg"])
 
 
-class Reloaded(Generic[T]):
+class ReloadingFile(Generic[T]):
     """The value of a file, reloaded when the file changes. A broken file changes nothing but the log."""
 
     def __init__(

@@ -1,18 +1,23 @@
 """From pydantic's errors to messages with a path into the data and the nearest known key."""
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from typing import Any, Final, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 
 from paceline.strings import short, unknown_name
 from paceline.web.api_errors import ApiError
 
+log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=BaseModel)
 Loc = Sequence[int | str]  # pydantic's name for a path
 
+_RENAMED: Final = {"learn": "remember"}  # in requests and routes, before 0.2
 # Parts of a loc that name a member of a union, not a key.
 _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
 
@@ -20,9 +25,22 @@ _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|
 def parse_request(data: Mapping[str, Any], model: type[M], within: str = "") -> M:
     """A request's body, or the part of it at `within`; ApiError names the first bad parameter."""
     try:
-        return model.model_validate(data)
+        value = model.model_validate(data)
     except ValidationError as error:
         raise _api_error(error, model, within) from None
+    log_renamed(data)
+    return value
+
+
+def log_renamed(data: Mapping[str, Any]) -> None:
+    """Logs, once for each, the keys of an object whose names have changed."""
+    for old in _RENAMED.keys() & data.keys():
+        _log_once(old)
+
+
+@cache
+def _log_once(old: str) -> None:
+    log.warning("the field %s is now called %s; the old name will be removed", old, _RENAMED[old])
 
 
 def _api_error(error: ValidationError, model: type[BaseModel], within: str) -> ApiError:
@@ -48,17 +66,25 @@ def _dotted(key: str) -> str:
 
 def unknown_key(model: type[BaseModel], at: Loc) -> str:
     """The message for a key that its object does not have; `at` ends with the key."""
-    known = known_keys(model, at[:-1])
-    return unknown_name("key", str(at[-1]), known)
+    key = str(at[-1])
+    for shape in _shapes(model, at[:-1]):
+        for name, field in shape.model_fields.items():
+            if isinstance(field.validation_alias, AliasChoices) and key in field.validation_alias.choices:
+                return f"another name of {name!r}: give one of them"
+    return unknown_name("key", key, known_keys(model, at[:-1]))
 
 
 def known_keys(model: type[BaseModel], at: Loc) -> list[str]:
     """The keys of the part of `model` at a path."""
+    return list(dict.fromkeys(key for shape in _shapes(model, at) for key in _keys(shape)))
+
+
+def _shapes(model: type[BaseModel], at: Loc) -> list[type[BaseModel]]:
     shapes = [model]
     for part in at:
         if isinstance(part, str):
             shapes = _inside(shapes, part)
-    return list(dict.fromkeys(key for shape in shapes for key in _keys(shape)))
+    return shapes
 
 
 def _inside(shapes: list[type[BaseModel]], part: str) -> list[type[BaseModel]]:

@@ -4,12 +4,12 @@ Special here: chances are calibrated by how often candidates are right, and each
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.config import require_min
+from paceline.config import require_min, warn_renamed
 from paceline.drafters.recycle.table import Successors, Table, largest
 from paceline.drafters.support.best_first import best_first
 from paceline.drafters.support.grammar_filter import unforced
@@ -21,12 +21,16 @@ if TYPE_CHECKING:  # a command that needs no model starts without torch
 
 @dataclass(frozen=True, slots=True)
 class RecycleSettings:
-    learn: bool = True  # remember what the target thought, for the sequence's tenant only
+    remember: bool = True  # the target's scores are used for later sequences of the tenant
     successors: int = 8  # for each token
     max_lists: int = 400_000  # of successors, of all tenants together; tenants not heard of longest go first
     min_chance: float = 0.02  # a node less likely than this to be accepted is not drafted
+    learn: InitVar[bool | None] = None  # the name of `remember` before 0.2
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, learn: bool | None) -> None:
+        if learn is not None:
+            warn_renamed("learn", "remember", stacklevel=4)
+            object.__setattr__(self, "remember", learn)
         require_min(self, successors=1, max_lists=1, min_chance=0)
 
 
@@ -40,7 +44,7 @@ class Recycle(Drafter):
 
     def begin(self, seq: Seq) -> None:
         table = self._tenants.pop(seq.tenant, None)
-        remembered = self.settings.learn and seq.remember
+        remembered = self.settings.remember and seq.remember
         if table is None:
             table = Table(self.settings.successors)
         elif not remembered:

@@ -5,11 +5,11 @@ and memories that never cross tenants.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.config import require_min
+from paceline.config import require_min, warn_renamed
 from paceline.drafters.suffix.index import ContextIndex, Match
 from paceline.drafters.suffix.memory import Memory, load, save
 from paceline.drafters.suffix.vote import elect
@@ -21,12 +21,16 @@ VOTERS: Final = 4  # matches that vote
 
 @dataclass(frozen=True, slots=True)
 class SuffixSettings:
-    learn: bool = True  # remember finished sequences, for their tenant only
+    remember: bool = True  # finished sequences are used for later ones of their tenant
     max_tokens: int = 1_000_000  # remembered, of all tenants together; the oldest go first
     max_depth: int = 32  # tokens of context that are compared
     min_chance: float = 0.1  # a node less likely than this to be accepted is not drafted
+    learn: InitVar[bool | None] = None  # the name of `remember` before 0.2
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, learn: bool | None) -> None:
+        if learn is not None:
+            warn_renamed("learn", "remember", stacklevel=4)
+            object.__setattr__(self, "remember", learn)
         require_min(self, max_tokens=1, max_depth=1, min_chance=0)
 
 
@@ -59,7 +63,7 @@ class Suffix(Drafter):
 
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
-        if self.settings.learn and seq.remember:
+        if self.settings.remember and seq.remember:
             self.memory.learn(seq.tenant, seq.tokens)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:

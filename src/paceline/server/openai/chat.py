@@ -3,8 +3,7 @@
 As vLLM's entrypoints/openai/chat_completion/serving.py. completions.py and responses.py have the same shape.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -12,21 +11,19 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import GenerateParams, chat_params, warn_of_unread_variables
-from paceline.server.openai.protocol import ChatRequest, StreamOptions
-from paceline.server.openai.serving import Serving, usage, usage_so_far
+from paceline.server.openai.params import chat_params, warn_of_unread_variables
+from paceline.server.openai.protocol import ChatRequest
+from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
-from paceline.web.api_errors import logged
 from paceline.web.json_body import read_object
-from paceline.web.sse import DONE, event
 from paceline.web.validation import parse_request
 
 COMPLETION: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"
 
 
-class ChatServing(Serving):
+class ChatServing(ChunkServing):
     async def create(self, http: Request) -> Response:
         body = await read_object(http, self.max_body)
         request = parse_request(body, ChatRequest)
@@ -37,38 +34,11 @@ class ChatServing(Serving):
             params = chat_params(request, context.route.spec(llm.spec), self.drafters)
             params = self.limited(context, params)
         if request.stream:
-            return await self.event_stream(http, self._events(context, request, params))
+            return await self.stream(http, context, params)
         await self.run(http, context, [params])
-        return JSONResponse(self._completion(context, request) | self.log.response_metrics(context))
+        return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 
-    async def _events(
-        self, context: RequestContext, request: ChatRequest, params: GenerateParams
-    ) -> AsyncGenerator[bytes, None]:
-        """One or two chunks for each round, the usage if it is requested, and DONE."""
-        options = request.stream_options or StreamOptions()
-        begun: set[int] = set()
-        try:
-            with self.recorded(context):
-                async with aclosing(self.engine.generate(context, params)) as deltas:
-                    async for output, delta in deltas:
-                        if output.index not in begun:
-                            begun.add(output.index)
-                            unused = {"usage": None} if options.include_usage else {}
-                            yield event(self._first_chunk(context, output) | unused)
-                        for chunk in self._chunks(context, request, output, delta):
-                            yield event(chunk | usage_so_far(options, context.outputs))
-        except Exception as error:
-            if not begun:
-                raise
-            yield event(logged(error, context.endpoint).body)
-        else:
-            self.log.finished(context)
-            if options.include_usage:
-                end = {"choices": [], "usage": usage(context.outputs)}
-                yield event(self._head(context, CHUNK) | end | self.log.response_metrics(context))
-        yield DONE
-
-    def _head(self, context: RequestContext, kind: str) -> dict[str, Any]:
+    def head(self, context: RequestContext, kind: str = CHUNK) -> dict[str, Any]:
         return {
             "id": context.id,
             "object": kind,
@@ -77,11 +47,11 @@ class ChatServing(Serving):
             "system_fingerprint": self.engine.fingerprint,
         }
 
-    def _completion(self, context: RequestContext, request: ChatRequest) -> dict[str, Any]:
-        choices = [self._choice(context, request, output) for output in context.outputs]
-        return {**self._head(context, COMPLETION), "choices": choices, "usage": usage(context.outputs)}
+    def _completion(self, context: RequestContext) -> dict[str, Any]:
+        choices = [self._choice(context, output) for output in context.outputs]
+        return {**self.head(context, COMPLETION), "choices": choices, "usage": usage(context.outputs)}
 
-    def _choice(self, context: RequestContext, request: ChatRequest, output: RequestOutput) -> dict[str, Any]:
+    def _choice(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
         calls = [
             {
                 "id": self._call_id(context, output, i),
@@ -98,7 +68,11 @@ class ChatServing(Serving):
         }
         if calls:
             message["tool_calls"] = calls
-        logprobs = _logprobs(self.engine.llm.tokenizer, output.logprobs) if request.logprobs else None
+        logprobs = (
+            _logprobs(self.engine.llm.tokenizer, output.logprobs)
+            if output.seq.params.logprobs is not None
+            else None
+        )
         return {
             "index": output.index,
             "message": message,
@@ -106,16 +80,16 @@ class ChatServing(Serving):
             "finish_reason": output.finish_reason,
         }
 
-    def _first_chunk(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
+    def first_chunk(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
         return self._chunk(context, output, {"role": "assistant", "content": ""})
 
-    def _chunks(
-        self, context: RequestContext, request: ChatRequest, output: RequestOutput, delta: OutputDelta
+    def chunks(
+        self, context: RequestContext, output: RequestOutput, delta: OutputDelta
     ) -> Iterator[dict[str, Any]]:
         """One for a round; the last round has another with the reason of the end."""
         message = self._message_delta(context, output, delta.deltas)
         logprobs = None
-        if request.logprobs and delta.tokens:
+        if output.seq.params.logprobs is not None and delta.tokens:
             logprobs = _logprobs(self.engine.llm.tokenizer, delta.logprobs)
         if message or logprobs:
             yield self._chunk(context, output, message, logprobs)
@@ -131,7 +105,7 @@ class ChatServing(Serving):
         reason: str | None = None,
     ) -> dict[str, Any]:
         choice = {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head(context, CHUNK), "choices": [choice]}
+        return {**self.head(context), "choices": [choice]}
 
     def _message_delta(
         self, context: RequestContext, output: RequestOutput, deltas: Sequence[Delta]

@@ -1,7 +1,6 @@
 """POST /v1/completions, top to bottom: the same shape as chat.py, for one prompt or several."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -9,20 +8,19 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import GenerateParams, completion_params, read_prompts
-from paceline.server.openai.protocol import CompletionRequest, StreamOptions
-from paceline.server.openai.serving import Serving, usage, usage_so_far
+from paceline.server.openai.params import completion_params, read_prompts
+from paceline.server.openai.protocol import CompletionRequest
+from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import ContentDelta, Tokenizer
 from paceline.types import TokenLogprob
-from paceline.web.api_errors import ApiError, logged
+from paceline.web.api_errors import ApiError
 from paceline.web.json_body import read_object
-from paceline.web.sse import DONE, event
 from paceline.web.validation import parse_request
 
 OBJECT: Final = "text_completion"
 
 
-class CompletionServing(Serving):
+class CompletionServing(ChunkServing):
     async def create(self, http: Request) -> Response:
         body = await read_object(http, self.max_body)
         request = parse_request(body, CompletionRequest)
@@ -36,38 +34,11 @@ class CompletionServing(Serving):
             params = [completion_params(request, prompt, spec, self.drafters) for prompt in prompts]
             params = [self.limited(context, one) for one in params]
         if request.stream:
-            return await self.event_stream(http, self._events(context, request, params[0]))
+            return await self.stream(http, context, params[0])
         await self.run(http, context, params)
-        return JSONResponse(self._completion(context, request) | self.log.response_metrics(context))
+        return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 
-    async def _events(
-        self, context: RequestContext, request: CompletionRequest, params: GenerateParams
-    ) -> AsyncGenerator[bytes, None]:
-        """A chunk for each round, the usage if it is requested, and DONE."""
-        options = request.stream_options or StreamOptions()
-        begun: set[int] = set()
-        try:
-            with self.recorded(context):
-                async with aclosing(self.engine.generate(context, params)) as deltas:
-                    async for output, delta in deltas:
-                        if output.index not in begun:
-                            begun.add(output.index)
-                            unused = {"usage": None} if options.include_usage else {}
-                            yield event(self._chunk(context, output, "") | unused)
-                        for chunk in self._chunks(context, request, output, delta):
-                            yield event(chunk | usage_so_far(options, context.outputs))
-        except Exception as error:
-            if not begun:
-                raise
-            yield event(logged(error, context.endpoint).body)
-        else:
-            self.log.finished(context)
-            if options.include_usage:
-                end = {"choices": [], "usage": usage(context.outputs)}
-                yield event(self._head(context) | end | self.log.response_metrics(context))
-        yield DONE
-
-    def _head(self, context: RequestContext) -> dict[str, Any]:
+    def head(self, context: RequestContext) -> dict[str, Any]:
         return {
             "id": context.id,
             "object": OBJECT,
@@ -76,12 +47,12 @@ class CompletionServing(Serving):
             "system_fingerprint": self.engine.fingerprint,
         }
 
-    def _completion(self, context: RequestContext, request: CompletionRequest) -> dict[str, Any]:
-        choices = [self._choice(request, output) for output in context.outputs]
-        return {**self._head(context), "choices": choices, "usage": usage(context.outputs)}
+    def _completion(self, context: RequestContext) -> dict[str, Any]:
+        choices = [self._choice(output) for output in context.outputs]
+        return {**self.head(context), "choices": choices, "usage": usage(context.outputs)}
 
-    def _choice(self, request: CompletionRequest, output: RequestOutput) -> dict[str, Any]:
-        logprobs = self._logprobs(request, output.logprobs, 0)
+    def _choice(self, output: RequestOutput) -> dict[str, Any]:
+        logprobs = self._logprobs(output, output.logprobs, 0)
         return {
             "index": output.index,
             "text": output.content,
@@ -89,13 +60,16 @@ class CompletionServing(Serving):
             "finish_reason": output.finish_reason,
         }
 
-    def _chunks(
-        self, context: RequestContext, request: CompletionRequest, output: RequestOutput, delta: OutputDelta
+    def first_chunk(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]:
+        return self._chunk(context, output, "")
+
+    def chunks(
+        self, context: RequestContext, output: RequestOutput, delta: OutputDelta
     ) -> Iterator[dict[str, Any]]:
         text = "".join(part.text for part in delta.deltas if isinstance(part, ContentDelta))
         reason = output.finish_reason if delta.finish is not None else None
         if text or delta.tokens or reason is not None:
-            logprobs = self._logprobs(request, delta.logprobs, output.content_len - len(text))
+            logprobs = self._logprobs(output, delta.logprobs, output.content_len - len(text))
             yield self._chunk(context, output, text, logprobs, reason)
 
     def _chunk(
@@ -107,12 +81,12 @@ class CompletionServing(Serving):
         reason: str | None = None,
     ) -> dict[str, Any]:
         choice = {"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head(context), "choices": [choice]}
+        return {**self.head(context), "choices": [choice]}
 
     def _logprobs(
-        self, request: CompletionRequest, logprobs: Sequence[TokenLogprob], start: int
+        self, output: RequestOutput, logprobs: Sequence[TokenLogprob], start: int
     ) -> dict[str, Any] | None:
-        if request.logprobs is None:
+        if output.seq.params.logprobs is None:
             return None
         return _logprob_lists(self.engine.llm.tokenizer, logprobs, start)
 

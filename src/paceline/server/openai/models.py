@@ -9,10 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import PacelineError
-from paceline.server.openai.error_param import request_error
 from paceline.server.openai.params import check_messages
 from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
-from paceline.server.openai.serving import Serving
+from paceline.server.openai.serving import Serving, request_error
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError
 from paceline.web.json_body import read_object

@@ -14,8 +14,8 @@ from paceline.loading import not_loaded
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
+    GenerationRequest,
     Prediction,
-    Sampling,
     SpeculativeConfig,
     StructuredOutputs,
 )
@@ -99,12 +99,12 @@ def read_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[
     return list(prompt)  # type: ignore[arg-type]
 
 
-def _check_stream(request: Sampling) -> None:
+def _check_stream(request: GenerationRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
 
 
-def _params(request: Sampling, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     params: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
@@ -145,7 +145,7 @@ def _output_spec(request: ChatRequest) -> OutputSpec:
 def _structured(request: StructuredOutputs | None) -> OutputSpec:
     if request is None:
         return UNCONSTRAINED
-    names = [name for name in STRUCTURED if getattr(request, name) not in (None, False)]
+    names = [name for name in STRUCTURED if _given(getattr(request, name), name)]
     if len(names) != 1:
         raise ApiError(
             400,
@@ -158,6 +158,11 @@ def _structured(request: StructuredOutputs | None) -> OutputSpec:
     except ConstraintError as error:
         raise error.within(param) from None
     return OutputSpec(output=constraint, output_param=param)
+
+
+def _given(value: Any, name: str) -> bool:
+    """False alone turns `json_object` off; as a `json` it is a schema."""
+    return value is not None and not (name == "json_object" and value is False)
 
 
 def _spec(

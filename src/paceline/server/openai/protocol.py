@@ -48,22 +48,22 @@ Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's la
 Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
-class Wire(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class StreamOptions(Wire):
+class StreamOptions(RequestBody):
     include_usage: bool = False
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
     continuous_usage_stats: bool = False
 
 
-class Prediction(Wire):
+class Prediction(RequestBody):
     type: Literal["content"] = "content"
     content: str | list[dict[str, Any]]
 
 
-class SpeculativeConfig(Wire):
+class SpeculativeConfig(RequestBody):
     """How one request speculates. It changes speed; text only where `accept` is not `match`."""
 
     drafters: list[str] | None = None
@@ -80,7 +80,7 @@ class SpeculativeConfig(Wire):
     disabled: bool = False
 
 
-class StructuredOutputs(Wire):
+class StructuredOutputs(RequestBody):
     """vLLM's way to ask for a constraint."""
 
     json_: Any = Field(None, alias="json")
@@ -91,7 +91,7 @@ class StructuredOutputs(Wire):
     whitespace: Literal["fixed", "compact", "flexible"] | None = None
 
 
-class Sampling(Wire):
+class GenerationRequest(RequestBody):
     """What chat and plain completions have in common."""
 
     model: str
@@ -131,7 +131,7 @@ class Sampling(Wire):
         return None
 
 
-class ChatRequest(Sampling):
+class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -155,7 +155,7 @@ class ChatRequest(Sampling):
         return self.prompt_cache_key
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Annotated[Never, never("put the prompt before the text yourself")] = None
@@ -164,7 +164,7 @@ class CompletionRequest(Sampling):
     prediction: Prediction | None = None
 
 
-class TokenizeRequest(Wire):
+class TokenizeRequest(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -173,6 +173,6 @@ class TokenizeRequest(Wire):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(Wire):
+class DetokenizeRequest(RequestBody):
     model: str | None = None
     tokens: list[int]

@@ -32,9 +32,9 @@ from paceline.server.openai.responses_protocol import (
 )
 from paceline.server.openai.serving import Serving, usage
 from paceline.strings import short
-from paceline.web.api_errors import ApiError, logged
+from paceline.web.api_errors import ApiError
 from paceline.web.json_body import read_object
-from paceline.web.sse import event
+from paceline.web.streaming import event
 from paceline.web.validation import parse_request
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
@@ -67,7 +67,8 @@ class ResponsesServing(Serving):
             params = self.limited(context, params)
         builder = ResponseBuilder(context, request, self.engine.llm)
         if request.stream:
-            return await self.event_stream(http, self._events(context, params, builder))
+            events = self._events(context, params, builder)
+            return await self.event_stream(http, context, events, lambda error: event(builder.failed(error)))
         await self.run(http, context, [params])
         return JSONResponse(builder.whole(context.outputs[0]))
 
@@ -76,21 +77,15 @@ class ResponsesServing(Serving):
     ) -> AsyncGenerator[bytes, None]:
         """The last event holds the usage and says that it is the last: there is no DONE."""
         begun = False
-        try:
-            with self.recorded(context):
-                async with aclosing(self.engine.generate(context, params)) as deltas:
-                    async for output, delta in deltas:
-                        if not begun:
-                            begun = True
-                            yield event(builder.created())
-                        for part in builder.events(output, delta):
-                            yield event(part)
-        except Exception as error:
-            if not begun:
-                raise
-            yield event(builder.failed(logged(error, context.endpoint)))
-        else:
-            self.log.finished(context)
+        with self.recorded(context):
+            async with aclosing(self.engine.generate(context, params)) as deltas:
+                async for output, delta in deltas:
+                    if not begun:
+                        begun = True
+                        yield event(builder.created())
+                    for part in builder.events(output, delta):
+                        yield event(part)
+        self.log.finished(context)
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:

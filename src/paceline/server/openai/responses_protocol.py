@@ -6,7 +6,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from paceline.server.openai.protocol import Metadata, Never, Remember, SpeculativeConfig, Wire, exactly, never
+from paceline.server.openai.protocol import (
+    Metadata,
+    Never,
+    Remember,
+    RequestBody,
+    SpeculativeConfig,
+    exactly,
+    never,
+)
 from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.validation import parse_request
@@ -24,7 +32,7 @@ def _absent(advice: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class TextPart(Wire):
+class TextPart(RequestBody):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None  # these come back with our own answers, and say nothing to a model
@@ -32,7 +40,7 @@ class TextPart(Wire):
     parsed: Any = None
 
 
-class MessageItem(Wire):
+class MessageItem(RequestBody):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]]
@@ -41,7 +49,7 @@ class MessageItem(Wire):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallItem(Wire):
+class CallItem(RequestBody):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -52,7 +60,7 @@ class CallItem(Wire):
     caller: dict[Literal["type"], Literal["direct"]] | None = None
 
 
-class ResultItem(Wire):
+class ResultItem(RequestBody):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[dict[str, Any]]
@@ -70,7 +78,7 @@ _ITEMS: Final[dict[str, type[Item]]] = {
 }
 
 
-class FunctionTool(Wire):
+class FunctionTool(RequestBody):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
@@ -80,20 +88,20 @@ class FunctionTool(Wire):
     allowed_callers: list[Literal["direct"]] | None = None
 
 
-class NamedTool(Wire):
+class NamedTool(RequestBody):
     type: Literal["function"]
     name: str
 
 
-class PlainText(Wire):
+class PlainText(RequestBody):
     type: Literal["text"]
 
 
-class JsonObject(Wire):
+class JsonObject(RequestBody):
     type: Literal["json_object"]
 
 
-class JsonSchema(Wire):
+class JsonSchema(RequestBody):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
     type: Literal["json_schema"]
     name: str
@@ -102,22 +110,22 @@ class JsonSchema(Wire):
     strict: bool | None = None  # the answer follows the schema in any case
 
 
-class TextSettings(Wire):
+class TextSettings(RequestBody):
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Wire):
+class Reasoning(RequestBody):
     effort: Literal["none"] | None = None
     summary: Literal["auto"] | None = None  # of reasoning that there is none of
     generate_summary: Literal["auto"] | None = None
 
 
-class ResponsesStreamOptions(Wire):
+class ResponsesStreamOptions(RequestBody):
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never sent, so nothing to do
 
 
-class ResponsesRequest(Wire):
+class ResponsesRequest(RequestBody):
     model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None

@@ -1,27 +1,35 @@
 """Parts of a request's way that all endpoints share. The way itself is in chat.py, top to bottom."""
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from paceline.errors import PacelineError
-from paceline.output import RequestOutput
+from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError
+from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import AsyncEngine
-from paceline.server.openai.error_param import request_error
 from paceline.server.openai.params import GenerateParams
 from paceline.server.openai.protocol import StreamOptions
 from paceline.server.request_log import RequestLog
-from paceline.web.sse import MEDIA_TYPE, with_keep_alive
-from paceline.web.tasks import cancelled_by_disconnect, gather_limited
+from paceline.web.api_errors import ApiError, api_error, log_and_convert
+from paceline.web.streaming import DONE, cancelled_by_disconnect, event, gather_limited, streaming_response
 
 MAX_BODY: Final = 8 << 20  # bytes
 MAX_PARALLEL: Final = 16
 KEEP_ALIVE_S: Final = 5.0
+_PROMPTS: Final = ("messages", "prompt", "input")
+_RENAMED: Final = {"stop_tokens": "stop_token_ids"}  # settings and OpenAI's names for them
+_CONSTRAINT_PARAMS: Final = ("tools", "response_format", "text", "structured_outputs")
+_RESPONSES: Final = (  # names of a chat's parameters, and those of /v1/responses
+    ("response_format.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    (".function.parameters", ".parameters"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,60 @@ class Serving:
             async for _ in deltas:
                 pass
 
-    async def event_stream(self, http: Request, events: AsyncGenerator[bytes, None]) -> Response:
-        """Waits for the first event, so that an error before it has its own status."""
-        async with cancelled_by_disconnect(http):
-            first = await anext(events)
-        return StreamingResponse(with_keep_alive(first, events, self.keep_alive_s), media_type=MEDIA_TYPE)
+    async def event_stream(
+        self,
+        http: Request,
+        context: RequestContext,
+        events: AsyncGenerator[bytes, None],
+        failure: Callable[[ApiError], bytes],
+    ) -> Response:
+        """failure: the last events of a stream that had begun when the error came."""
+
+        def failed(error: Exception) -> bytes:
+            return failure(log_and_convert(error, context.endpoint))
+
+        return await streaming_response(http, events, self.keep_alive_s, failed)
+
+
+class ChunkServing(Serving):
+    """The base of the two endpoints whose streams are chunks that end with DONE."""
+
+    @abstractmethod
+    def head(self, context: RequestContext) -> dict[str, Any]:
+        """The fields that all chunks share."""
+
+    @abstractmethod
+    def first_chunk(self, context: RequestContext, output: RequestOutput) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def chunks(
+        self, context: RequestContext, output: RequestOutput, delta: OutputDelta
+    ) -> Iterator[dict[str, Any]]:
+        """The chunks of one round."""
+
+    async def stream(self, http: Request, context: RequestContext, params: GenerateParams) -> Response:
+        return await self.event_stream(
+            http, context, self._events(context, params), lambda error: event(error.body) + DONE
+        )
+
+    async def _events(self, context: RequestContext, params: GenerateParams) -> AsyncGenerator[bytes, None]:
+        """The chunks of each round, the usage if it is requested, and DONE."""
+        options = context.request.stream_options or StreamOptions()
+        begun: set[int] = set()
+        with self.recorded(context):
+            async with aclosing(self.engine.generate(context, params)) as deltas:
+                async for output, delta in deltas:
+                    if output.index not in begun:
+                        begun.add(output.index)
+                        unused = {"usage": None} if options.include_usage else {}
+                        yield event(self.first_chunk(context, output) | unused)
+                    for chunk in self.chunks(context, output, delta):
+                        yield event(chunk | usage_so_far(options, context.outputs))
+        self.log.finished(context)
+        if options.include_usage:
+            end = {"choices": [], "usage": usage(context.outputs)}
+            yield event(self.head(context) | end | self.log.response_metrics(context))
+        yield DONE
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -107,3 +164,28 @@ def usage_so_far(options: StreamOptions, outputs: Sequence[RequestOutput]) -> di
     if options.continuous_usage_stats:
         return {"usage": usage(outputs)}
     return {"usage": None} if options.include_usage else {}
+
+
+def request_error(error: PacelineError, body: Mapping[str, Any]) -> ApiError:
+    """The API error for an error of the engine, with the parameter of this body that it is about."""
+    if isinstance(error, ConstraintError):
+        return api_error(ConstraintError(error.reason, _constraint_param(error.param, body)))
+    if isinstance(error, SettingError):
+        return api_error(error.renamed(_RENAMED.get(error.setting, error.setting)))
+    about_prompt = isinstance(error, TextError | PromptTooLong)
+    return api_error(error, _prompt_param(body) if about_prompt else None)
+
+
+def _prompt_param(body: Mapping[str, Any]) -> str | None:
+    """The name of a request's prompt."""
+    return next((name for name in _PROMPTS if body.get(name) is not None), None)
+
+
+def _constraint_param(param: str | None, body: Mapping[str, Any]) -> str | None:
+    if param is None:  # the only part that shapes the answer, if there is one
+        shaping = [name for name in _CONSTRAINT_PARAMS if body.get(name) is not None]
+        return shaping[0] if len(shaping) == 1 else None
+    if "input" in body:
+        for chat, responses in _RESPONSES:
+            param = param.replace(chat, responses)
+    return param

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from opentelemetry.propagate import extract
-from opentelemetry.trace import NoOpTracerProvider, Span, SpanKind, StatusCode, TracerProvider
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode, TracerProvider
 from opentelemetry.util.types import AttributeValue
 
 from paceline.config import SamplingParams
@@ -89,19 +89,21 @@ class SpecWork:
 
 
 class Spans:
-    """Makes request spans. keep_content: whether messages and outputs become attributes."""
+    """Makes request spans. keep_content: messages and outputs become attributes. No provider: no spans."""
 
     def __init__(
         self,
-        provider: TracerProvider,
+        provider: TracerProvider | None,
         keep_content: bool = False,
         shutdown: Callable[[], None] = lambda: None,
     ) -> None:
-        self._tracer = provider.get_tracer("paceline.server")
+        self._tracer = None if provider is None else provider.get_tracer("paceline.server")
         self._keep_content = keep_content
         self._shutdown = shutdown
 
     def start(self, endpoint: str, model: str, headers: Mapping[str, str]) -> "RequestSpan":
+        if self._tracer is None:  # the headers, which are a client's, are not even parsed
+            return RequestSpan(INVALID_SPAN, False)
         operation = OPERATIONS.get(endpoint, "chat")
         span = self._tracer.start_span(
             f"{operation} {model}",
@@ -121,7 +123,7 @@ class Spans:
         self._shutdown()
 
 
-NO_SPANS: Final = Spans(NoOpTracerProvider())
+NO_SPANS: Final = Spans(None)
 
 
 class RequestSpan:

@@ -29,7 +29,7 @@ PAGE = 64  # requests an export holds in memory
 BATCH = 500  # requests deleted in one transaction
 ROOM = 0.9  # pruning by size goes down to this share, so that it is seldom needed
 
-Found = tuple[RequestRecord, tuple[RoundRecord, ...]]
+StoredRequest = tuple[RequestRecord, tuple[RoundRecord, ...]]
 
 
 class Store:
@@ -49,9 +49,9 @@ class Store:
         """Makes or updates the tables first, if that is needed."""
         if max_age_days <= 0 or max_mb <= 0:
             raise StoreError("a store keeps something: expected max_age_days and max_mb above 0")
-        place = connect.parse(url or connect.default_url())
-        name = connect.shown(place)
-        engine = _patiently(lambda: connect.engine(place, create))
+        parsed = connect.parse(url or connect.default_url())
+        name = connect.shown(parsed)
+        engine = _patiently(lambda: connect.engine(parsed, create))
         store = cls(engine, name, max_age_days, max_mb)
         try:
             _patiently(store._make_current)
@@ -85,15 +85,15 @@ class Store:
         finish: str | None = None,
     ) -> tuple[RequestRecord, ...]:
         """Newest first, without their text. before: the id of the last one seen."""
-        wanted = {"model": model, "route": route, "finish": finish}
-        query = select(*SUMMARY).where(*(REQUESTS.c[k] == v for k, v in wanted.items() if v is not None))
+        filters = {"model": model, "route": route, "finish": finish}
+        query = select(*SUMMARY).where(*(REQUESTS.c[k] == v for k, v in filters.items() if v is not None))
         query = query.order_by(REQUESTS.c.created.desc(), REQUESTS.c.key.desc()).limit(limit)
         with connect.errors("requests cannot be listed"), self._engine.begin() as connection:
             if before is not None:
                 query = query.where(_older_than(connection, before))
             return tuple(request_of(row) for row in connection.execute(query).mappings())
 
-    def get(self, id: str) -> Found | None:
+    def get(self, id: str) -> StoredRequest | None:
         """A request by its id, or by the beginning of it if only one begins so."""
         with connect.errors("a request cannot be read"), self._engine.begin() as connection:
             key = _key(connection, id)
@@ -117,7 +117,7 @@ class Store:
             last = keys[-1]
 
     def prune(self) -> int:
-        """Forgets what is too old, then the oldest until the rest fits. How many requests went."""
+        """Deletes requests past their age, then the oldest until the rest fits. Returns their number."""
         with connect.errors("old requests cannot be deleted"):
             gone = self._delete_older(time.time() - self._max_age_s)
             if gone and self._engine.dialect.name == "sqlite":  # PostgreSQL reuses the space by itself
@@ -160,8 +160,8 @@ class Store:
                 break
         return gone
 
-    def _delete_oldest(self, most: int, than: float = math.inf) -> int:
-        oldest = select(REQUESTS.c.key).order_by(REQUESTS.c.created, REQUESTS.c.key).limit(most)
+    def _delete_oldest(self, limit: int, than: float = math.inf) -> int:
+        oldest = select(REQUESTS.c.key).order_by(REQUESTS.c.created, REQUESTS.c.key).limit(limit)
         if than < math.inf:
             oldest = oldest.where(REQUESTS.c.created < than)
         with self._writing.begin() as connection:
@@ -179,8 +179,8 @@ class Store:
 
 
 def _older_than(connection: Connection, id: str) -> Any:
-    place = select(REQUESTS.c.created, REQUESTS.c.key).where(REQUESTS.c.id == id)
-    found = connection.execute(place).one_or_none()
+    position = select(REQUESTS.c.created, REQUESTS.c.key).where(REQUESTS.c.id == id)
+    found = connection.execute(position).one_or_none()
     if found is None:
         raise StoreError(f"there is no request {id!r} to list those before it")
     created, key = found
@@ -201,7 +201,7 @@ def _key(connection: Connection, id: str) -> int | None:
     return keys[0] if keys else None
 
 
-def _whole(connection: Connection, keys: Sequence[int]) -> Sequence[Found]:
+def _whole(connection: Connection, keys: Sequence[int]) -> Sequence[StoredRequest]:
     """The requests with these keys, in order of key, and the rounds of each."""
     rounds: dict[int, list[Any]] = {key: [] for key in keys}
     query = (

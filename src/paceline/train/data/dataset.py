@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.atomic import replacing
+from paceline.atomic import remove_unfinished, replacing
 from paceline.errors import DataError, SettingError, UsageError
 
 VERSION: Final = 1
@@ -123,6 +123,7 @@ class Answers:
 
     def save(self, path: Path) -> None:
         arrays = {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+        remove_unfinished(path)
         with replacing(path) as fresh, fresh.open("wb") as file:
             np.savez_compressed(file, version=np.int64(VERSION), **arrays)  # type: ignore[arg-type]
 

@@ -113,8 +113,8 @@ class _ModelPair:
     def train(self, answers: Answers, report: Report) -> Answers:
         """Writes the trained model; returns the answers it was trained on."""
         job, config = self._job, self._job.finetune
-        words = retokenizer_for(self._draft, self._target, *self._sizes)
-        dataset = retokenize(answers, words, self._sizes[0], self._draft.fingerprint)
+        retokenizer = retokenizer_for(self._draft, self._target, *self._sizes)
+        dataset = retokenize(answers, retokenizer, self._sizes[0], self._draft.fingerprint)
         device, dtype = placement(job.answers.engine)
         weights = load(self.draft_path)
         net = TrainableDraftModel(weights, device, config.lora, config.scale, config.seed)

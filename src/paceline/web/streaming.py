@@ -1,0 +1,144 @@
+"""Server-sent events that keep their connection alive, and tasks that end with it."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+MEDIA_TYPE: Final = "text/event-stream"
+DONE: Final = b"data: [DONE]\n\n"  # the last event of OpenAI's completion streams
+KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: clients skip it, proxies see bytes
+
+Events = AsyncGenerator[bytes, None]
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One event; data with a `type` is a named event, as in OpenAI's Responses API."""
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+async def streaming_response(
+    http: Request, events: Events, keep_alive_s: float, failure: Callable[[Exception], bytes]
+) -> Response:
+    """A stream of events, with a comment for every interval in which none came. 0: no comments.
+
+    An error before the first event is raised, so that it gets its own status, unless the interval ends before
+    it: by then the response has begun. A later error becomes the last bytes of the stream, by `failure`.
+    """
+    first = asyncio.ensure_future(anext(events))
+    try:
+        async with cancelled_by_disconnect(http):
+            await asyncio.wait([first], timeout=keep_alive_s or None)
+        if first.done():
+            first.result()
+    except BaseException:
+        await _close(first, events)
+        raise
+    return _EventResponse(first, events, keep_alive_s, failure)
+
+
+class _EventResponse(StreamingResponse):
+    """Closes its events however it ends, even before the first of them is sent."""
+
+    def __init__(
+        self,
+        first: asyncio.Task[bytes],
+        events: Events,
+        keep_alive_s: float,
+        failure: Callable[[Exception], bytes],
+    ) -> None:
+        self._first, self._events = first, events
+        self._parts = with_keep_alive(first, events, keep_alive_s, failure)
+        super().__init__(self._parts, media_type=MEDIA_TYPE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._parts.aclose()
+            await _close(self._first, self._events)
+
+
+async def with_keep_alive(
+    first: asyncio.Task[bytes], events: Events, interval_s: float, failure: Callable[[Exception], bytes]
+) -> Events:
+    """The events from `first` on. Each is awaited in a task: a timeout leaves the generator where it is."""
+    waiting = first
+    try:
+        if not waiting.done():
+            yield KEEP_ALIVE
+        while True:
+            while not (await asyncio.wait([waiting], timeout=interval_s or None))[0]:
+                yield KEEP_ALIVE
+            try:
+                part = waiting.result()
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                yield failure(error)
+                return
+            yield part
+            waiting = asyncio.ensure_future(anext(events))
+    finally:
+        await _close(waiting, events)
+
+
+async def _close(waiting: asyncio.Task[bytes], events: Events) -> None:
+    """Ends the generator, and first the task that waits for its next event."""
+    with anyio.CancelScope(shield=True):
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        if not waiting.cancelled():
+            waiting.exception()  # retrieved: asyncio would log it
+        await events.aclose()
+
+
+@asynccontextmanager
+async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
+    """Cancels its body as soon as the client is gone, and raises ClientDisconnect."""
+    async with anyio.create_task_group() as tasks:
+        disconnected = False
+        raised: Exception | None = None
+
+        async def watch() -> None:
+            nonlocal disconnected
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            disconnected = True
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        try:
+            yield
+        except Exception as error:  # a task group would wrap it
+            raised = error
+        tasks.cancel_scope.cancel()
+    if raised is not None:
+        raise raised
+    if disconnected:
+        raise ClientDisconnect
+
+
+async def gather_limited(jobs: Iterable[Coroutine[Any, Any, None]], limit: int) -> None:
+    """Runs jobs, at most `limit` at a time; the first that fails cancels the others."""
+    slots = asyncio.Semaphore(limit)
+
+    async def run(job: Coroutine[Any, Any, None]) -> None:
+        async with slots:
+            await job
+
+    tasks = [asyncio.ensure_future(run(job)) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
