@@ -219,7 +219,7 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
 
 
 def _order_problems(routes: Mapping[int, Mapping[Any, Any]]) -> Iterator[str]:
-    """Of routes as the file has them, by index: one may have other problems as well."""
+    """The problems of routes, by their index in the file: a route may have other problems as well."""
     first: dict[str, int] = {}
     for i, route in routes.items():
         path, name, matches = f"routes[{i}]", route.get("name"), "match" in route
