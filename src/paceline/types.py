@@ -199,6 +199,23 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampler:
+    """Choice by temperature, cut and Gumbel noise, which a target may do itself where its logits are."""
+
+    inverse_temperature: float  # as float32; 0: greedy
+    seed: int  # 64 bits
+    choice: int  # which of n outputs of one request
+    index: int  # place in the output of the token that follows the feed's last one
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+
+    @property
+    def cuts(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """The part of one sequence in a pass: tokens that follow its cached rows, then its draft."""
 
@@ -206,6 +223,7 @@ class Feed:
     tokens: Sequence[int]  # at least one
     draft: Draft = NO_DRAFT
     scored: bool = True  # False: an inner chunk of a prompt, no token is chosen after it
+    sampler: Sampler | None = None  # given: the target may choose the tokens of the scored rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +238,9 @@ class Scores:
     starts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # tapped layer -> [rows, width] float32
+    # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
+    # all of them, the logits are lent: the next pass may overwrite them.
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ def test_it_runs_where_nothing_but_torch_and_a_tokenizer_is_installed(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
     blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY.split()!r}))"
-    code = f"{blocked}; from bench.drafters import main; main()"
+    code = f"{blocked}; from bench.drafters.command import main; main()"
     out = tmp_path / "found.json"
     asked = f"--model {smollm2_path} --device cpu --limit 1 --max-prompt 600 --max-tokens 6 --repeats 1"
     done = subprocess.run(

@@ -51,7 +51,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """What `paceline generate` prints beside the text."""
+    """Output of `paceline generate` beside the text."""
 
     show: Show = False
     compare: Annotated[

@@ -137,7 +137,7 @@ class HeadTarget(Target, Protocol):
 
 
 class TorchBlock(BlockRunner):
-    """Where the network is."""
+    """The device of the network."""
 
     def __init__(self, net: BlockHead) -> None:
         self._net, self.like = net.eval(), net.fc.weight.detach()

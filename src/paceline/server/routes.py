@@ -24,6 +24,7 @@ from paceline.web.config_file import (
     validate,
     whole_between,
 )
+from paceline.web.request_body import log_renamed
 
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
@@ -210,6 +211,8 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
     listed = data.get("routes") if isinstance(data, Mapping) else None
     indexed = enumerate(listed if isinstance(listed, list) else ())
     raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
+    for route in raw.values():
+        log_renamed(route)
     problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
     if file is None or problems:
         raise RouteError(*problems)

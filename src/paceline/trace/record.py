@@ -63,7 +63,7 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One output that was asked for; where a request asks for several, each has a record."""
+    """One output; a request for several has a record of each."""
 
     id: str
     created: float  # unix seconds
@@ -167,7 +167,7 @@ def runs(names: Iterable[str]) -> Runs:
 
 
 def without_text(record: RequestRecord) -> RequestRecord:
-    """The same request, with no word of what was asked or answered.
+    """The same request, without the text of prompt and answer.
 
     Parameters that are not numbers may quote it (stop strings, predictions, schemas), so they go too.
     """

@@ -4,8 +4,10 @@ Duplicate keys, NaN and half characters are errors.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import takewhile
 from math import isfinite
 from typing import Any, Final, NoReturn, TypeVar, get_args
@@ -16,6 +18,8 @@ from starlette.requests import Request
 from paceline.strings import short, unknown_name
 from paceline.web.api_errors import ApiError
 
+log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=BaseModel)
 Loc = Sequence[int | str]  # pydantic's name for a path
 
@@ -25,6 +29,7 @@ _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.S)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _MAYBE_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")  # an escape for half a character
 _HALF: Final = re.compile("[\ud800-\udfff]")
+_RENAMED: Final = {"learn": "remember"}  # in requests and routes, before 0.2
 # Parts of a loc that name a member of a union, not a key.
 _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|[A-Z]\w*)")
 
@@ -119,9 +124,22 @@ def _int(digits: str) -> int:
 def parse_request(data: Mapping[str, Any], model: type[M], within: str = "") -> M:
     """A request's body, or the part of it at `within`; ApiError names the first bad parameter."""
     try:
-        return model.model_validate(data)
+        value = model.model_validate(data)
     except ValidationError as error:
         raise _api_error(error, model, within) from None
+    log_renamed(data)
+    return value
+
+
+def log_renamed(data: Mapping[str, Any]) -> None:
+    """Logs, once for each, the keys of an object whose names have changed."""
+    for old in _RENAMED.keys() & data.keys():
+        _log_once(old)
+
+
+@cache
+def _log_once(old: str) -> None:
+    log.warning("the field %s is now called %s; the old name will be removed", old, _RENAMED[old])
 
 
 def _api_error(error: ValidationError, model: type[BaseModel], within: str) -> ApiError:

@@ -309,7 +309,7 @@ def test_the_likeliest_nodes_of_a_tree_come_first() -> None:
         assert all(token in np.argsort(-rows[place])[:3] for place, token in enumerate(said_so))
 
 
-def test_a_tree_needs_few_looks_and_is_the_same_with_many(
+def test_a_tree_needs_few_calls_and_is_the_same_with_many(
     net: BlockHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, looks = TorchBlock(net), list[int]()
@@ -319,7 +319,7 @@ def test_a_tree_needs_few_looks_and_is_the_same_with_many(
         looks.append(len(places))
         return logits_at(places)
 
-    monkeypatch.setattr(runner, "look", counted)
+    monkeypatch.setattr(runner, "logits_at", counted)
     drafter = BlockDrafter(runner)
     seq = ready(drafter, spec=SpecConfig(("block",), tree_width=3))
     (quick,) = drafter.draft([Ask(seq, 14)])

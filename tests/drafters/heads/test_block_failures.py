@@ -25,8 +25,8 @@ def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
     drafter.on_hidden([HiddenRows(seq, start, rows)])
 
 
-@pytest.mark.parametrize("call", ["read", "fill", "guess"])
-def test_a_text_whose_rows_were_never_filled_is_guessed_no_more(
+@pytest.mark.parametrize("call", ["read", "fill", "draft_chains"])
+def test_a_text_whose_rows_were_never_filled_is_drafted_no_more(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = BlockDrafter(TorchBlock(random_net()))
