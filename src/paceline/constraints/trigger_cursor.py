@@ -38,7 +38,7 @@ class Trigger:
         self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
 
     def completes(self, written: int, token: int) -> bool:
-        """Whether this token completes the trigger, of which `written` bytes stand before it."""
+        """True if this token completes the trigger, of which `written` bytes stand before it."""
         text = self.text[:written] + self.pieces[token]
         return self.text in text if self.anywhere else text.startswith(self.text)
 
