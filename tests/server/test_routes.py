@@ -25,7 +25,7 @@ from paceline.server.routes import (
     load,
     prompt_class,
 )
-from paceline.web import validation
+from paceline.web import request_body
 from support.servers import toy_running
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
@@ -201,13 +201,13 @@ def test_old_names_of_settings_are_taken(tmp_path: Path) -> None:
 
 
 def test_an_old_name_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    validation._log_once.cache_clear()
+    request_body._log_once.cache_clear()
     loaded(tmp_path, {"name": "a", "remember": False})
     assert caplog.messages == []
     for _ in range(2):
         loaded(tmp_path, {"name": "a", "learn": False})
         assert (
-            validation.parse_request(
+            request_body.parse_request(
                 {"model": "m", "prompt": "x", "learn": False}, CompletionRequest
             ).remember
             is False
