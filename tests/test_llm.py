@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, Seq
+from paceline.target.cost import CostMonitor
 from paceline.text.chat_template import ChatTemplate
+from paceline.types import Round
 
 CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TOOL = {
@@ -20,6 +22,14 @@ TOOL = {
 @pytest.fixture(scope="module")
 def llm(smollm2_path: object) -> LLM:
     return LLM("smollm2-135m")
+
+
+@pytest.mark.model
+def test_its_passes_are_compared_with_the_cost_table(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Round] = []
+    monkeypatch.setattr(CostMonitor, "round", lambda _, r: compared.append(r))
+    tokens = llm.generate("Once upon a time", max_tokens=4).token_ids
+    assert [token for r in compared for token in r.tokens] == list(tokens)
 
 
 @pytest.mark.model

@@ -35,10 +35,15 @@ class Cursor(Protocol):
 
     def advance(self, token: int) -> bool: ...  # False: not grammar-valid, and nothing moved
     def forced(self) -> list[int]: ...  # the next tokens, as far as each has no alternative
-    def canonical(
-        self,
-    ) -> list[int]: ...  # canonical tokens of forced text that other tokens could also write
+    def canonical(self) -> list[int]:
+        """The canonical tokens of forced text that other tokens could also write."""
+
     def fork(self) -> "Cursor": ...
+
+    def spelled(self) -> list[int]:
+        """The name of `canonical` before 0.2."""
+        warn_renamed("Cursor.spelled", "Cursor.canonical")
+        return self.canonical()
 
 
 @dataclass(slots=True)
@@ -74,6 +79,12 @@ class Seq:
         """The name of `remember` before 0.2."""
         warn_renamed("Seq.learn", "Seq.remember")
         return self.remember
+
+    @property
+    def shared(self) -> int:
+        """The name of `cached` before 0.2."""
+        warn_renamed("Seq.shared", "Seq.cached")
+        return self.cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,12 @@ class Draft:
         q = None if self.q is None else self.q[:n]
         return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q, self.rejected_sources)
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The name of `rejected_sources` before 0.2."""
+        warn_renamed("Draft.refused", "Draft.rejected_sources")
+        return self.rejected_sources
+
 
 NO_DRAFT: Final = Draft()
 
@@ -150,6 +167,12 @@ class Ask:
     after: tuple[int, ...] = ()
     cursor: Cursor | None = None  # the state after `after`; to be forked, not moved
     forced_budget: int = 0  # largest number of nodes that the grammar forces
+
+    @property
+    def certain(self) -> int:
+        """The name of `forced_budget` before 0.2."""
+        warn_renamed("Ask.certain", "Ask.forced_budget")
+        return self.forced_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +219,12 @@ class Round:
         """The drafter of each committed token, or TARGET."""
         accepted = tuple(self.draft.sources[i] for i in self.path)
         return (*accepted, TARGET)[: len(self.tokens)]
+
+    @property
+    def guessed(self) -> int:
+        """The name of `drafted` before 0.2."""
+        warn_renamed("Round.guessed", "Round.drafted")
+        return self.drafted
 
 
 @dataclass(frozen=True, slots=True)

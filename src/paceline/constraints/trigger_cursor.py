@@ -79,7 +79,7 @@ class Trigger:
         return row if forbidden else None
 
 
-class TriggerCursor:
+class TriggerCursor(Cursor):
     def __init__(self, trigger: Trigger, ignore_eos: bool = False) -> None:
         self._trigger = trigger
         self._ignore_eos = ignore_eos  # in free text

@@ -17,9 +17,8 @@ DECAY: Final = 0.97  # weight of old evidence at each new observation
 GAIN_DECAY: Final = 0.9  # the same for recent gains, in rounds
 TIME_DECAY: Final = 0.93  # the same for the times of drafters and passes, in passes
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
-MIN_LENGTH_SPREAD: Final = (
-    0.25  # variance of draft lengths, in nodes squared, below which they count as equal
-)
+# Variance of draft lengths, in nodes squared, below which they count as equal.
+MIN_LENGTH_SPREAD: Final = 0.25
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
 
 
@@ -125,9 +124,10 @@ class DraftCost:
         self._us: dict[str, float] = {}
         self._pass_us = 0.0
 
-    def learn(self, r: Round) -> None:
-        """One round of a pass tells of all of it."""
-        self._pass_us = _moved(self._pass_us or None, r.target_us)
+    def learn(self, r: Round, decoding: bool = True) -> None:
+        """One round of a pass tells of all of it. decoding: no prompt is in it, so its time counts too."""
+        if decoding:
+            self._pass_us = _moved(self._pass_us or None, r.target_us)
         for name, us in r.draft_us_by.items():
             self._us[name] = _moved(self._us.get(name), us)
 

@@ -37,9 +37,8 @@ class Scheduler:
         if any(seq.id == other.id for other in (*self._waiting, *self._running)):
             raise ValueError(f"a sequence {seq.id!r} is here already")
         if not self._room(slots):
-            raise Busy(
-                f"{len(self._waiting)} requests are waiting, {slots} more is too many: try again later"
-            )
+            waiting = len(self._waiting)
+            raise Busy(f"{waiting} requests wait already: there is no room for {slots} more; try again later")
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
