@@ -79,6 +79,24 @@ def test_a_conversation_with_tools_is_rendered_once(llm: LLM, monkeypatch: pytes
     assert len(rendered) == 3 + 2  # two of the probe, once for each kind of request
 
 
+@pytest.mark.model
+def test_a_further_choice_shares_the_prompt_and_has_a_state_of_its_own(llm: LLM) -> None:
+    params = SamplingParams(seed=3, stop=("x",))
+    first = llm.prepare(CHAT, params, output_spec())
+    other = llm.another_choice(first, 1)
+    assert other.seq.id != first.seq.id
+    assert other.seq.params == SamplingParams(seed=3, stop=("x",), choice=1)
+    assert other.seq.tokens == first.seq.tokens
+    for mine, theirs in (
+        (other.seq.tokens, first.seq.tokens),
+        (other.seq.cursor, first.seq.cursor),
+        (other.seq.stopped_by, first.seq.stopped_by),
+        (other.detokenizer, first.detokenizer),
+    ):
+        assert mine is not None
+        assert mine is not theirs
+
+
 def output_spec() -> Any:
     from paceline.constraints import OutputSpec
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.output import Stream
 
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that guessed it.")]
+Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that proposed it.")]
 
 
 @dataclass(frozen=True, slots=True)

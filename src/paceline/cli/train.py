@@ -275,7 +275,7 @@ def _progress_bars() -> Iterator["Report"]:
 
 def _show_head(card: "Card", job: "TrainJob", folder: Path) -> None:
     from paceline.train.data.held_out import nothing_measured
-    from paceline.train.head_pipeline import reason_to_hold, start_advice
+    from paceline.train.head_pipeline import reason_to_hold
 
     out = Console(highlight=False)
     if card.acceptance:
@@ -283,8 +283,6 @@ def _show_head(card: "Card", job: "TrainJob", folder: Path) -> None:
         _show_few(card.counts[0], out)
     else:
         out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
-    if advice := start_advice(job, card.data["answer_tokens"], card.fingerprint):
-        out.print(advice, markup=False, soft_wrap=True)
     if folder != job.folder:
         out.print(f"{job.folder.name} stays as it was: {reason_to_hold(card)}.", markup=False, soft_wrap=True)
         ways = "run the same command with --replace added, or name its folder with --trained"

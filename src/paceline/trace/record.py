@@ -119,7 +119,7 @@ class RoundRecord:
     request: str
     index: int  # 0, 1, ... within the request
     start: int  # tokens before
-    budget: int  # guesses the controller allowed
+    budget: int  # drafted tokens the controller allowed
     drafted: int
     accepted: int
     committed: int  # tokens; 0 while prefilling
@@ -127,7 +127,7 @@ class RoundRecord:
     rows: int  # rows in the pass, all sequences together
     draft_us: int  # of the pass, all sequences together
     target_us: int  # likewise
-    sources: Runs = ()  # who guessed, in the order of the draft's nodes
+    sources: Runs = ()  # drafters, in the order of the draft's nodes
     parents: tuple[int, ...] | None = None  # of the draft's nodes; None: a chain
     path: tuple[int, ...] | None = None  # the nodes kept; None: a chain, the first `accepted`
     finish: str | None = None
