@@ -8,7 +8,7 @@ from typing import Final
 from torch import Tensor
 
 from paceline.drafters.drafter_list import DrafterList, Failure
-from paceline.engine.scheduled import Scheduled, by_drafters
+from paceline.engine.scheduler import Scheduled, by_drafters
 from paceline.errors import UsageError
 from paceline.strings import unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target

@@ -15,8 +15,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import masks, rejected, words
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduled import Pass, Scheduled
-from paceline.engine.scheduler import Scheduler
+from paceline.engine.scheduler import Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_error
