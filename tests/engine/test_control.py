@@ -5,8 +5,8 @@ import pytest
 
 from paceline.config import SpecConfig
 from paceline.engine.control import Rate
-from paceline.engine.cost_model import CostCurve
 from paceline.engine.engine import Engine
+from paceline.engine.estimates import CostCurve
 from paceline.target.cost import CostTable
 from paceline.testing import ToyTarget
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Round, Seq

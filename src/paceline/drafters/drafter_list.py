@@ -220,7 +220,7 @@ class _HeadValue:
         return UNKNOWN_COST if cost is None else cost
 
     def pays(self, head: Drafter) -> bool:
-        """Whether to ask it where no other drafter has a draft; now and then also where it does not pay."""
+        """True: ask it where no other drafter has a draft. Now and then also where it does not pay."""
         if self._gains[head.name] > self._cost(head):
             return True
         self._skipped[head.name] += 1

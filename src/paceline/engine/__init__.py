@@ -7,6 +7,5 @@ scheduler.py   admission, priorities, chunked prefill
 scheduled.py   one sequence's part in a pass
 drafting.py    which drafters draft for a sequence, how far, and which nodes are verified
 control.py     Rate: the draft length with the most expected tokens per time
-estimates.py   running estimates about drafters: acceptance, calibration, time, gain
-cost_model.py  the time of a pass by rows and context
+estimates.py   running estimates: the time of a pass; acceptance, calibration, time and gain of drafters
 """

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from paceline.engine.cost_model import CostCurve, Prior
-from paceline.engine.estimates import ListEstimates
+from paceline.engine.estimates import CostCurve, ListEstimates, Prior
 from paceline.types import Controller, Draft, DrafterEstimates, Round, Seq
 
 MARGIN: Final = 1.03  # a draft must promise this many times the rate of plain decoding

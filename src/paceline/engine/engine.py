@@ -298,7 +298,7 @@ class Engine:
 
 
 class _RowsOnHost:
-    """What a pass gave: the tokens that the target chose, or logits to choose them from."""
+    """The output of a pass: the tokens that the target chose, or logits to choose them from."""
 
     def __init__(self, scores: Scores) -> None:
         self._tokens = scores.tokens

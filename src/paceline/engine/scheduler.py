@@ -42,7 +42,7 @@ class Scheduler:
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
-        """Whether all outputs of its request fit in the queue; one that never could is admitted alone."""
+        """True if all outputs of a request fit in the queue; one that never could is admitted alone."""
         if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)
@@ -87,7 +87,7 @@ class Scheduler:
         return None
 
     def pieces(self) -> list[tuple[Seq, list[int]]]:
-        """What goes into this pass: the pending tokens of each sequence that has a part in it.
+        """The pending tokens of each sequence that has a part in this pass.
 
         Prompts are cut at multiples of a fixed number, shorter ones while others wait for their next token.
         """
