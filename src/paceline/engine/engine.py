@@ -256,12 +256,12 @@ class Engine:
         verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
-        kept = len(seq.tokens) - start
-        rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
+        committed = len(seq.tokens) - start
+        rows_kept = verdict.path[: committed - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
         seq.computed, s.kept_nodes = held + len(rows_kept), rows_kept
         s.verdict = Verdict(rows_kept, seq.tokens[-1], s.draft)
-        return s.round(cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
+        return s.round(cost, verdict.path[:committed], new[:committed], finish, logprobs=scored[:committed])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output."""
