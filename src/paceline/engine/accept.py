@@ -92,7 +92,7 @@ def residual(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
 def block(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
     """Block verification of a chain: exact, and never accepts fewer tokens than `residual` on average.
 
-    reach[i]: the probability that the first i tokens may stay. The longest prefix whose coin falls is accepted.
+    reach[i]: the probability that i tokens may stay. The longest prefix whose coin falls is accepted.
     """
     if draft.q is None:
         return residual(draft, probs, coins)
