@@ -1,4 +1,4 @@
-"""What a result must say about where and when it was measured."""
+"""Facts about machine, command and date that each result records."""
 
 import datetime
 import platform

@@ -57,12 +57,12 @@ class Chat:
 
 
 def data_folder() -> Path | None:
-    folder = Path(os.environ.get("PACELINE_DATA") or ROOT.parent / "shared" / "data")
+    folder = Path(os.environ.get("PACELINE_DATA") or ROOT / "data")
     return folder if folder.is_dir() else None
 
 
 def known() -> dict[str, Path]:
-    """The workloads that are here: the shared traces, or else the small ones that come with the project."""
+    """Workloads by name: those in the data folder, or else the small ones of the project."""
     folder = data_folder() or Path("-")
     found = {name: folder / file for name, file in SHARED.items() if (folder / file).is_file()}
     return found or {path.stem: path for path in sorted(BUILT_IN.glob("*.jsonl"))}

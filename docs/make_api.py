@@ -113,7 +113,7 @@ def _own_fields(cls: type[Any]) -> list[str]:
         comment = _comment(code, node.lineno, node.end_lineno or node.lineno)
         cells = [
             f"`{node.target.id}`",
-            f"`{ast.unparse(node.annotation)}`",
+            f"`{_type(node.annotation)}`",
             f"`{default}`" if default else "",
             comment,
         ]
@@ -130,6 +130,11 @@ def _comment(code: list[str], first: int, last: int) -> str:
         first -= 1
         above.insert(0, code[first - 1].strip()[2:])
     return " ".join(above)
+
+
+def _type(annotation: ast.expr) -> str:
+    """An InitVar, which is a second name of a field, by the type within."""
+    return re.sub(r"^InitVar\[(.*)\]$", r"\1", ast.unparse(annotation))
 
 
 if __name__ == "__main__":

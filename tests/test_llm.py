@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from paceline import LLM, SamplingParams, Seq
+from paceline.target.cost import CostMonitor
 from paceline.text.chat_template import ChatTemplate
+from paceline.types import Round
 
 CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TOOL = {
@@ -20,6 +22,14 @@ TOOL = {
 @pytest.fixture(scope="module")
 def llm(smollm2_path: object) -> LLM:
     return LLM("smollm2-135m")
+
+
+@pytest.mark.model
+def test_its_passes_are_compared_with_the_cost_table(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Round] = []
+    monkeypatch.setattr(CostMonitor, "round", lambda _, r: compared.append(r))
+    tokens = llm.generate("Once upon a time", max_tokens=4).token_ids
+    assert [token for r in compared for token in r.tokens] == list(tokens)
 
 
 @pytest.mark.model
@@ -67,6 +77,24 @@ def test_a_conversation_with_tools_is_rendered_once(llm: LLM, monkeypatch: pytes
         llm.prepare(CHAT, SamplingParams(), output_spec())
         assert rendered.count(CHAT) == requests
     assert len(rendered) == 3 + 2  # two of the probe, once for each kind of request
+
+
+@pytest.mark.model
+def test_a_further_choice_shares_the_prompt_and_has_a_state_of_its_own(llm: LLM) -> None:
+    params = SamplingParams(seed=3, stop=("x",))
+    first = llm.prepare(CHAT, params, output_spec())
+    other = llm.another_choice(first, 1)
+    assert other.seq.id != first.seq.id
+    assert other.seq.params == SamplingParams(seed=3, stop=("x",), choice=1)
+    assert other.seq.tokens == first.seq.tokens
+    for mine, theirs in (
+        (other.seq.tokens, first.seq.tokens),
+        (other.seq.cursor, first.seq.cursor),
+        (other.seq.stopped_by, first.seq.stopped_by),
+        (other.detokenizer, first.detokenizer),
+    ):
+        assert mine is not None
+        assert mine is not theirs
 
 
 def output_spec() -> Any:

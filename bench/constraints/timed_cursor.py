@@ -28,7 +28,7 @@ class Clock:
             self.longest = max(self.longest, spent)
 
 
-class TimedCursor:
+class TimedCursor(Cursor):
     """A cursor that tells a clock how long it takes; so do its forks."""
 
     def __init__(self, inner: Cursor, clock: Clock) -> None:

@@ -55,9 +55,15 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-prompt", type=int, default=1000, help="tokens; longer prompts are shortened")
     found.add_argument("--max-tokens", type=int, default=64)
     found.add_argument("--temperature", type=_numbers, default=[0.0, 0.7])
-    found.add_argument("--length", type=int, default=5, help="guesses in a pass, where it is fixed")
-    found.add_argument("--most", type=int, default=SpecConfig().max_draft, help="where it is planned")
-    found.add_argument("--trees", type=_numbers, help="most guesses of trees: 16,31 on a GPU, none on a CPU")
+    found.add_argument("--length", type=int, default=5, help="drafted tokens of a pass, where fixed")
+    found.add_argument(
+        "--max-draft",
+        "--most",
+        type=int,
+        default=SpecConfig().max_draft,
+        help="drafted tokens of a pass at most, where the controller plans them; --most is the old name",
+    )
+    found.add_argument("--trees", type=_numbers, help="tokens of trees: 16,31 on a GPU, none on a CPU")
     found.add_argument("--width", type=int, default=4, help="of trees")
     found.add_argument(
         "--drafters", type=_names, help="only these lists, their trees, and none; model: however it is used"
@@ -116,7 +122,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(
         temperatures=options.temperature,
         length=options.length,
-        most=options.most,
+        most=options.max_draft,
         width=options.width,
         max_tokens=options.max_tokens,
         repeats=options.repeats,

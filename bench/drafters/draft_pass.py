@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)))
     parser.add_argument("--temperatures", default="0,0.7")
-    parser.add_argument("--guesses", default="5,8")
+    parser.add_argument("--draft-lengths", "--guesses", default="5,8", help="--guesses is the old name")
     parser.add_argument("--prompts", type=int, default=2, help="of each length")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         product(
             map(int, options.contexts.split(",")),
             map(float, options.temperatures.split(",")),
-            map(int, options.guesses.split(",")),
+            map(int, options.draft_lengths.split(",")),
         )
     )
     console, rows = Console(width=160, highlight=False), []

@@ -17,8 +17,8 @@ from bench.drafters.arms import PLAIN, Arm, Stock
 from bench.drafters.turns import Turn
 from paceline import SamplingParams, SpecConfig
 from paceline.engine.control import Rate
-from paceline.engine.cost_model import Prior
 from paceline.engine.engine import Engine
+from paceline.engine.estimates import Prior
 from paceline.types import Drafter, Round, Seq, Target
 
 FIRST_PART: Final = 0.9  # of a repeat's share of the time, what the first may use: the later ones must fit

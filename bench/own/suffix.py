@@ -1,4 +1,4 @@
-"""What the suffix drafter costs with a million tokens remembered.
+"""The cost of the suffix drafter with a million tokens remembered.
 
     python -m bench.own.suffix [FOLDER]
 

@@ -7,7 +7,7 @@ readme         the table in README.md
 
 
 def write() -> None:
-    """All of them. A test compares them with the kept results."""
+    """All of them. A test compares them with the stored results."""
     from bench.pages import numbers, readme, results_page
 
     numbers.PATH.write_text(numbers.page())

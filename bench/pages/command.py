@@ -1,4 +1,4 @@
-"""python -m bench pages: writes the pages from the kept results, without measuring anything."""
+"""python -m bench pages: writes the pages from the stored results, without measuring anything."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,6 @@
-"""docs/numbers.md: questions about speed and their short answers, from the kept results."""
+"""docs/numbers.md: questions about speed and their short answers, from the stored results."""
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from bench.compare.rows import OURS
 from bench.compare.table import faster
 from bench.drafters.arms import PLAIN
 from bench.drafters.rows import machine_name, verdicts
+from bench.pages import gpu
 from bench.pages.readme import best_peer, of_mode, pooled, throughput
 from bench.peers.systems import precision
 from bench.results_folder import Result
@@ -23,11 +25,11 @@ def page() -> str:
     lines = [
         "# Numbers",
         "",
-        f"Written by `python -m bench pages` from [the kept results]({FULL}), which have every table, its "
+        f"Written by `python -m bench pages` from [the stored results]({FULL}), which have every table, its "
         "command and its raw file. A spread is median (lowest to highest).",
         "",
     ]
-    parts = (is_it_faster, for_whom, against_whom, when_not, same_text, which_machine)
+    parts = (is_it_faster, for_whom, against_whom, on_a_gpu, when_not, same_text, which_machine)
     return "\n".join([*lines, *(line for part in parts for line in part())])
 
 
@@ -67,7 +69,8 @@ def for_whom() -> Lines:
             continue  # cannot tell a gain from noise
         for row in result["rows"]:
             if row["drafters"] == "default":
-                cells = [result["machine"]["model"], machine_name(result), row["prompts"]]
+                prompts = f"{row['prompts']}, {_workload(result)}"
+                cells = [result["machine"]["model"], machine_name(result), prompts]
                 cells += [f"{row['temperature']:g}", spread(row["times_plain"]), str(row["turns"])]
                 rows.append(cells)
     head = ["model", "machine", "prompts", "T", "x plain", "turns"]
@@ -82,6 +85,12 @@ def for_whom() -> Lines:
     for result in results_folder.read("tools"):
         lines += _tools(result)
     return lines
+
+
+def _workload(result: Result) -> str:
+    """The one that was chosen, as the command has it."""
+    words = shlex.split(result["command"])
+    return words[words.index("--workload") + 1] if "--workload" in words else "all workloads"
 
 
 def _tools(result: Result) -> Lines:
@@ -105,11 +114,11 @@ def against_whom() -> Lines:
         "",
     ]
     rows = [row for result in reversed(results_folder.read("peers")) for row in _fastest(result)]
-    head = ["model", "engine", "mode", "runs", "ms per token", "first ms", "peak MB", "n", "paceline : it"]
+    head = ["model", "engine", "mode", "runs", "ms per token", "first ms", "peak MB", "n", "times faster"]
     return [
         *lines,
         *Table(head, rows).markdown(),
-        "n: answers. paceline : it: how many times as fast paceline is over the prompts that both answered, "
+        "n: answers. times faster: paceline against this engine, over the prompts that both answered, "
         "where this was recorded; other rows answered other prompts too.",
         "",
     ]
@@ -135,6 +144,22 @@ def _fastest(result: Result) -> Iterable[list[str]]:
         ]
 
 
+def on_a_gpu() -> Lines:
+    lines = []
+    for result in results_folder.read("gpu"):
+        lines += [
+            f"## On a GPU ({result['machine']['gpu']})?",
+            "",
+            "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
+            "",
+            *gpu.passes(result, contexts=(300, 4000)),
+            "SmolLM2 after recorded agent prompts, one request at a time, Python included:",
+            "",
+            *gpu.rounds(result),
+        ]
+    return lines
+
+
 def when_not() -> Lines:
     lines = ["## When not?", ""]
     for result in results_folder.read("serve"):
@@ -147,7 +172,6 @@ def when_not() -> Lines:
             lines += [f"- {where}: {line}" for line in verdicts(result) if "nowhere" in line]
     lines += [
         "- Memory: paceline holds more than llama.cpp (peak MB above).",
-        "- On a GPU paceline runs eager PyTorch, without CUDA graphs. Other engines were not compared there.",
         "",
     ]
     return lines

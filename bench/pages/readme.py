@@ -1,6 +1,6 @@
-"""The table in README.md: what a user can expect, from the kept results."""
+"""The table in README.md: what a user can expect, from the stored results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,9 +48,8 @@ def agent_turns(result: Result) -> list[str]:
     plain, drafts, peer = of_mode(rows, "plain"), of_mode(rows, "suffix+ngram"), best_peer(rows)
     return [
         f"{result['machine']['model']}, agent turns, ms per token",
-        f"**{number(drafts['tpot_ms'], 1)}**",
-        number(plain["tpot_ms"], 1),
-        f"{number(peer['tpot_ms'], 1)} ({peer['system']} {peer['mode']})",
+        *_better(drafts["tpot_ms"], plain["tpot_ms"], min, 1),
+        f"{number(peer['tpot_ms'], 1)} ({_shown(peer)})",
     ]
 
 
@@ -60,7 +59,7 @@ def tool_calls(result: Result) -> list[str]:
     workload = result["rows"][0]["workload"]
     drafts, plain = rows[workload, "grammar,suffix"], rows[workload, "none"]
     name = f"{result['machine']['model']}, tool calls of {workload.upper()} under their schemas, ms per token"
-    return [name, f"**{number(drafts, 1)}**", number(plain, 1), "-"]
+    return [name, *_better(drafts, plain, min, 1), "-"]
 
 
 def server_rows(result: Result) -> list[list[str]]:
@@ -74,11 +73,19 @@ def server_rows(result: Result) -> list[list[str]]:
     agents, rates = settings["agents"], throughput(result, "next", settings["agents"])
     best = max((way for way in rates if not way.startswith(OURS)), key=lambda way: rates[way])
     many = f"{model}, {agents} agents at once, next turns, tokens/s"
-    ours = [
-        f"**{rates[f'{OURS} {mode}']:.0f}**" if mode == "default" else f"{rates[f'{OURS} {mode}']:.0f}"
-        for mode in ("default", "plain")
-    ]
+    ours = _better(rates[f"{OURS} default"], rates[f"{OURS} plain"], max, 0)
     return [*rows, [many, *ours, f"{rates[best]:.0f} ({best})"]]
+
+
+def _better(drafts: float, plain: float, better: Callable[[float, float], float], digits: int) -> list[str]:
+    """Both numbers, the better one in bold."""
+    best = better(drafts, plain)
+    return [f"**{number(x, digits)}**" if x == best else number(x, digits) for x in (drafts, plain)]
+
+
+def _shown(peer: Row) -> str:
+    """A mode such as "plain (python)" without its brackets."""
+    return f"{peer['system']} {peer['mode']}".replace(" (", ", ").replace(")", "")
 
 
 def throughput(result: Mapping[str, Any], turn: str, agents: int) -> dict[str, float]:

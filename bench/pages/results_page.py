@@ -10,6 +10,7 @@ from bench.drafters import draft_pass
 from bench.drafters import rows as drafter_rows
 from bench.own import divergence as own_divergence
 from bench.own import passes as own_passes
+from bench.pages import gpu
 from bench.peers.systems import precision
 from bench.results_folder import Result
 from bench.serve.tables import tables
@@ -158,4 +159,5 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "schemas": schemas,
     "serve": serve,
     "soak": soak,
+    "gpu": gpu.section,
 }

@@ -1,4 +1,4 @@
-"""What the server costs at one stream: the same prompts and seeds over HTTP and by LLM.stream in a process.
+"""The cost of the server at one stream: the same prompts and seeds over HTTP and by LLM.stream in a process.
 
 The two take turns prompt by prompt; a ratio is over one prompt, and its spread over all.
 """

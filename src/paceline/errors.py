@@ -112,8 +112,8 @@ class Busy(PacelineError):
 
 
 class ShuttingDown(PacelineError):
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down: try again later")
+    def __init__(self, message: str = "the server is shutting down: try again later") -> None:
+        super().__init__(message)
 
 
 class TimedOut(PacelineError):

@@ -15,6 +15,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
+from paceline.target.cost import CostMonitor
 from paceline.text import Detokenizer, StopChecker
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
@@ -63,6 +64,7 @@ class LLM:
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
         controller = Rate(self.cost or None)
+        sinks = (*sinks, CostMonitor(self.target, self.cost))
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
         self._default_drafters = spec is None
         self._ids = count()

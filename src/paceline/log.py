@@ -1,4 +1,7 @@
-"""Log lines for errors: their type and position in the code; no text of a request, no path of the machine."""
+"""Log lines for errors: their type and position in the code; no text of a request, no path of the machine.
+
+The one exception is a drafter that fails: its message is logged too (drafters/drafter_list.py).
+"""
 
 import logging
 from traceback import extract_tb

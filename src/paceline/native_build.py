@@ -149,8 +149,8 @@ def _run(recipe: _Recipe, arguments: Sequence[str]) -> None:
     )
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").splitlines()
-        telling = [line.strip() for line in lines if "error" in line] or lines or ["it said nothing"]
-        why = f"{shlex.join(recipe.compiler)} stopped with: {' | '.join(telling[:SHOWN_ERRORS])}"
+        errors = [line.strip() for line in lines if "error" in line] or lines or ["no message"]
+        why = f"{shlex.join(recipe.compiler)} stopped with: {' | '.join(errors[:SHOWN_ERRORS])}"
         raise _not_compiled(recipe.name, why, "set CXX to another C++17 compiler")
 
 

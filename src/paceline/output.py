@@ -31,7 +31,7 @@ class Piece:
 
     text: str
     token_id: int
-    source: str  # the drafter that guessed it, or "target"
+    source: str  # the drafter that proposed it, or "target"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import StoredHead
 from paceline.heads.runner import BlockRunner
 from paceline.sampling import Doubles, gumbel, noise_key
-from paceline.types import Bits, CacheStats, Draft, Feed, Scores, Seq
+from paceline.types import Bits, CacheStats, Cursor, Draft, Feed, Scores, Seq
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class ToyTarget:
         return rows
 
 
-class ToyCursor:
+class ToyCursor(Cursor):
     """A grammar given by a function from the output to the tokens that may follow; None: any token.
 
     It checks that it is not used past its end. `filled` has every output a mask was computed for, by this

@@ -35,10 +35,15 @@ class Cursor(Protocol):
 
     def advance(self, token: int) -> bool: ...  # False: not grammar-valid, and nothing moved
     def forced(self) -> list[int]: ...  # the next tokens, as far as each has no alternative
-    def canonical(
-        self,
-    ) -> list[int]: ...  # canonical tokens of forced text that other tokens could also write
+    def canonical(self) -> list[int]:
+        """The canonical tokens of forced text that other tokens could also write."""
+
     def fork(self) -> "Cursor": ...
+
+    def spelled(self) -> list[int]:
+        """The name of `canonical` before 0.2."""
+        warn_renamed("Cursor.spelled", "Cursor.canonical")
+        return self.canonical()
 
 
 @dataclass(slots=True)
@@ -74,6 +79,12 @@ class Seq:
         """The name of `remember` before 0.2."""
         warn_renamed("Seq.learn", "Seq.remember")
         return self.remember
+
+    @property
+    def shared(self) -> int:
+        """The name of `cached` before 0.2."""
+        warn_renamed("Seq.shared", "Seq.cached")
+        return self.cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,12 @@ class Draft:
         q = None if self.q is None else self.q[:n]
         return Draft(self.tokens[:n], parents, self.sources[:n], self.scores[:n], q, self.rejected_sources)
 
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """The name of `rejected_sources` before 0.2."""
+        warn_renamed("Draft.refused", "Draft.rejected_sources")
+        return self.rejected_sources
+
 
 NO_DRAFT: Final = Draft()
 
@@ -150,6 +167,12 @@ class Ask:
     after: tuple[int, ...] = ()
     cursor: Cursor | None = None  # the state after `after`; to be forked, not moved
     forced_budget: int = 0  # largest number of nodes that the grammar forces
+
+    @property
+    def certain(self) -> int:
+        """The name of `forced_budget` before 0.2."""
+        warn_renamed("Ask.certain", "Ask.forced_budget")
+        return self.forced_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +220,29 @@ class Round:
         accepted = tuple(self.draft.sources[i] for i in self.path)
         return (*accepted, TARGET)[: len(self.tokens)]
 
+    @property
+    def guessed(self) -> int:
+        """The name of `drafted` before 0.2."""
+        warn_renamed("Round.guessed", "Round.drafted")
+        return self.drafted
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Choice by temperature, cut and Gumbel noise, which a target may do itself where its logits are."""
+
+    inverse_temperature: float  # as float32; 0: greedy
+    seed: int  # 64 bits
+    choice: int  # which of n outputs of one request
+    index: int  # place in the output of the token that follows the feed's last one
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+
+    @property
+    def cuts(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -206,6 +252,7 @@ class Feed:
     tokens: Sequence[int]  # at least one
     draft: Draft = NO_DRAFT
     scored: bool = True  # False: an inner chunk of a prompt, no token is chosen after it
+    sampler: Sampler | None = None  # given: the target may choose the tokens of the scored rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +267,9 @@ class Scores:
     starts: tuple[int, ...]
     rows: tuple[int, ...] = ()
     hidden: Mapping[int, "Tensor"] = field(default_factory=dict)  # tapped layer -> [rows, width] float32
+    # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
+    # all of them, the logits are lent: the next pass may overwrite them.
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def test_show_names_who_guessed(capsys: pytest.CaptureFixture[str], smollm2_path
     code, out, err = run(capsys, *GENERATE, "--prompt", REPEATING, "--show")
     assert code == 0
     assert "\033[32m" in out
-    assert "guessed by:" in err
+    assert "drafted by:" in err
     assert "per pass" in err
 
 

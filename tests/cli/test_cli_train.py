@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.cli.train import AnswerOptions, ScheduleOptions
 from paceline.drafters import DRAFTERS, TARGET_DRAFTERS, model_free
 from paceline.heads import versions
 from paceline.heads.head_checkpoint import WEIGHTS, read_card, save_card
@@ -101,6 +102,7 @@ def test_drafters_tells_who_can_guess(
     assert (rows["eagle"]["usable"], rows["eagle"]["given"]) == (True, ["ours"])
     assert not rows["block"]["usable"]
     assert rows["suffix"]["usable"]
+    assert rows["suffix"]["guesses"] == rows["suffix"]["drafts"] != ""  # the name before 0.2
     broken, ours = found["trained"]
     assert "not JSON" in broken["problem"]
     assert (ours["kind"], ours["target"], ours["suits"]) == ("eagle", smollm2_path.name, True)
@@ -163,6 +165,16 @@ def test_old_names_of_options_work_and_say_what_is_new(
     assert [record.getMessage() for record in caplog.records] == [
         f"{option} is now called {now}; the old name will be removed"
     ]
+
+
+def test_old_names_of_synthetic_requests_work_and_say_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
+    old = AnswerOptions(traces=[], made_up=3, made_up_chats=4).config(ScheduleOptions())
+    assert [record.getMessage() for record in caplog.records] == [
+        "--made-up is now called --synthetic; the old name will be removed",
+        "--made-up-chats is now called --synthetic-chats; the old name will be removed",
+    ]
+    assert old == AnswerOptions(traces=[], synthetic=3, synthetic_chats=4).config(ScheduleOptions())
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.gemma

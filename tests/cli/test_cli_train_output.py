@@ -95,14 +95,16 @@ def test_a_drafter_that_measures_worse_is_not_used_unasked(
 
 @pytest.mark.model
 def test_little_data_from_scratch_is_advised_to_start_from_the_drafter_in_the_package(
-    capsys: pytest.CaptureFixture[str], own_home: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, own_home: Path, tmp_path: Path
 ) -> None:
     command = ["train", "--traces", some_talks(tmp_path), "--steps", "1", "--max-new", "8", "--device", "cpu"]
     code, out, _ = run(capsys, *command)
     assert code == 0
     assert (own_home / "drafters" / f"{SHIPPED}-local" / CARD).exists()
     assert in_package(drafter_path(SHIPPED))
-    assert f"--start {SHIPPED} continues a trained one" in out
+    advice = f"--start {SHIPPED} continues a trained one"
+    assert "\n".join((out, *caplog.messages)).count(advice) == 1
+    caplog.clear()
     code, out, _ = run(capsys, *command, "--out", "continued", "--start", SHIPPED)
     assert code == 0
-    assert "--start" not in out
+    assert "--start" not in "\n".join((out, *caplog.messages))

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.drafter_list import DrafterList
+from paceline.drafters.drafter_list import DrafterList, Failure
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.none import NoDrafter
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Scores, Seq, Verdict
@@ -156,16 +157,72 @@ def test_one_that_fails_takes_nothing_from_the_others() -> None:
 
 def test_one_that_fails_is_logged_once_with_the_message(caplog: pytest.LogCaptureFixture) -> None:
     fails = Fails("fails")
-    for drafter in (DrafterList([fails]), DrafterList([NoDrafter(), fails])):  # whichever lists it is in
+    failures: set[Failure] = set()
+    lists = DrafterList([fails], None, failures), DrafterList([NoDrafter(), fails], None, failures)
+    for drafter in lists:
         for _ in range(3):
             assert drafter.draft(asks("a")) == [NO_DRAFT]
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert record.message.startswith(
         "drafter fails failed; this round has none of its drafts: draft (ValueError"
     )
-    DrafterList([fails]).end(Seq("a", [1], 1))  # another failure is told too
+    DrafterList([fails], None, failures).end(Seq("a", [1], 1))  # another failure is logged too
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 2
     caplog.clear()
+
+
+@dataclass(slots=True)
+class Unhashable:
+    """Not a subclass of Drafter, and without weak references."""
+
+    name: str
+    taps: tuple[int, ...] = ()
+    interleaves: bool = False
+    calls: int = 0
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.calls += 1
+        raise ValueError("no draft")
+
+    def begin(self, seq: Seq) -> None: ...
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None: ...
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None: ...
+    def end(self, seq: Seq) -> None: ...
+
+
+def test_one_that_cannot_be_hashed_may_fail_too(caplog: pytest.LogCaptureFixture) -> None:
+    fails = Unhashable("fails")
+    drafter = DrafterList([fails, Knows("other", "a")])
+    for _ in range(2):
+        assert [draft.sources for draft in drafter.draft(asks("a"))] == [("other",)]
+    assert fails.calls == 2
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+    caplog.clear()
+
+
+class WrittenForOldNames(Drafter):
+    name, taps, takes_turns = "old", (1,), True
+    positions: list[int]
+
+    def __init__(self) -> None:
+        self.positions = []
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [Draft((1,)) for _ in asks]
+
+    def read(self, seen: Sequence[HiddenRows]) -> None:
+        self.positions += [rows.start for rows in seen]
+
+
+def test_drafters_written_for_the_old_names_work_with_a_warning() -> None:
+    old = WrittenForOldNames()
+    with pytest.warns(DeprecationWarning, match="on_hidden|interleaves") as warned:
+        drafter = DrafterList([old])
+    assert len(warned) == 2
+    drafter.on_hidden([HiddenRows(Seq("a", [1], 1), 7, {})])
+    assert old.positions == [7]
+    assert drafter.drafters[0].interleaves
+    assert drafter.draft(asks("a"))[0].tokens == (1,)
 
 
 class Miscounts(Drafter):

@@ -5,8 +5,8 @@ import pytest
 
 from paceline.config import SpecConfig
 from paceline.engine.control import Rate
-from paceline.engine.cost_model import CostCurve
 from paceline.engine.engine import Engine
+from paceline.engine.estimates import CostCurve
 from paceline.target.cost import CostTable
 from paceline.testing import ToyTarget
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Round, Seq
@@ -275,3 +275,12 @@ def test_others_of_its_list_are_trusted_as_before() -> None:
     pair = Seq("s", [1], 1, spec=SpecConfig(both))
     assert rate.trim([pair], [replace(sure(0.9), sources=("other",))], 1) == [0]
     assert rate.trim([pair], [sure(0.9)], 1) == [1]
+
+
+def test_the_cost_of_a_head_is_learned_beside_prompts_too() -> None:
+    """Its time counts in every pass; that of the target only where all sequences decode."""
+    rate, decoding = Rate(), timed_round(0, 0)
+    rate.learn([replace(decoding, target_us=1000, draft_us_by={"block": 100})])
+    for _ in range(200):
+        rate.learn([replace(decoding, rows=500, target_us=90000, draft_us_by={"block": 300})])
+    assert rate.estimates(decoding.drafters).cost("block") == pytest.approx(0.3)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.heads.head_checkpoint import WEIGHTS, Card, save
-from paceline.server.online.memory_estimate import BASE_BYTES, MB, memory_shortage, needed_bytes
+from paceline.server.online.process import BASE_BYTES, MB, memory_shortage, needed_bytes
 from paceline.trace.online import OnlineTrainingConfig
 from support.heads import random_net, tiny_model
 

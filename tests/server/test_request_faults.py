@@ -18,7 +18,7 @@ from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, Spans
 from paceline.text.chat_template import MAX_CACHED_VARIABLES, ChatTemplate
 from paceline.web.api_errors import ApiError, api_error, log_and_convert
-from paceline.web.validation import parse_request
+from paceline.web.request_body import parse_request
 
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": "m", "messages": CHAT}
@@ -132,7 +132,7 @@ def test_two_names_of_one_parameter_are_not_taken_together(
 def test_a_schema_that_python_takes_for_nothing_is_not_dropped(schema: Any) -> None:
     def read(outputs: dict[str, Any]) -> Any:
         request = parse_request({**BODY, "structured_outputs": outputs}, ChatRequest)
-        return chat_params(request, SpecConfig(("none",)), {})
+        return chat_params(request, SpecConfig(("none",)), {}, ChatTemplate({}, {}))
 
     with pytest.raises(ApiError, match="needs one of"):
         read({"json": schema, "regex": "a+"})

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.config import SpecConfig
+from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.routes import (
     MAX_PROMPT_CHARS,
     Match,
@@ -24,6 +25,7 @@ from paceline.server.routes import (
     load,
     prompt_class,
 )
+from paceline.web import request_body
 from support.servers import toy_running
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
@@ -196,6 +198,21 @@ def test_old_names_of_settings_are_taken(tmp_path: Path) -> None:
     new = {"name": "a", "max_draft": 3, "threshold": 0.5, "remember": False}
     assert loaded(tmp_path, old) == loaded(tmp_path, new)
     assert loaded(tmp_path, new).routes[0].spec(SpecConfig()) == SpecConfig(max_draft=3, threshold=0.5)
+
+
+def test_an_old_name_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    request_body._log_once.cache_clear()
+    loaded(tmp_path, {"name": "a", "remember": False})
+    assert caplog.messages == []
+    for _ in range(2):
+        loaded(tmp_path, {"name": "a", "learn": False})
+        assert (
+            request_body.parse_request(
+                {"model": "m", "prompt": "x", "learn": False}, CompletionRequest
+            ).remember
+            is False
+        )
+    assert caplog.messages == ["the field learn is now called remember; the old name will be removed"]
 
 
 def test_unknown_drafters_are_refused_if_the_known_ones_are_told(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from paceline.config import SamplingParams
 from paceline.server.request_log import speculative_metrics
 from paceline.server.telemetry import otel as names
-from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork
-from paceline.server.telemetry.tracing import CAPTURE, spans_from_environment
+from paceline.server.telemetry.otel import CAPTURE, NO_SPANS, Spans, SpecWork, spans_from_environment
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round
 

@@ -4,11 +4,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
 from paceline.target import cost
 from paceline.target.cost import CostMonitor, CostTable, cost_table, measure
 from paceline.target.eager.target import TorchTarget
@@ -117,10 +120,15 @@ def test_on_a_quiet_machine_all_timings_agree() -> None:
     assert table.spread == pytest.approx(1)
 
 
-def test_after_the_budget_each_row_count_is_tried_once() -> None:
+def test_after_the_budget_each_row_count_is_tried_once_and_the_first_again() -> None:
     target = Clocked()
     assert set(target.measured(budget=0.001).ms[256]) == set(cost.ROWS)
-    assert target.passes == 1 + len(cost.ROWS)
+    assert target.passes == 1 + len(cost.ROWS) + 1
+
+
+def test_a_slow_model_on_a_busy_machine_is_noticed() -> None:
+    slow = Clocked(lambda number: 1000.0 if number > 5 else 3000.0).measured(budget=0.001)
+    assert slow.spread > cost.MAX_SPREAD
 
 
 def test_on_a_busy_machine_timings_spread_and_the_fastest_counts() -> None:
@@ -176,7 +184,8 @@ def test_a_table_that_passes_disagree_with_for_long_is_measured_again(
 def test_few_passes_and_other_passes_say_nothing_about_the_table(clocked: Clocked) -> None:
     monitor = CostMonitor(clocked, cost_table(clocked))
     slow = cost.DRIFT_PASSES - 1
-    for r in (*rounds(9000, slow), *rounds(9000, slow, rows=40), *rounds(9000, slow, batch=2)):
+    far = [replace(r, start=2 * 256 + 1) for r in rounds(9000, slow)]
+    for r in (*rounds(9000, slow), *rounds(9000, slow, rows=40), *rounds(9000, slow, batch=2), *far):
         monitor.round(r)
     passes = clocked.passes
     cost_table(clocked)
@@ -192,3 +201,39 @@ def test_a_slow_hour_long_ago_is_forgotten(clocked: Clocked) -> None:
     passes = clocked.passes
     cost_table(clocked)
     assert clocked.passes == passes
+
+
+@pytest.mark.parametrize("ms", [{}, {256: {}}, {256: dict.fromkeys(cost.ROWS, 0.0)}])
+def test_without_a_measurement_there_is_nothing_to_compare(
+    clocked: Clocked, ms: dict[int, dict[int, float]]
+) -> None:
+    monitor = CostMonitor(clocked, CostTable(ms))
+    for r in rounds(9000, cost.DRIFT_PASSES):
+        monitor.round(r)
+
+
+def test_an_engine_finds_out_that_its_table_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = threading.Event()
+    monkeypatch.setattr(cost, "_path", lambda: tmp_path / "cost.json")
+    monkeypatch.setattr(CostMonitor, "_make_provisional", lambda _: marked.set())
+    monkeypatch.setattr(cost, "DRIFT_PASSES", 4)
+    target = Clocked(lambda _: 1000.0)
+    engine = Engine(target, {}, Fixed(), [CostMonitor(target, target.measured())])
+    engine.submit(Seq("s", [1, 2], 2, SamplingParams(max_tokens=8), SpecConfig(())))
+    while engine.busy:
+        engine.step()
+    assert marked.wait(10)
+
+
+def test_two_processes_that_store_tables_lose_none(clocked: Clocked, tmp_path: Path) -> None:
+    def store(key: str) -> None:
+        for _ in range(20):
+            with cost._updating() as tables:
+                tables[key] = tables.get(key, 0) + 1
+
+    threads = [threading.Thread(target=store, args=(key,)) for key in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads((tmp_path / "cost.json").read_text()) == {"a": 20, "b": 20}

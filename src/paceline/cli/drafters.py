@@ -39,10 +39,10 @@ class TrainedRow:
 
 @dataclass(frozen=True, slots=True)
 class DrafterRow:
-    """One drafter, and whether a model can use it."""
+    """One drafter, and if a model can use it."""
 
     name: str
-    guesses: str
+    drafts: str
     needs: str
     usable: bool
     given: list[str]  # names of models or trained drafters that satisfy what it needs
@@ -63,7 +63,7 @@ def drafters(
     if as_json:
         listed = {
             "model": model,
-            "drafters": [asdict(row) for row in rows],
+            "drafters": [asdict(row) | {"guesses": row.drafts} for row in rows],  # old name
             "trained": [asdict(row) for row in trained],
         }
         print(json.dumps(listed, ensure_ascii=False))
@@ -92,11 +92,11 @@ def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) ->
 def drafters_table(rows: list[DrafterRow], model: str) -> Table:
     table = Table()
     table.add_column("name", no_wrap=True)
-    table.add_column("guesses")
+    table.add_column("drafts")
     table.add_column("needs")
     table.add_column(f"for {model}", no_wrap=True)
     for row in rows:
-        table.add_row(row.name, row.guesses, row.needs, _usable(row))
+        table.add_row(row.name, row.drafts, row.needs, _usable(row))
     return table
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.output import Stream
 
 Model = Annotated[str, typer.Option(help=MODEL_HELP)]
-Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that guessed it.")]
+Show = Annotated[bool, typer.Option("--show", help="Colour each token by the drafter that proposed it.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """What `paceline generate` prints beside the text."""
+    """Output of `paceline generate` beside the text."""
 
     show: Show = False
     compare: Annotated[

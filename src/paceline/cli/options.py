@@ -56,7 +56,7 @@ def _options(group: type[Any]) -> list[inspect.Parameter]:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Where and how a model runs."""
+    """Device and resources of a model."""
 
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto"

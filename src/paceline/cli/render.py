@@ -66,7 +66,7 @@ class Terminal:
                 self._text(coloured(piece.text, piece.source) if self._show else piece.text)
         self._text("\n")
         if self._show:
-            self._fact("guessed by: " + " ".join(coloured(source, source) for source in sources))
+            self._fact("drafted by: " + " ".join(coloured(source, source) for source in sources))
         self._fact(summary(stream.result))
 
     def compare(self, result: "Result", plain: "Result") -> None:

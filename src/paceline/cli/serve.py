@@ -14,7 +14,7 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where the server listens, and who may use it."""
+    """Address, access and load of the server."""
 
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000
@@ -32,7 +32,7 @@ class ListenOptions:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """What the server keeps of the requests it serves."""
+    """Data that the server keeps of requests."""
 
     store: Annotated[str | None, typer.Option(help="Where traces go: a file, a URL, or none.")] = None
     trace_text: Annotated[bool, typer.Option(help="Keep prompts and answers in the traces too.")] = False

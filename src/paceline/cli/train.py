@@ -1,5 +1,6 @@
 """paceline train"""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from paceline.cli.options import AsJson, grouped
 from paceline.config import EngineConfig
 from paceline.errors import SettingError, UsageError
 from paceline.hub import DEFAULT_MODEL
+
+log = logging.getLogger("paceline")
 
 if TYPE_CHECKING:
     from paceline.heads.head_checkpoint import Card
@@ -73,6 +76,13 @@ class ModelOptions:
     ] = 0.0
 
 
+def _renamed(new: str, value: int, old: str, old_value: int | None) -> int:
+    if old_value is None:
+        return value
+    log.warning("%s is now called %s; the old name will be removed", old, new)
+    return old_value
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """The target's answers that a drafter is trained on."""
@@ -83,12 +93,14 @@ class AnswerOptions:
     prompts: Annotated[int, typer.Option(help="Recorded prompts to answer, at most; 0: all.")] = 0
     synthetic: Annotated[
         int,
-        typer.Option("--synthetic", "--made-up", help="Synthetic requests for each one recorded with tools."),
+        typer.Option("--synthetic", help="Synthetic requests for each one recorded with tools."),
     ] = 0
     synthetic_chats: Annotated[
         int,
-        typer.Option("--synthetic-chats", "--made-up-chats", help="The same for each one without tools."),
+        typer.Option("--synthetic-chats", help="The same for each one without tools."),
     ] = 0
+    made_up: Annotated[int | None, typer.Option("--made-up", hidden=True)] = None  # names before 0.2
+    made_up_chats: Annotated[int | None, typer.Option("--made-up-chats", hidden=True)] = None
     per_prompt: Annotated[int, typer.Option(help="Answers to each; all but the first are sampled.")] = 1
     required: Annotated[
         float, typer.Option(help="Share of the recorded tool calls that must be calls again, by grammar.")
@@ -104,8 +116,10 @@ class AnswerOptions:
         return AnswersConfig(
             max_prompt=self.max_prompt,
             max_prompts=self.prompts,
-            synthetic=self.synthetic,
-            synthetic_chats=self.synthetic_chats,
+            synthetic=_renamed("--synthetic", self.synthetic, "--made-up", self.made_up),
+            synthetic_chats=_renamed(
+                "--synthetic-chats", self.synthetic_chats, "--made-up-chats", self.made_up_chats
+            ),
             per_prompt=self.per_prompt,
             required=self.required,
             only_calls=self.only_calls,
@@ -261,7 +275,7 @@ def _progress_bars() -> Iterator["Report"]:
 
 def _show_head(card: "Card", job: "TrainJob", folder: Path) -> None:
     from paceline.train.data.held_out import nothing_measured
-    from paceline.train.head_pipeline import reason_to_hold, start_advice
+    from paceline.train.head_pipeline import reason_to_hold
 
     out = Console(highlight=False)
     if card.acceptance:
@@ -269,8 +283,6 @@ def _show_head(card: "Card", job: "TrainJob", folder: Path) -> None:
         _show_few(card.counts[0], out)
     else:
         out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
-    if advice := start_advice(job, card.data["answer_tokens"], card.fingerprint):
-        out.print(advice, markup=False, soft_wrap=True)
     if folder != job.folder:
         out.print(f"{job.folder.name} stays as it was: {reason_to_hold(card)}.", markup=False, soft_wrap=True)
         ways = "run the same command with --replace added, or name its folder with --trained"

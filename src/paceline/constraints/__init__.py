@@ -1,12 +1,11 @@
 """Constrained decoding: schemas, tools, patterns and grammars, enforced token by token with llguidance.
 
-request.py          OutputSpec: the constraint that a request's parameters mean
+request.py          OutputSpec: the constraint that a request's parameters mean; tool calls
 grammars.py         Json, Regex, Lark, Choice: each as rules of one Lark grammar
 json_schema.py      JSON Schemas as data, and safe changes to them
 python_types.py     Python types as constraints, and the values of their texts
 pydantic_schema.py  Pydantic's schemas of Python types, made enforceable
 template.py         Template: fixed text with constrained holes
-tool_grammar.py     tool calls in a model family's own format
 compiler.py         from a constraint to a cursor, for one tokenizer; caches compiled grammars
 cursor.py           a position in a grammar
 trigger_cursor.py   free text until a trigger, then a grammar
@@ -27,9 +26,8 @@ from paceline.constraints.grammars import (
     response_format,
 )
 from paceline.constraints.python_types import Output, output
-from paceline.constraints.request import UNCONSTRAINED, OutputSpec
+from paceline.constraints.request import UNCONSTRAINED, OutputSpec, tool_calls
 from paceline.constraints.template import Template
-from paceline.constraints.tool_grammar import tool_calls
 
 __all__ = [
     "UNCONSTRAINED",

@@ -9,7 +9,7 @@ from copy import copy
 from typing import TYPE_CHECKING, TypeVar
 
 from paceline.errors import ConstraintError
-from paceline.types import Bits
+from paceline.types import Bits, Cursor
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -43,7 +43,7 @@ class _TokenList:
         self.token = token
 
 
-class GrammarCursor:
+class GrammarCursor(Cursor):
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._origin = grammar.matcher  # ours is a copy of it

@@ -103,7 +103,7 @@ def _shared(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> 
 
 
 def _alone(key: str, pointer: str, schema: Mapping[str, Any], shared: Set[str], alone: bool) -> bool:
-    """Whether a subschema describes all of its object."""
+    """True if a subschema describes all of its object."""
     if key in _CHOICES:
         return alone and _unshaped(schema) and "$ref" not in schema
     return key not in _JOINED and pointer not in shared

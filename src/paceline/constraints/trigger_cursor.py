@@ -38,7 +38,7 @@ class Trigger:
         self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
 
     def completes(self, written: int, token: int) -> bool:
-        """Whether this token completes the trigger, of which `written` bytes stand before it."""
+        """True if this token completes the trigger, of which `written` bytes stand before it."""
         text = self.text[:written] + self.pieces[token]
         return self.text in text if self.anywhere else text.startswith(self.text)
 
@@ -79,7 +79,7 @@ class Trigger:
         return row if forbidden else None
 
 
-class TriggerCursor:
+class TriggerCursor(Cursor):
     def __init__(self, trigger: Trigger, ignore_eos: bool = False) -> None:
         self._trigger = trigger
         self._ignore_eos = ignore_eos  # in free text

@@ -1,4 +1,4 @@
-"""Block heads as DSpark checkpoints (2607.05147) of the speculators format.
+"""Block heads as DSpark checkpoints (arXiv 2607.05147) of the speculators format.
 
 The format fills empty slots with a mask token, where our heads have a vector: it becomes one more row of the
 embedding. The format's Markov table has a row for each token of the target, ours for each draft token.

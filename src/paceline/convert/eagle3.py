@@ -1,4 +1,4 @@
-"""EAGLE-3 checkpoints (2503.01840): in the speculators format, and as their authors publish them."""
+"""EAGLE-3 checkpoints (arXiv 2503.01840): in the speculators format, and as their authors publish them."""
 
 from dataclasses import replace
 from typing import Final

@@ -1,4 +1,4 @@
-"""Medusa checkpoints (2401.10774) as published: residual blocks and an lm_head for each head."""
+"""Medusa checkpoints (arXiv 2401.10774) as published: residual blocks and an lm_head for each head."""
 
 import re
 from typing import Final

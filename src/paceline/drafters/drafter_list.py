@@ -7,14 +7,17 @@ Where the output has a grammar and its drafter is in the list, drafters interlea
 segment by the first drafter that fills the free part, then the next forced tokens.
 """
 
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from paceline.config import warn_renamed
 from paceline.drafters.support.grammar_filter import FORCED, grammar_valid, unforced, valid_prefix
-from paceline.drafters.support.guard import guarded
+from paceline.log import origin
 from paceline.types import (
     NO_DRAFT,
     ROOT,
@@ -38,13 +41,28 @@ PROBE_EVERY: Final = 16  # times a head that does not pay is skipped before it i
 GAIN_DECAY: Final = 0.93  # weight of earlier drafts in a head's expected gain
 GAIN_PRIOR: Final = 1.0  # tokens
 
+Failure = tuple[str, str]  # a drafter's name, and the error's type and position in the code
+log: Final = logging.getLogger("paceline")
+
 
 class DrafterList(Drafter):
-    """Each segment of a draft is by one drafter, which is asked in one call for all sequences."""
+    """Each segment of a draft is by one drafter, which is asked in one call for all sequences.
 
-    def __init__(self, drafters: Sequence[Drafter], estimates: DrafterEstimates | None = None) -> None:
-        """estimates: of the controller; without them every score is believed."""
-        self.drafters = tuple(drafters)
+    A drafter that fails costs its draft, and nothing else.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        estimates: DrafterEstimates | None = None,
+        failures: set[Failure] | None = None,
+    ) -> None:
+        """estimates: of the controller; without them every score is believed.
+
+        failures: those logged already; lists that share drafters share it.
+        """
+        self.drafters = tuple(map(_with_new_names, drafters))
+        self._failures = set() if failures is None else failures
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.draft_ns: Counter[str] = Counter()  # of the last draft, by drafter
@@ -81,7 +99,7 @@ class DrafterList(Drafter):
         """One draft for each ask, whatever the drafter does."""
         drafts = [NO_DRAFT] * len(asks)
         started = perf_counter_ns()
-        with guarded(drafter, "this round has none of its drafts"):
+        with self._guarded(drafter, "this round has none of its drafts"):
             drafts = _checked(drafter.draft(asks), len(asks))
         self.draft_ns[drafter.name] += perf_counter_ns() - started
         if drafter in self._heads:
@@ -98,29 +116,84 @@ class DrafterList(Drafter):
             if asked:
                 answers = self._ask(drafter, [d.ask for d in asked])
                 for draft, answer in zip(asked, answers, strict=True):
-                    with guarded(drafter, "this round has none of its drafts"):
+                    with self._guarded(drafter, "this round has none of its drafts"):
                         draft.add(drafter, answer)
 
     def begin(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with guarded(drafter, "the request begins without it"):
+            with self._guarded(drafter, "the request begins without it"):
                 drafter.begin(seq)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
         for drafter in self.drafters:
-            with guarded(drafter, "the request continues"):
+            with self._guarded(drafter, "the request continues"):
                 drafter.observe(seqs, verdicts, scores)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
-                with guarded(drafter, "the request continues"):
+                with self._guarded(drafter, "the request continues"):
                     drafter.on_hidden(hidden_rows)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with guarded(drafter, "the request ends all the same"):
+            with self._guarded(drafter, "the request ends all the same"):
                 drafter.end(seq)
+
+    @contextmanager
+    def _guarded(self, drafter: Drafter, consequence: str) -> Iterator[None]:
+        """Swallows what a drafter raises; each kind of failure is logged once, with its message."""
+        try:
+            yield
+        except Exception as problem:
+            failure = (drafter.name, origin(problem))
+            if failure not in self._failures:
+                self._failures.add(failure)
+                text = _message(problem)
+                log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, text, failure[1])
+            log.debug("drafter %s failed", drafter.name, exc_info=problem)
+
+
+def _message(problem: Exception, max_chars: int = 200) -> str:
+    """The first line of its message, which may be long or missing."""
+    lines = str(problem).splitlines() or [type(problem).__name__]
+    return lines[0] if len(lines[0]) <= max_chars else f"{lines[0][: max_chars - 3]}..."
+
+
+class _OldNames(Drafter):
+    """A drafter written for 0.1, with `read` and `takes_turns`."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.name, self.taps, self._drafter = drafter.name, drafter.taps, drafter
+        self.interleaves = bool(getattr(drafter, "takes_turns", False))
+        self._read = getattr(drafter, "read", None) or drafter.on_hidden
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        drafts: list[Draft] = self._drafter.draft(asks)
+        return drafts
+
+    def begin(self, seq: Seq) -> None:
+        self._drafter.begin(seq)
+
+    def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
+        self._drafter.observe(seqs, verdicts, scores)
+
+    def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        self._read(hidden_rows)
+
+    def end(self, seq: Seq) -> None:
+        self._drafter.end(seq)
+
+
+def _with_new_names(drafter: Drafter) -> Drafter:
+    inherited = getattr(type(drafter), "on_hidden", Drafter.on_hidden) is Drafter.on_hidden
+    reads = bool(drafter.taps) and hasattr(drafter, "read") and inherited
+    turns = hasattr(drafter, "takes_turns") and not getattr(drafter, "interleaves", False)
+    if reads:
+        warn_renamed("Drafter.read", "Drafter.on_hidden")
+    if turns:
+        warn_renamed("Drafter.takes_turns", "Drafter.interleaves")
+    return _OldNames(drafter) if reads or turns else drafter
 
 
 class _NothingKnown(DrafterEstimates):
@@ -147,7 +220,7 @@ class _HeadValue:
         return UNKNOWN_COST if cost is None else cost
 
     def pays(self, head: Drafter) -> bool:
-        """Whether to ask it where no other drafter has a draft; now and then also where it does not pay."""
+        """True: ask it where no other drafter has a draft. Now and then also where it does not pay."""
         if self._gains[head.name] > self._cost(head):
             return True
         self._skipped[head.name] += 1

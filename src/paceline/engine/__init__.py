@@ -3,10 +3,8 @@
 engine.py      Engine: the loop; read it first
 accept.py      the acceptance rules: match, residual, block, typical
 verify.py      from logits to a verdict, by the request's rule
-scheduler.py   admission, priorities, chunked prefill
-scheduled.py   one sequence's part in a pass
+scheduler.py   admission, priorities, chunked prefill; Scheduled: one sequence's part in a pass
 drafting.py    which drafters draft for a sequence, how far, and which nodes are verified
 control.py     Rate: the draft length with the most expected tokens per time
-estimates.py   running estimates about drafters: acceptance, calibration, time, gain
-cost_model.py  the time of a pass by rows and context
+estimates.py   running estimates: the time of a pass; acceptance, calibration, time and gain of drafters
 """

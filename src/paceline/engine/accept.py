@@ -92,7 +92,7 @@ def residual(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
 def block(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
     """Block verification of a chain: exact, and never accepts fewer tokens than `residual` on average.
 
-    reach[i] is the probability that the first i tokens may stay; the longest prefix whose coin falls is kept.
+    reach[i]: the probability that i tokens may stay. The longest prefix whose coin falls is accepted.
     """
     if draft.q is None:
         return residual(draft, probs, coins)
@@ -106,21 +106,21 @@ def block(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
             reach.append(min(1.0, reach[i] * float(probs(i - 1)[x]) / float(q[i][x])))
         except ConstraintError:
             return block(draft.first(i), probs, coins) if i else _up_to(draft, ())
-    kept = 0
+    accepted = 0
     for i in range(1, len(reach)):
         if reach[i] == 0:
             break
         left = 0.0 if i == k else float(np.maximum(reach[i] * probs(i - 1) - q[i], 0).sum())
         chance = reach[k] if i == k else _ratio(left, left + 1 - reach[i])
         if coins.flip(chance):
-            kept = i
+            accepted = i
     try:
-        p = probs(kept - 1)
+        p = probs(accepted - 1)
     except ConstraintError:
-        return _up_to(draft, range(kept))
-    if kept < k:
-        p = _remainder(reach[kept] * p, q[kept], otherwise=p)
-    return Verdict(tuple(range(kept)), coins.pick(p))
+        return _up_to(draft, range(accepted))
+    if accepted < k:
+        p = _remainder(reach[accepted] * p, q[accepted], otherwise=p)
+    return Verdict(tuple(range(accepted)), coins.pick(p))
 
 
 def typical(draft: Draft, probs: ProbsAt, choice: Callable[[int], int]) -> Verdict:

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from paceline.engine.cost_model import CostCurve, Prior
-from paceline.engine.estimates import ListEstimates
+from paceline.engine.estimates import CostCurve, ListEstimates, Prior
 from paceline.types import Controller, Draft, DrafterEstimates, Round, Seq
 
 MARGIN: Final = 1.03  # a draft must promise this many times the rate of plain decoding
@@ -16,7 +15,10 @@ MIN_ROUNDS: Final = 8  # rounds after which the recent gain decides
 
 
 class Fixed(Controller):
-    """Always as far as the request allows."""
+    """Always as far as the request allows.
+
+    It has no estimates: scores of trained heads are believed as they are, not calibrated.
+    """
 
     def plan(self, seqs: Sequence[Seq], rows: int) -> list[int]:
         return [seq.spec.max_draft for seq in seqs]
@@ -36,9 +38,8 @@ class Rate(Controller):
     def __init__(self, prior: Prior | None = None) -> None:
         self.cost = CostCurve(prior)
         self._lists: defaultdict[tuple[str, ...], ListEstimates] = defaultdict(ListEstimates)
-        self._probing: set[tuple[str, ...]] = (
-            set()
-        )  # lists whose drafts of this pass must not be cut to nothing
+        # Lists whose drafts of this pass must not be cut to nothing.
+        self._probing: set[tuple[str, ...]] = set()
 
     def estimates(self, drafters: tuple[str, ...]) -> DrafterEstimates:
         return self._lists[drafters]
@@ -111,11 +112,12 @@ class Rate(Controller):
         for r in rounds:
             if len(r.draft):
                 self._learn_acceptance(r)
-        if not rounds or rounds[0].rows != len(rounds) + nodes:  # a prompt, which drafters may have read too
+        decoding = bool(rounds) and rounds[0].rows == len(rounds) + nodes  # no prompt is in the pass
+        for r in {r.drafters: r for r in rounds}.values():
+            self._lists[r.drafters].costs.learn(r, decoding)
+        if not decoding:  # drafters may have read the prompt too
             return
         self.cost.learn(rounds[0].rows, rounds[0].target_us, max(r.start for r in rounds))
-        for r in {r.drafters: r for r in rounds}.values():
-            self._lists[r.drafters].costs.learn(r)
         for r in rounds:
             if r.drafted:
                 draft_us = r.draft_us * r.drafted / drafted

@@ -1,4 +1,4 @@
-"""Who drafts for which sequence, how far, and which part of each draft goes into the pass."""
+"""Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,8 @@ from typing import Final
 
 from torch import Tensor
 
-from paceline.drafters.drafter_list import DrafterList
-from paceline.engine.scheduled import Scheduled, by_drafters
+from paceline.drafters.drafter_list import DrafterList, Failure
+from paceline.engine.scheduler import Scheduled, by_drafters
 from paceline.errors import UsageError
 from paceline.strings import unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
@@ -24,6 +24,7 @@ class Drafting:
         self._drafters = dict(drafters)
         self._controller = controller
         self._lists: dict[tuple[str, ...], DrafterList] = {}
+        self._failures: set[Failure] = set()  # those logged already
 
     def drafter(self, seq: Seq) -> DrafterList:
         """The request's list of drafters, as one drafter."""
@@ -32,7 +33,7 @@ class Drafting:
             if unknown := [n for n in names if n not in self._drafters]:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             members = [self._drafters[n] for n in names]
-            self._lists[names] = DrafterList(members, self._controller.estimates(names))
+            self._lists[names] = DrafterList(members, self._controller.estimates(names), self._failures)
         return self._lists[names]
 
     def begin(self, seq: Seq) -> None:
@@ -47,7 +48,8 @@ class Drafting:
         self._drafters[name] = drafter
         self._controller.forget(name)
         self._lists = {names: members for names, members in self._lists.items() if name not in names}
-        alone = DrafterList([drafter])
+        self._failures = {failure for failure in self._failures if failure[0] != name}
+        alone = DrafterList([drafter], failures=self._failures)
         for seq in running:
             if name in seq.spec.drafters:
                 alone.begin(seq)

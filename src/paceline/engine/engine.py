@@ -15,9 +15,8 @@ import torch
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import masks, rejected, words
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduled import Pass, Scheduled
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.verify import logprobs, verify
+from paceline.engine.scheduler import Pass, Scheduled, Scheduler
+from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_error
 from paceline.sampling import Floats, chooser
@@ -32,6 +31,7 @@ from paceline.types import (
     Seq,
     Sink,
     Target,
+    TokenLogprob,
     Verdict,
 )
 
@@ -146,7 +146,7 @@ class Engine:
         drafted = perf_counter_ns()
         with self._constrained(scheduled):
             scheduled, scores, ended = self._forward(scheduled)
-            logits = scores.logits.numpy(force=True)
+            rows = _RowsOnHost(scores)
         cost = Pass(
             len(scheduled),
             sum(s.rows for s in scheduled),
@@ -155,7 +155,7 @@ class Engine:
             by_drafter,
         )
         rounds = [
-            self._settle(s, logits[start:], cost) for s, start in zip(scheduled, scores.starts, strict=True)
+            self._settle(s, rows, start, cost) for s, start in zip(scheduled, scores.starts, strict=True)
         ]
         self._drafting.observe(scheduled, scores)
         self.controller.learn(rounds)
@@ -195,7 +195,7 @@ class Engine:
         does not fit even alone ends with the error.
         """
         while scheduled:
-            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored) for s in scheduled]
+            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
             try:
                 return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
             except CacheFull as error:
@@ -235,34 +235,33 @@ class Engine:
         for s, future in futures:
             s.masks = future.result()
 
-    def _settle(self, s: Scheduled, rows: Floats, cost: Pass) -> Round:
+    def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int, cost: Pass) -> Round:
         """A failure here ends this output and no other."""
         try:
-            return self._commit(s, rows, cost)
+            return self._commit(s, rows, start, cost)
         except PacelineError as error:
             return s.round(cost, finish="error", error=error)
         except Exception as problem:
             log_error(log, f"request {s.seq.id} failed", problem)
             return s.round(cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
-    def _commit(self, s: Scheduled, rows: Floats, cost: Pass) -> Round:
-        """Verifies a draft and commits the accepted tokens."""
+    def _commit(self, s: Scheduled, rows: "_RowsOnHost", first: int, cost: Pass) -> Round:
+        """Verifies a draft and commits the accepted tokens. first: the sequence's first row of the pass."""
         seq, start = s.seq, len(s.seq.tokens)
         held = seq.computed + len(s.fed)
         if not s.scored:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
             return s.round(cost)
-        verdict = verify(seq, s.draft, rows, s.masks)
-        scored = logprobs(seq, verdict, s.draft, rows)
+        verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
-        kept = len(seq.tokens) - start
-        rows_kept = verdict.path[: kept - 1]  # the last token stays pending, as in plain decoding
+        committed = len(seq.tokens) - start
+        rows_kept = verdict.path[: committed - 1]  # the last token stays pending, as in plain decoding
         self.target.keep(seq.id, held, rows_kept)
         seq.computed, s.kept_nodes = held + len(rows_kept), rows_kept
         s.verdict = Verdict(rows_kept, seq.tokens[-1], s.draft)
-        return s.round(cost, verdict.path[:kept], new[:kept], finish, logprobs=scored[:kept])
+        return s.round(cost, verdict.path[:committed], new[:committed], finish, logprobs=scored[:committed])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output."""
@@ -295,6 +294,24 @@ class Engine:
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)
+
+
+class _RowsOnHost:
+    """The output of a pass: the tokens that the target chose, or logits to choose them from."""
+
+    def __init__(self, scores: Scores) -> None:
+        self._tokens = scores.tokens
+        chosen = len(scores.tokens) > 0 and min(scores.tokens) >= 0
+        self._logits: Floats | None = None if chosen else scores.logits.numpy(force=True)
+
+    def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
+        tokens = self._tokens[first : first + 1 + len(s.draft)]
+        if tokens and min(tokens) >= 0:
+            return verify_choices(s.draft, tokens), ()
+        assert self._logits is not None
+        rows = self._logits[first:]
+        verdict = verify(s.seq, s.draft, rows, s.masks)
+        return verdict, logprobs(s.seq, verdict, s.draft, rows)
 
 
 def _scheduler(config: EngineConfig, target: Target) -> Scheduler:

@@ -1,26 +1,93 @@
-"""Running estimates about each list of drafters: acceptance, calibration of scores, time, recent gain.
+"""Running estimates: the time of a pass; acceptance, calibration, time and gain of each list of drafters.
 
 All of them forget exponentially, so that they follow the text and the machine. A request starts with what
 earlier requests with the same list of drafters have taught.
 """
 
+from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.engine.cost_model import CostCurve
 from paceline.types import ROOT, DrafterEstimates, Round
 
+DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
+MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
 MAX_POSITION: Final = 16  # acceptance is learned by position in the draft, up to here
 PRIOR: Final = (1.4, 2.0)  # accepted and verified nodes, before any evidence
 DECAY: Final = 0.97  # weight of old evidence at each new observation
 GAIN_DECAY: Final = 0.9  # the same for recent gains, in rounds
 TIME_DECAY: Final = 0.93  # the same for the times of drafters and passes, in passes
 MAX_CALIBRATION: Final = 1.2  # drafters that claim too little are corrected by at most this factor
-MIN_LENGTH_SPREAD: Final = (
-    0.25  # variance of draft lengths, in nodes squared, below which they count as equal
-)
+# Variance of draft lengths, in nodes squared, below which they count as equal.
+MIN_LENGTH_SPREAD: Final = 0.25
 MAX_OUTLIER: Final = 3  # a time counts at most as this many times what was expected
+
+Prior = Callable[[int, int], float]  # rows and context to the cost of a pass, in any unit
+
+
+def _default_prior(rows: int, context: int) -> float:
+    return 1 + DEFAULT_SLOPE * rows
+
+
+class CostCurve:
+    """Microseconds of a target pass by its rows and the tokens before them.
+
+    The prior curve is corrected by the times of decoding passes. The machine's speed drifts for all row
+    counts together, so it is a factor of its own. Corrections that are not renewed expire: a row count that
+    looked expensive in a slow moment is not chosen, so its correction would never be renewed.
+    """
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._prior = prior or _default_prior
+        self._speed = 1000.0 if prior else 1.0  # microseconds per unit of the prior, until measured
+        self._fresh = True
+        self._correction: dict[int, float] = {}
+        self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
+        self._passes = 0
+        self._known: list[int] = []  # the row counts with a correction, ascending
+
+    def learn(self, rows: int, us: float, context: int = 0) -> None:
+        expected = self._prior(rows, context)
+        self._forget(rows)
+        if self._fresh:
+            self._speed, self._fresh = us / expected, False
+        if rows not in self._correction:
+            seen = us / (self._speed * expected)
+            near = self._corrected(rows)
+            self._correction[rows] = min(max(seen, near / 2), near * 2)
+            insort(self._known, rows)
+            return
+        drift = us / (self._speed * self._correction[rows] * expected)
+        drift = min(max(drift, 1 / 3), 3.0)  # outliers count for little
+        self._speed *= drift**0.3
+        self._correction[rows] *= drift**0.1
+
+    def _forget(self, rows: int) -> None:
+        """Drops the oldest correction if it is stale; that of `rows` is renewed."""
+        self._passes += 1
+        self._learned.pop(rows, None)
+        self._learned[rows] = self._passes
+        oldest = next(iter(self._learned))
+        if self._learned[oldest] < self._passes - MAX_AGE:
+            del self._learned[oldest], self._correction[oldest]
+            self._known.remove(oldest)
+
+    def __call__(self, rows: int, context: int = 0) -> float:
+        return self._speed * self._prior(rows, context) * self._corrected(rows)
+
+    def _corrected(self, rows: int) -> float:
+        """Linear between measured row counts, constant beyond."""
+        known = self._known
+        at = bisect_left(known, rows)
+        if not known:
+            return 1.0
+        if at == len(known) or at == 0 or known[at] == rows:
+            return self._correction[known[min(at, len(known) - 1)]]
+        low, high = known[at - 1], known[at]
+        share = (rows - low) / (high - low)
+        return self._correction[low] + share * (self._correction[high] - self._correction[low])
 
 
 class Acceptance:
@@ -125,9 +192,10 @@ class DraftCost:
         self._us: dict[str, float] = {}
         self._pass_us = 0.0
 
-    def learn(self, r: Round) -> None:
-        """One round of a pass tells of all of it."""
-        self._pass_us = _moved(self._pass_us or None, r.target_us)
+    def learn(self, r: Round, decoding: bool = True) -> None:
+        """One round of a pass tells of all of it. decoding: no prompt is in it, so its time counts too."""
+        if decoding:
+            self._pass_us = _moved(self._pass_us or None, r.target_us)
         for name, us in r.draft_us_by.items():
             self._us[name] = _moved(self._us.get(name), us)
 

@@ -1,10 +1,13 @@
 """Continuous batching with chunked prefill: which sequences run, and which tokens go into a pass."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
-from paceline.errors import Busy
-from paceline.types import Seq
+from paceline.constraints.draft_masks import FREE, Masks
+from paceline.errors import Busy, PacelineError
+from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Verdict
 
 
 class Scheduler:
@@ -37,13 +40,12 @@ class Scheduler:
         if any(seq.id == other.id for other in (*self._waiting, *self._running)):
             raise ValueError(f"a sequence {seq.id!r} is here already")
         if not self._room(slots):
-            raise Busy(
-                f"{len(self._waiting)} requests are waiting, {slots} more is too many: try again later"
-            )
+            waiting = len(self._waiting)
+            raise Busy(f"{waiting} requests wait already: there is no room for {slots} more; try again later")
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
-        """Whether all outputs of its request fit in the queue; one that never could is admitted alone."""
+        """True if all outputs of a request fit in the queue; one that never could is admitted alone."""
         if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)
@@ -88,7 +90,7 @@ class Scheduler:
         return None
 
     def pieces(self) -> list[tuple[Seq, list[int]]]:
-        """What goes into this pass: the pending tokens of each sequence that has a part in it.
+        """The pending tokens of each sequence that has a part in this pass.
 
         Prompts are cut at multiples of a fixed number, shorter ones while others wait for their next token.
         """
@@ -103,3 +105,70 @@ class Scheduler:
             parts[seq.id] = seq.tokens[seq.computed : end]
             rows -= len(parts[seq.id])
         return [(seq, parts[seq.id]) for seq in self._running if seq.id in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The size and the time of one pass, shared by its sequences."""
+
+    batch: int
+    rows: int
+    draft_us: int
+    target_us: int
+    draft_us_by: Mapping[str, int] = field(default_factory=dict)  # drafter -> its part
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """One sequence's part in a pass; each phase of the step fills in its fields."""
+
+    seq: Seq
+    fed: list[int]  # pending tokens that go in
+    scored: bool  # False: more of the prompt is still to come
+    budget: int = 0  # nodes to draft
+    forced_budget: int = 0  # nodes to draft besides, which the grammar forces
+    draft: Draft = NO_DRAFT
+    drafted: int = 0  # nodes of the draft before any was cut
+    masks: Masks = FREE
+    verdict: Verdict | None = None
+    kept_nodes: tuple[int, ...] | None = None  # nodes whose cache rows stay; None: not committed
+
+    @property
+    def rows(self) -> int:
+        return len(self.fed) + len(self.draft)
+
+    def round(
+        self,
+        cost: Pass,
+        path: tuple[int, ...] = (),
+        tokens: tuple[int, ...] = (),
+        finish: Finish | None = None,
+        error: PacelineError | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Round:
+        """The record of this pass, after these tokens were committed."""
+        return Round(
+            request=self.seq.id,
+            start=len(self.seq.tokens) - len(tokens),
+            drafters=self.seq.spec.drafters,
+            draft=self.draft,
+            path=path,
+            tokens=tokens,
+            budget=self.budget,
+            batch=cost.batch,
+            rows=cost.rows,
+            draft_us=cost.draft_us,
+            target_us=cost.target_us,
+            finish=finish,
+            error=error,
+            logprobs=logprobs,
+            drafted=self.drafted,
+            draft_us_by=cost.draft_us_by,
+        )
+
+
+def by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
+    """Sequences with the same list of drafters, together."""
+    ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
+    for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
+        yield list(group)

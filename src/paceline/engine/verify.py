@@ -1,6 +1,6 @@
 """Verification: from the logits of a pass to a verdict, by the acceptance rule of the request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -18,7 +18,27 @@ from paceline.sampling import (
     logprob,
     noise_key,
 )
-from paceline.types import ROOT, Draft, Seq, TokenLogprob, Verdict
+from paceline.sampling.distribution import penalises
+from paceline.types import ROOT, Draft, Sampler, Seq, TokenLogprob, Verdict
+
+
+def sampler_of(seq: Seq) -> Sampler | None:
+    """For a target that chooses tokens itself; None: the request needs bias, penalties, masks or more."""
+    params = seq.params
+    if seq.spec.accept != "match" or seq.cursor is not None or params.logprobs is not None:
+        return None
+    if params.logit_bias or penalises(params):
+        return None
+    index, seed = len(seq.tokens) - seq.prompt_len, params.noise_seed & (2**64 - 1)
+    if params.temperature == 0:
+        return Sampler(0.0, seed, params.choice, index)  # a cut keeps the largest
+    inverse = float(np.float32(1 / params.temperature))
+    return Sampler(inverse, seed, params.choice, index, params.top_k, params.top_p, params.min_p)
+
+
+def verify_choices(draft: Draft, tokens: Sequence[int]) -> Verdict:
+    """The rule `match` where the target has chosen: tokens[0] follows the text, tokens[i + 1] node i."""
+    return match(draft, lambda node: tokens[node + 1])
 
 
 def verify(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:

@@ -95,7 +95,10 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Rotary positions (2104.09864), half-rotation layout: [...] -> cosines, signed sines [..., head_dim]."""
+    """Rotary positions (arXiv 2104.09864), half-rotation layout.
+
+    [...] -> cosines, signed sines [..., head_dim]
+    """
     dims = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
     angles = positions[..., None].float() * theta ** (-dims / head_dim)
     cos, sin = angles.cos(), angles.sin()

@@ -1,4 +1,4 @@
-"""Block head of the DFlash (2602.06036) and DSpark (2607.05147) family: a whole draft in one pass.
+"""Block head, as DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147): a whole draft in one pass.
 
 The input is the last committed token, the anchor, and a learned mask vector for each slot after it. Every
 slot, the anchor's included, predicts the next token. Hidden states of the target are further keys and values

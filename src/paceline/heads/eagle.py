@@ -1,4 +1,4 @@
-"""EAGLE-3 head (2503.01840): one decoder layer that drafts a token at a time.
+"""EAGLE-3 head (arXiv 2503.01840): one decoder layer that drafts a token at a time.
 
 The row of a token joins hidden states of three of the target's layers there with the embedding of the next
 token, and predicts the one after that. In a drafted row, the head's own output replaces the target's states.

@@ -1,4 +1,4 @@
-"""Medusa heads (2401.10774): independent output heads on the target's last hidden state.
+"""Medusa heads (arXiv 2401.10774): independent output heads on the target's last hidden state.
 
 Head i predicts the token i + 2 positions after the row it reads; the next token is the target's own choice.
 New heads start equal to the target's.

@@ -93,8 +93,10 @@ def chain_starts(blocks: Sequence[BlockOutput], firsts: Sequence[SlotStart]) -> 
 
 
 class BlockRunner(Protocol):
+    """Runs a block head: cache rows of the context, blocks after an anchor, chains of tokens from them."""
+
     shape: BlockConfig
-    draft_ids: Tensor  # [draft_vocab]: see Net
+    draft_ids: Tensor  # [draft_vocab]: the target's id of each draft token
     like: Tensor  # dtype and device of cache rows
     samples: bool = False  # chains can be sampled; else they are greedy
     prefers_batched_lookup: bool = True  # one call for several positions is faster than several calls
@@ -137,7 +139,7 @@ class HeadTarget(Target, Protocol):
 
 
 class TorchBlock(BlockRunner):
-    """Where the network is."""
+    """Runs a block head with torch, on the device of its network."""
 
     def __init__(self, net: BlockHead) -> None:
         self._net, self.like = net.eval(), net.fc.weight.detach()

@@ -1,4 +1,4 @@
-"""Where models come from: a folder, a GGUF file, the catalogue of plain wheels, or a model hub.
+"""Sources of models: a folder, a GGUF file, the catalogue of plain wheels, or a model hub.
 
 catalog        models that PyPI has as plain wheels
 local_models   models on this machine, and names to paths

@@ -1,4 +1,4 @@
-"""From a law and its noise to tokens, in numpy."""
+"""From a distribution and its noise to tokens, in numpy."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ from paceline.types import Bits, TokenLogprob
 
 
 def choose(of: Distribution, key: Key) -> int:
-    """The one token this law and this noise give."""
+    """The one token that this distribution and this noise give."""
     if len(of.logits) == 1:
         return 0 if of.ids is None else int(of.ids[0])
     return ranked(of, key, 1)[0]

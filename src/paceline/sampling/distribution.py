@@ -1,4 +1,4 @@
-"""The law a token is drawn from, in numpy: the reference, and what runs where nothing can be compiled.
+"""The distribution a token is sampled from, in numpy: the reference, and the fallback without a compiler.
 
 One fixed order: bias, mask, penalties, temperature, top-k, top-p, min-p.
 """

@@ -1,4 +1,4 @@
-"""choose.cpp, called from Python: a row of logits in, its token out, the same as choose(law(...)) gives."""
+"""choose.cpp, called from Python: a row of logits in, its token out, the same as from `choose` in numpy."""
 
 import ctypes
 import logging

@@ -1,4 +1,4 @@
-"""Noise that is random access: what it is depends on where it is used, never on what was drawn before."""
+"""Counter-based noise: it depends on the position where it is used, never on what was sampled before."""
 
 from functools import lru_cache
 from typing import Final

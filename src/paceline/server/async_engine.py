@@ -6,18 +6,19 @@ As vLLM's v1/engine/async_llm.py. One thread runs the engine; everybody else tal
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline import __version__
+from paceline.config import SamplingParams, SpecConfig
+from paceline.constraints import OutputSpec
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.llm import LLM
+from paceline.llm import LLM, Prompt
 from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import GenerateParams
 from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round, Seq
 
@@ -25,6 +26,19 @@ log = logging.getLogger("paceline.server")
 
 Deliver = Callable[[Round], None]  # called in the engine's thread; must not block
 Inbox = asyncio.Queue[tuple[RequestOutput, Round]]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """One prompt and how to answer it; the `n` answers differ in `params.choice`."""
+
+    prompt: Prompt
+    params: SamplingParams
+    output: OutputSpec
+    spec: SpecConfig | None
+    n: int
+    prediction: str
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
 class AsyncEngine:
@@ -60,7 +74,7 @@ class AsyncEngine:
                     self.metrics.set_route(output.seq.id, context.route.name)
                     outputs.append(output)
                     context.outputs.append(output)
-                    # The first output of a request needs room for all of them.
+                    # The first output of a request needs slots for all of them.
                     slots = 0 if output.index else params.n
                     if (error := await self._submit(output, slots, inbox)) is not None:
                         outputs.remove(output)

@@ -26,7 +26,7 @@ from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
 from paceline.server.telemetry.metrics import Metrics
-from paceline.server.telemetry.tracing import spans_from_environment
+from paceline.server.telemetry.otel import spans_from_environment
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
@@ -54,7 +54,7 @@ class ServerSettings:
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
-    cors: tuple[str, ...] = ()  # origins that may ask from a browser
+    cors: tuple[str, ...] = ()  # origins whose pages may send requests
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the server stops
     keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
@@ -75,7 +75,7 @@ class ServerSettings:
                 raise UsageError("--online-training needs a trained drafter: give one with --trained")
             if not self.remember:
                 raise UsageError(
-                    "online_training needs remember=True: without it no text is kept to train on"
+                    "online_training needs remember=True: without it there is no text to train on"
                 )
         if self.host not in LOOPBACK and self.keys is None:
             log.warning("%s can be reached from outside without a key: consider --keys", self.host)

@@ -24,6 +24,7 @@ from paceline.web.config_file import (
     validate,
     whole_between,
 )
+from paceline.web.request_body import log_renamed
 
 DEFAULT_NAME: Final = "default"
 PromptClass = Literal["code", "json", "chat", "tools"]
@@ -210,6 +211,8 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
     listed = data.get("routes") if isinstance(data, Mapping) else None
     indexed = enumerate(listed if isinstance(listed, list) else ())
     raw = {i: route for i, route in indexed if isinstance(route, Mapping)}
+    for route in raw.values():
+        log_renamed(route)
     problems += [*_order_problems(raw), *_drafter_problems(raw, known_drafters)]
     if file is None or problems:
         raise RouteError(*problems)
@@ -219,7 +222,7 @@ def load(path: Path | str, known_drafters: Collection[str] | None = None) -> Rou
 
 
 def _order_problems(routes: Mapping[int, Mapping[Any, Any]]) -> Iterator[str]:
-    """Of routes as the file has them, by index: one may have other problems as well."""
+    """The problems of routes, by their index in the file: a route may have other problems as well."""
     first: dict[str, int] = {}
     for i, route in routes.items():
         path, name, matches = f"routes[{i}]", route.get("name"), "match" in route

@@ -6,7 +6,7 @@ weights/     from GGUF files and Hugging Face folders to tensors under canonical
 kv/          the paged KV cache with its radix tree of prefixes
 eager/       the decoder in plain torch: the reference, and the backend for GPUs and training
 native/      the decoder in C++ for CPUs: quantised weights, one parallel region for the whole pass
-cuda/        (to come) CUDA graphs and kernels over eager/
+cuda/        CUDA graphs and kernels over eager/
 cost.py      the cost of a pass by rows and context, measured once for a model and a machine
 hardware.py  CPU features, cores and free memory
 """

@@ -35,7 +35,7 @@ F = TypeVar("F", bound=FeedRecord)
 
 
 class PagedTarget(ABC, Generic[F]):
-    """Opens, keeps and closes sequences. A subclass adds `forward`, which records its feeds in `_fed`."""
+    """Opens, keeps and closes sequences. A subclass adds `forward`, which records its feeds in `_feeds`."""
 
     timed_contexts: tuple[int, ...] = (256,)
 

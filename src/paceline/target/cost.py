@@ -7,8 +7,8 @@ provisional: it is used, and measured again at the next start.
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceline.atomic import read_json, write_json
+from paceline.atomic import locked, read_json, write_json
 from paceline.errors import PacelineError
 from paceline.paths import home
 from paceline.target import hardware
@@ -29,6 +29,7 @@ BUDGET: Final = 1.5  # seconds, after which no further pass is tried
 MAX_SPREAD: Final = 1.2  # second fastest over fastest, median of all row counts: above it the machine is busy
 MAX_DRIFT: Final = 1.5  # median of passes over the table, or its inverse: above it the table is wrong
 DRIFT_PASSES: Final = 512
+MAX_EXTRAPOLATION: Final = 2  # times the largest measured context: beyond it the table says nothing certain
 _VERSION: Final = 1
 _PROVISIONAL: Final = "provisional"
 _TENANT: Final = "\0cost"  # no request's
@@ -72,16 +73,19 @@ def cost_table(target: ModelTarget) -> CostTable:
     stored = read_json(_path()).get(_key(target))
     if isinstance(stored, dict) and stored:
         with suppress(ValueError, TypeError, AttributeError):  # damaged, or provisional
-            return CostTable(
+            table = CostTable(
                 {int(c): {int(n): float(ms) for n, ms in row.items()} for c, row in stored.items()}
             )
+            if all(table.ms.values()):
+                return table
     table = measure(target)
     if list(table.ms) == list(target.timed_contexts):
         entry: dict[str, Any] = {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()}
         if table.spread > MAX_SPREAD:
             entry[_PROVISIONAL] = True
             log.info("passes of %.1f times one another: their cost is measured again next time", table.spread)
-        _store(_key(target), entry)
+        with suppress(OSError), _updating() as tables:  # else it is measured again next time
+            tables[_key(target)] = entry
     return table
 
 
@@ -89,10 +93,13 @@ def _path() -> Path:
     return home() / "cost.json"
 
 
-def _store(key: str, entry: object) -> None:
-    with suppress(OSError):  # then it is measured again next time
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        write_json(_path(), read_json(_path()) | {key: entry})
+@contextmanager
+def _updating() -> Iterator[dict[str, Any]]:
+    """The tables of all models, stored when the body ends; no other process writes in between."""
+    with locked(_path().with_suffix(".lock")):
+        tables = read_json(_path())
+        yield tables
+        write_json(_path(), tables)
 
 
 def _key(target: ModelTarget) -> str:
@@ -107,12 +114,16 @@ class CostMonitor:
 
     def __init__(self, target: ModelTarget, table: CostTable) -> None:
         self._key, self._table = _key(target), table
+        self._max_context = MAX_EXTRAPOLATION * max(table.ms) if table else 0
         self._ratios: list[float] = []
 
     def round(self, r: Round) -> None:
         if r.batch != 1 or not r.tokens or r.rows > max(ROWS) or len(self._ratios) >= DRIFT_PASSES:
             return
-        self._ratios.append(r.target_us / 1000 / self._table(r.rows, r.start))
+        ms = self._table(r.rows, r.start) if r.start <= self._max_context else 0.0
+        if ms <= 0:  # not measured
+            return
+        self._ratios.append(r.target_us / 1000 / ms)
         if len(self._ratios) < DRIFT_PASSES:
             return
         drift = median(self._ratios)
@@ -126,15 +137,16 @@ class CostMonitor:
         return
 
     def _make_provisional(self) -> None:
-        entry = read_json(_path()).get(self._key)
-        if isinstance(entry, dict):
-            _store(self._key, entry | {_PROVISIONAL: True})
+        with suppress(OSError), _updating() as tables:
+            if isinstance(tables.get(self._key), dict):
+                tables[self._key][_PROVISIONAL] = True
 
 
 def measure(target: ModelTarget, budget: float = BUDGET, clock: Clock = time.perf_counter) -> CostTable:
     """Cycles through the row counts, so that a slow moment of the machine does not hit one of them alone.
 
-    A pass that would start after the budget is not repeated, and a second context not begun.
+    A pass that would start after the budget is not repeated, and a second context not begun. Passes of one
+    row run twice in any case, since a busy machine shows in their spread.
     """
     deadline = clock() + budget
     timings: dict[int, dict[int, list[float]]] = {}
@@ -173,7 +185,8 @@ def _measure_at(target: ModelTarget, context: int, deadline: float, clock: Clock
         target.keep(seq.id, context)
         for _ in range(REPEATS):
             for rows in ROWS:
-                if timings[rows] and clock() > deadline:
+                enough = len(timings[rows]) >= (2 if rows == ROWS[0] else 1)
+                if enough and clock() > deadline:
                     continue
                 draft = Draft(tuple(tokens[context + 1 : context + rows]))
                 started = clock()

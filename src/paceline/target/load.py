@@ -1,24 +1,32 @@
 """The choice of a backend for a model on this machine, and the reasons against one."""
 
 import logging
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from paceline.config import EngineConfig
-from paceline.errors import DrafterMismatch, ModelError, NotCompiled, UsageError
+from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError, UsageError
 from paceline.target.base import ModelTarget
+from paceline.target.cuda.driver import unusable
+from paceline.target.cuda.target import CudaTarget, make_launcher
+from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
 from paceline.target.native.packed_file import load_packed
 from paceline.target.native.packing import plan, unsupported_reason
 from paceline.target.native.target import NativeTarget
-from paceline.target.weights.reader import canonical_tensors, open_checkpoint
+from paceline.target.weights.reader import canonical_tensors, load, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 
 MAX_COPY_SHARE: Final = 0.75  # a copy that reads more bytes in a pass saves too little
 MIN_CACHE_MB: Final = 64  # of a copy
+GPU_SETTING: Final = "PACELINE_GPU"
+GPU_CHOICES: Final = ("auto", "cuda", "torch")
 
 log = logging.getLogger("paceline")
 
@@ -30,6 +38,8 @@ class _Unsupported(Exception):
 def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     """From a GGUF file or a folder: the native engine where it can, torch where it cannot."""
     device, _ = placement(config)
+    if device.type == "cuda" and config.dtype in ("auto", "bfloat16"):
+        return _on_gpu(path, config, device)
     if device.type != "cpu" or config.dtype not in ("auto", "int8"):
         return TorchTarget.load(path, config)
     try:
@@ -42,6 +52,35 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
         if library.chosen() == "auto":
             log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
     return TorchTarget.load(path, config)
+
+
+def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarget:
+    """The CUDA kernels where they know the GPU and the model, torch where they do not."""
+    choice = os.environ.get(GPU_SETTING, "auto")
+    if choice not in GPU_CHOICES:
+        raise SettingError(GPU_SETTING, choice, f"one of {', '.join(GPU_CHOICES)}")
+    if choice == "torch":
+        return TorchTarget.load(path, config)
+    try:
+        checkpoint = open_checkpoint(path)
+        against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors)
+        if against:
+            raise NotCompiled(against)
+        launcher = make_launcher(checkpoint.shape, config)
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except NotCompiled as reason:
+        if choice == "cuda":
+            raise UsageError(f"{path.name} cannot run on the CUDA kernels: {reason}") from None
+        log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
+        return TorchTarget.load(path, config)
+    try:
+        return CudaTarget(load(path, torch.bfloat16), config, launcher)
+    except torch.OutOfMemoryError:
+        raise UsageError(
+            f"{path.name} and a cache of {config.cache_mb} MB do not fit into the GPU's memory: "
+            "give a smaller cache_mb or another device"
+        ) from None
 
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:

@@ -1,4 +1,4 @@
-"""Text: the only room where it exists. Everything below works on tokens.
+"""Text and its tokens. The engine and all below it work on tokens only.
 
 tokenizer.py      one model's tokenizer: text to tokens and back
 vocab/            a tokenizer from a model's files: a Hugging Face folder or a GGUF file

@@ -119,7 +119,7 @@ class Tokenizer:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How the model writes tool calls."""
+        """The format in which the model writes tool calls."""
         templates = self._vocabulary.templates
         return tool_format(templates.get(TOOL_TEMPLATE, templates.get("default")))
 

@@ -63,7 +63,7 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One output that was asked for; where a request asks for several, each has a record."""
+    """One output; a request for several has a record of each."""
 
     id: str
     created: float  # unix seconds
@@ -119,7 +119,7 @@ class RoundRecord:
     request: str
     index: int  # 0, 1, ... within the request
     start: int  # tokens before
-    budget: int  # guesses the controller allowed
+    budget: int  # drafted tokens the controller allowed
     drafted: int
     accepted: int
     committed: int  # tokens; 0 while prefilling
@@ -127,7 +127,7 @@ class RoundRecord:
     rows: int  # rows in the pass, all sequences together
     draft_us: int  # of the pass, all sequences together
     target_us: int  # likewise
-    sources: Runs = ()  # who guessed, in the order of the draft's nodes
+    sources: Runs = ()  # drafters, in the order of the draft's nodes
     parents: tuple[int, ...] | None = None  # of the draft's nodes; None: a chain
     path: tuple[int, ...] | None = None  # the nodes kept; None: a chain, the first `accepted`
     finish: str | None = None
@@ -167,7 +167,7 @@ def runs(names: Iterable[str]) -> Runs:
 
 
 def without_text(record: RequestRecord) -> RequestRecord:
-    """The same request, with no word of what was asked or answered.
+    """The same request, without the text of prompt and answer.
 
     Parameters that are not numbers may quote it (stop strings, predictions, schemas), so they go too.
     """

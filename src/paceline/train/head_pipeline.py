@@ -6,6 +6,7 @@ no worse on the same held-out answers, or if the caller asks for that.
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -58,6 +59,8 @@ _TRAINED_ON: Final = (
 )
 _EVAL_TEXTS: Final = 12  # held-out answers of an evaluation during training
 
+log = logging.getLogger("paceline")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
@@ -94,6 +97,8 @@ def run(job: TrainJob, report: Report = lambda _: None) -> Card:
     recipe = _recipe(job, model, answers, weights, before)
     texts = held_out_texts(answers, 1 << 20, job.measured)
     data = {**data, **_facts(job, answers, recipe), "measured_answers": len(texts)}
+    if advice := start_advice(job, data["answer_tokens"], model.fingerprint):
+        log.warning("%s", advice)  # before the time is spent
     if before is not None:
         data["began_from"] = _began_from(job, before.card)
         if texts:

@@ -43,7 +43,7 @@ def _hash_text(value: str) -> str:
 
 
 class KeyLimits(StrictModel):
-    """Of one key. None: no limit."""
+    """The limits of one key. None: no limit."""
 
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None  # prompt and answer
@@ -52,8 +52,8 @@ class KeyLimits(StrictModel):
 
 class Key(StrictModel):
     name: Annotated[str, AfterValidator(identifier)]
-    # SHA-256 of the key, in hex. Keys are 256 random bits: they cannot be guessed, so a slow hash would
-    # protect, and a slow hash would be paid by every request.
+    # SHA-256 of the key, in hex. Keys are 256 random bits: a slow hash would protect nothing,
+    # and every request would pay for it.
     hash: Annotated[str, AfterValidator(_hash_text)]
     limits: KeyLimits = KeyLimits()
 
@@ -67,7 +67,7 @@ class Keys:
     keys: tuple[Key, ...] = ()
 
     def check(self, header: str | None) -> Key | None:
-        """The key of an Authorization header. Looks at all keys, so that time tells nothing about any."""
+        """The key of an Authorization header. In constant time: all keys are compared."""
         digest = hash_of(_bearer(header))
         match = None
         for key in self.keys:
@@ -86,9 +86,9 @@ def hash_of(key: str) -> str:
 
 
 def tenant(key: Key | None, user: str | None, cache_key: str | None = None) -> str:
-    """Who shares caches: requests with the same key and the same cache key or, without one, the same user.
+    """Requests of a tenant share caches: they have the same key and cache key, or else the same user.
 
-    Tells none of the three.
+    A hash: none of the three can be read from it.
     """
     of_key = sha256(b"tenant:" + (key.hash if key else "").encode()).hexdigest()[:16]
     of_user = "" if user is None else f"user:{user}"

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from paceline.errors import PacelineError
 from paceline.strings import short
-from paceline.web.validation import json_path, unknown_key
+from paceline.web.request_body import json_path, unknown_key
 
 log = logging.getLogger("paceline.web")
 
@@ -153,7 +153,7 @@ def validate(model: type[M], data: Any, show_values: bool = True) -> tuple[M | N
 
 
 def _plain(data: Any, at: tuple[int | str, ...], problems: dict[str, str]) -> Any:
-    """The data as JSON can say it. Adds a problem for all else, and for nulls, which somebody forgot."""
+    """The data in JSON's types. Other types are problems, and so are nulls: a value is missing."""
     here = _path(at)
     if isinstance(data, dict):
         for key in data:

@@ -5,6 +5,8 @@ import os
 import struct
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.atomic import locked
 from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native import library, packed_file, packing
@@ -42,7 +45,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def files(model: Path) -> list[Path]:
-    return sorted((model.parent / "home" / "packed").iterdir())
+    return sorted(f for f in (model.parent / "home" / "packed").iterdir() if f.suffix != ".lock")
 
 
 def told(model: Path) -> list[Tensor]:
@@ -220,6 +223,33 @@ def test_a_failure_leaves_no_temporary_file(model: Path, monkeypatch: pytest.Mon
     assert files(model) == []
 
 
+def test_what_a_killed_process_left_is_removed(model: Path, fills: list[int]) -> None:
+    native_target(model)
+    (file,) = files(model)
+    file.rename(file.with_name(f"{file.name}.0123456789abcdef.new"))
+    native_target(model)
+    assert files(model) == [file]
+    assert len(fills) == 2
+
+
+def test_a_second_start_waits_for_the_first_and_packs_nothing(
+    model: Path, fills: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    native_target(model)
+    (file,) = files(model)
+    packed = file.rename(file.with_name("packed"))
+    with ThreadPoolExecutor(1) as pool:
+        with locked(file.with_suffix(".lock")):
+            second = pool.submit(native_target, model)
+            while not any("another process" in line for line in caplog.messages):
+                assert not second.done()
+                time.sleep(0.01)
+            packed.rename(file)
+        second.result(60)
+    assert len(fills) == 1
+
+
 def test_two_processes_at_once(model: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from paceline.config import EngineConfig\n"
@@ -262,12 +292,14 @@ def test_models_of_one_name_do_not_meet(tmp_path: Path, fills: list[int]) -> Non
         logits.append(first_logits(native_target(path, home=shared)))
     assert not torch.equal(logits[0], logits[1])
     assert torch.equal(logits[1], logits[2])
-    assert len(list((shared / "packed").iterdir())) == 2
+    assert len(list((shared / "packed").glob("*.bin"))) == 2
     assert len(fills) == 3  # a copy of a file is as good as another file
 
 
 PEAK = """
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from paceline.config import EngineConfig
 from paceline.target.load import load_target
@@ -286,7 +318,7 @@ def test_packing_holds_the_weights_once(smollm2_path: Path, tmp_path: Path) -> N
     command = [sys.executable, "-c", PEAK, str(smollm2_path)]
     done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
     weights, peak, now = map(int, done.stdout.split())
-    assert len(list((tmp_path / "packed").iterdir())) == 1
+    assert len(list((tmp_path / "packed").glob("*.bin"))) == 1
     assert peak - now < weights / 4
 
 

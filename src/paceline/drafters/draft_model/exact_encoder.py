@@ -65,7 +65,7 @@ class ExactEncoder:
 
 
 def _middle(text: str) -> int:
-    """Where to split a text in two: before a word if there are several."""
+    """The position that splits a text in two: before a word if there are several."""
     half = len(text) // 2
     return max(text.rfind(" ", 1, half + 1), 0) or max(text.find(" ", half), 0) or half
 

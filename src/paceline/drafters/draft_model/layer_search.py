@@ -116,7 +116,7 @@ class _Positions:
             self._target.keep(seq.id, start)
 
     def score(self, layers: Sequence[int]) -> tuple[float, float]:
-        """Of the full model's tokens: their mean log-probability here, and the share that are most likely."""
+        """The mean log-probability of the full model's tokens here, and the share that are most likely."""
         logits: Floats = self._target.skip_forward(self._feeds, self._starts, layers).logits.numpy(force=True)
         relative = logits - logits.max(1, keepdims=True)
         expected = relative[np.arange(len(logits)), self._expected]

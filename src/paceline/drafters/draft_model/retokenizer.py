@@ -86,7 +86,7 @@ class IncrementalRetokenizer:
         return wall if low == wall else next(ends, wall)
 
     def _ends_word(self, at: int) -> bool:
-        """Whether a word and a token end before the space at this byte."""
+        """True if a word and a token end before the space at this byte."""
         before = self._text[max(0, at - 4) : at].decode(errors="ignore")[-1:]
         i = bisect_left(self._ends, at)
         return not before.isspace() and i < len(self._ends) and self._ends[i] == at

@@ -214,7 +214,7 @@ class BlockDrafter(Drafter):
         return Draft((int(self._ids[best]),), None, (self.name,), (score,))
 
     def _ready(self, ask: Ask) -> bool:
-        """Whether the hidden rows of all tokens but the last have come."""
+        """True if the hidden rows of all tokens but the last have come."""
         complete = self._cache.last(ask.seq.id) == len(ask.seq.tokens) - 2
         return complete and len(ask.after) < self._size
 
@@ -301,7 +301,7 @@ class BlockDrafter(Drafter):
         return whole
 
     def _is_plain_chain(self, ask: Ask) -> bool:
-        """Whether the runner can make the draft: a chain, repaired afterwards where there is a grammar."""
+        """True if the runner can make the draft: a chain, repaired afterwards where there is a grammar."""
         params, spec = ask.seq.params, ask.seq.spec
         if spec.tree_width > 1 or needs_q(ask.seq) or ask.budget < 1 or penalises(params):
             return False

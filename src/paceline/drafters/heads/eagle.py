@@ -225,7 +225,7 @@ class EagleDrafter(Drafter):
 
 
 def _is_greedy_chain(ask: Ask) -> bool:
-    """Whether its draft is a chain of the most likely tokens."""
+    """True if its draft is a chain of the most likely tokens."""
     params, spec = ask.seq.params, ask.seq.spec
     if params.temperature > 0 or ask.cursor is not None or spec.tree_width > 1 or needs_q(ask.seq):
         return False

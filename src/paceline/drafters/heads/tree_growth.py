@@ -63,7 +63,7 @@ def _root(ask: Ask) -> Position | None:
 
 
 def _grows_by_token(ask: Ask) -> bool:
-    """Whether the shape of the tree may depend on its tokens: not where they are sampled with a q."""
+    """True if the shape of the tree may depend on its tokens: not where they are sampled with a q."""
     return ask.seq.spec.tree_width > 1 and not needs_q(ask.seq)
 
 

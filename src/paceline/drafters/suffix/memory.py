@@ -124,7 +124,7 @@ def save(memory: Memory, path: Path, tokenizer: str) -> None:
             np.savez(file, allow_pickle=False, **_pack(memory, tokenizer))
     except OSError as error:
         reason = error.strerror or error
-        raise ModelError(f"cannot write {path}: {reason}; choose another place or make room") from error
+        raise ModelError(f"cannot write {path}: {reason}; choose another path or make room") from error
 
 
 def load(path: Path, tokenizer: str, max_tokens: int, depth: int) -> Memory:

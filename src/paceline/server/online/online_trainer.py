@@ -18,8 +18,7 @@ from paceline.heads.versions import take_over
 from paceline.llm import LLM
 from paceline.loading import TrainedHead, head_drafters, read_heads
 from paceline.log import log_error
-from paceline.server.online.memory_estimate import memory_shortage
-from paceline.server.online.process import TrainerProcess
+from paceline.server.online.process import TrainerProcess, memory_shortage
 from paceline.server.online.version_watcher import VersionWatcher
 from paceline.server.telemetry.metrics import Metrics
 from paceline.trace.online import MIN_ANSWER_TOKENS, OnlineTrainingConfig, RefreshJob, TrainingSample

@@ -11,13 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import chat_params, warn_of_unread_variables
+from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest
 from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
-from paceline.web.json_body import read_object
-from paceline.web.validation import parse_request
+from paceline.web.request_body import read_request
 
 COMPLETION: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"
@@ -25,13 +24,11 @@ CHUNK: Final = "chat.completion.chunk"
 
 class ChatServing(ChunkServing):
     async def create(self, http: Request) -> Response:
-        body = await read_object(http, self.max_body)
-        request = parse_request(body, ChatRequest)
+        body, request = await read_request(http, ChatRequest, self.max_body)
         context = self.admission.admit(http, body, request, "chatcmpl-")
         with self.recorded(context):
             llm = self.engine.llm
-            warn_of_unread_variables(request.chat_template_kwargs, llm.tokenizer.template)
-            params = chat_params(request, context.route.spec(llm.spec), self.drafters)
+            params = chat_params(request, context.route.spec(llm.spec), self.drafters, llm.tokenizer.template)
             params = self.limited(context, params)
         if request.stream:
             return await self.stream(http, context, params)

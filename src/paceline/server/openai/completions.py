@@ -14,16 +14,14 @@ from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import ContentDelta, Tokenizer
 from paceline.types import TokenLogprob
 from paceline.web.api_errors import ApiError
-from paceline.web.json_body import read_object
-from paceline.web.validation import parse_request
+from paceline.web.request_body import read_request
 
 OBJECT: Final = "text_completion"
 
 
 class CompletionServing(ChunkServing):
     async def create(self, http: Request) -> Response:
-        body = await read_object(http, self.max_body)
-        request = parse_request(body, CompletionRequest)
+        body, request = await read_request(http, CompletionRequest, self.max_body)
         context = self.admission.admit(http, body, request, "cmpl-")
         with self.recorded(context):
             prompts, spec = read_prompts(request.prompt), context.route.spec(self.engine.llm.spec)

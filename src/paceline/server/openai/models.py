@@ -14,8 +14,7 @@ from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.serving import Serving, request_error
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError
-from paceline.web.json_body import read_object
-from paceline.web.validation import parse_request
+from paceline.web.request_body import read_request
 
 _STARTED = int(time.time())
 
@@ -39,15 +38,14 @@ class ModelServing(Serving):
         return JSONResponse(self._card())
 
     async def tokenize(self, http: Request) -> Response:
-        body = await read_object(http, self.max_body)
-        request = parse_request(body, TokenizeRequest)
+        body, request = await read_request(http, TokenizeRequest, self.max_body)
         self.admission.check_model(request.model)
         llm = self.engine.llm
         tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context})
 
     async def detokenize(self, http: Request) -> Response:
-        request = parse_request(await read_object(http, self.max_body), DetokenizeRequest)
+        _, request = await read_request(http, DetokenizeRequest, self.max_body)
         self.admission.check_model(request.model)
         return JSONResponse({"prompt": await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)})
 

@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
@@ -11,6 +11,7 @@ from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, 
 from paceline.errors import ConstraintError, SettingError
 from paceline.llm import Prompt
 from paceline.loading import not_loaded
+from paceline.server.async_engine import GenerateParams
 from paceline.server.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -26,7 +27,7 @@ from paceline.web.api_errors import ApiError
 log = logging.getLogger("paceline.server")
 
 MAX_PROMPTS: Final = 128  # of one request
-MAX_WARNINGS: Final = 64  # names of template variables that the log has once each
+MAX_WARNINGS: Final = 64  # template variables: the log has each name once
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
@@ -39,21 +40,11 @@ STRUCTURED: Final[Mapping[str, Callable[[Any, Whitespace], Constraint]]] = {  # 
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
-    """One prompt and how to answer it; the `n` answers differ in `params.choice`."""
-
-    prompt: Prompt
-    params: SamplingParams
-    output: OutputSpec
-    spec: SpecConfig | None
-    n: int
-    prediction: str
-    template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
-
-
-def chat_params(request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str]) -> GenerateParams:
+def chat_params(
+    request: ChatRequest, default: SpecConfig, drafters: Mapping[str, str], chat_template: ChatTemplate
+) -> GenerateParams:
     """drafters: those loaded, by each name that a request may give them."""
+    _warn_of_unread_variables(request.chat_template_kwargs, chat_template)
     shown = (request.top_logprobs or 0) if request.logprobs else None
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -217,7 +208,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 _warned: set[str] = set()  # template variables
 
 
-def warn_of_unread_variables(variables: Mapping[str, Any] | None, template: ChatTemplate) -> None:
+def _warn_of_unread_variables(variables: Mapping[str, Any] | None, template: ChatTemplate) -> None:
     """Clients send variables that only other templates read, such as `enable_thinking`: vLLM ignores them."""
     for name in variables or ():
         if name in OWN_VARIABLES or name in _warned or len(_warned) == MAX_WARNINGS:

@@ -64,7 +64,7 @@ class Prediction(RequestBody):
 
 
 class SpeculativeConfig(RequestBody):
-    """How one request speculates. It changes speed; text only where `accept` is not `match`."""
+    """The speculation of one request. It changes speed; text only where `accept` is not `match`."""
 
     drafters: list[str] | None = None
     draft_model: str | None = None  # a drafter that the server has loaded
@@ -92,7 +92,7 @@ class StructuredOutputs(RequestBody):
 
 
 class GenerationRequest(RequestBody):
-    """What chat and plain completions have in common."""
+    """The parameters that chat and plain completions share."""
 
     model: str
     temperature: float | None = None

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from paceline.llm import LLM
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
-from paceline.server.openai.params import GenerateParams, chat_params
+from paceline.server.async_engine import GenerateParams
+from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest, Message
 from paceline.server.openai.responses_events import Event, Items, copied
 from paceline.server.openai.responses_protocol import (
@@ -33,9 +34,8 @@ from paceline.server.openai.responses_protocol import (
 from paceline.server.openai.serving import Serving, usage
 from paceline.strings import short
 from paceline.web.api_errors import ApiError
-from paceline.web.json_body import read_object
+from paceline.web.request_body import read_request
 from paceline.web.streaming import event
-from paceline.web.validation import parse_request
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
 _SAME: Final = (
@@ -58,12 +58,12 @@ _SAME: Final = (
 
 class ResponsesServing(Serving):
     async def create(self, http: Request) -> Response:
-        body = await read_object(http, self.max_body)
-        request = parse_request(body, ResponsesRequest)
+        body, request = await read_request(http, ResponsesRequest, self.max_body)
         chat = as_chat(request)
         context = self.admission.admit(http, body, chat, "resp_", id_bytes=24)
         with self.recorded(context):
-            params = chat_params(chat, context.route.spec(self.engine.llm.spec), self.drafters)
+            llm = self.engine.llm
+            params = chat_params(chat, context.route.spec(llm.spec), self.drafters, llm.tokenizer.template)
             params = self.limited(context, params)
         builder = ResponseBuilder(context, request, self.engine.llm)
         if request.stream:

@@ -17,7 +17,7 @@ from paceline.server.openai.protocol import (
 )
 from paceline.strings import short
 from paceline.web.api_errors import ApiError
-from paceline.web.validation import parse_request
+from paceline.web.request_body import parse_request
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
-from paceline.server.async_engine import AsyncEngine
-from paceline.server.openai.params import GenerateParams
+from paceline.server.async_engine import AsyncEngine, GenerateParams
 from paceline.server.openai.protocol import StreamOptions
 from paceline.server.request_log import RequestLog
 from paceline.web.api_errors import ApiError, api_error, log_and_convert
@@ -63,7 +62,7 @@ class Serving:
             raise
 
     def limited(self, context: RequestContext, params: GenerateParams) -> GenerateParams:
-        """Within the limits of the route, as the span shows them."""
+        """The parameters within the limits of the route. The span gets them too."""
         limit = context.route.max_tokens
         if limit is not None and params.params.max_tokens > limit:
             params = replace(params, params=replace(params.params, max_tokens=limit))

@@ -2,6 +2,5 @@
 
 metrics.py             counts rounds and requests
 metric_definitions.py  every metric's name, labels and buckets
-otel.py                one OpenTelemetry span for each request
-tracing.py             export of spans, set up from the environment
+otel.py                one OpenTelemetry span for each request, exported as the environment says
 """

@@ -20,11 +20,11 @@ P = ParamSpec("P")
 
 DEFAULT_ROUTE: Final = "default"
 OTHER: Final = "other"  # the label of every unknown name
-MAX_POSITIONS: Final = 16  # with a label of their paceline; later ones share LATER
+MAX_POSITIONS: Final = 16  # with a label of their own; later ones share LATER
 LATER: Final = f"{MAX_POSITIONS}+"
 NONE: Final = "none"  # the label of an empty list of drafters
-MAX_LISTS: Final = 32  # lists of drafters with a label of their paceline
-MAX_ROUTES: Final = 64  # routes with a label of their paceline
+MAX_LISTS: Final = 32  # lists of drafters with a label of their own
+MAX_ROUTES: Final = 64  # routes with a label of their own
 MAX_LIVE: Final = 8192  # outputs in flight with a known route
 _VLLM_REASON: Final[dict[Finish, str]] = {
     "stop": "stop",

@@ -110,12 +110,12 @@ class NativeBlock(BlockRunner):
             self._run(self._end_of(texts), texts=len(texts), slots=slots)
             return filled
 
-    def chains(self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
+    def chains(self, starts: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()) -> Chains:
         with self._pool.busy():
-            self._call.need(len(places))
-            self._chaining(places, sizes, samples)
-            self._run(chains=len(places), steps=max(sizes))
-            return self._said(sizes)
+            self._call.need(len(starts))
+            self._chaining(starts, sizes, samples)
+            self._run(chains=len(starts), steps=max(sizes))
+            return self._results(sizes)
 
     def draft_chains(
         self,
@@ -133,16 +133,16 @@ class NativeBlock(BlockRunner):
             self._chaining(chain_starts(filled, firsts), sizes, samples)
             last = max(_last_of(parts), self._end_of(texts))
             self._run(last, len(held), len(texts), slots, len(texts), max(sizes))
-            return filled, self._said(sizes)
+            return filled, self._results(sizes)
 
-    def logits_at(self, places: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
-        logits = np.empty((len(places), self._outputs), np.float32)
-        sizes = [1] * len(places)
+    def logits_at(self, starts: Sequence[ChainStart]) -> tuple[Floats, list[float]]:
+        logits = np.empty((len(starts), self._outputs), np.float32)
+        sizes = [1] * len(starts)
         with self._pool.busy():
-            self._call.need(len(places))
-            self._chaining(places, sizes)
-            self._run(chains=len(places), steps=1, logits=logits.ctypes.data)
-            _, sure = self._said(sizes)
+            self._call.need(len(starts))
+            self._chaining(starts, sizes)
+            self._run(chains=len(starts), steps=1, logits=logits.ctypes.data)
+            _, sure = self._results(sizes)
         return logits[:, : self.shape.draft_vocab], [chances[0] for chances in sure]
 
     def _reading(self, parts: Sequence[TapInput]) -> list[list[Tensor]]:
@@ -179,16 +179,16 @@ class NativeBlock(BlockRunner):
         return BlockOutput(slots, base, torch.empty(self.shape.block, self.shape.width))
 
     def _chaining(
-        self, places: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()
+        self, starts: Sequence[ChainStart], sizes: Sequence[int], samples: SampleCalls = ()
     ) -> None:
-        for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            block, draw = place.block, samples[i] if samples else None
-            if not 0 < size <= block.slots - place.slot:
-                raise ValueError(f"{size} tokens from slot {place.slot} on are not in this block")
-            previous = self._number[place.previous]
-            self._call.add_chain(i, _at(block.base), _at(block.hidden), place.slot, previous, size, draw)
+        for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            block, draw = start.block, samples[i] if samples else None
+            if not 0 < size <= block.slots - start.slot:
+                raise ValueError(f"{size} tokens from slot {start.slot} on are not in this block")
+            previous = self._number[start.previous]
+            self._call.add_chain(i, _at(block.base), _at(block.hidden), start.slot, previous, size, draw)
 
-    def _said(self, sizes: Sequence[int]) -> Chains:
+    def _results(self, sizes: Sequence[int]) -> Chains:
         """Tokens and logits of confidence, as the last call left them."""
         call, steps, ids = self._call, max(sizes), self._ids
         starts = range(0, len(sizes) * steps, steps)
@@ -269,10 +269,10 @@ class _Call:
         _TEXT.pack_into(self._texts, i * _TEXT.size, context, hidden, base, count, position, anchor, 0)
 
     def add_chain(
-        self, i: int, base: int, hidden: int, place: int, previous: int, steps: int, draw: SampleCall | None
+        self, i: int, base: int, hidden: int, slot: int, previous: int, steps: int, draw: SampleCall | None
     ) -> None:
         how = (0, 0, 0) if draw is None else self._draw(i * self._block * _KEY.size, draw)
-        _CHAIN.pack_into(self._chains, i * _CHAIN.size, base, hidden, place, previous, steps, 0, *how)
+        _CHAIN.pack_into(self._chains, i * _CHAIN.size, base, hidden, slot, previous, steps, 0, *how)
 
     def _draw(self, offset: int, draw: SampleCall) -> tuple[int, int, int]:
         for step, key in enumerate(draw.keys):
@@ -289,7 +289,7 @@ class _Call:
         steps: int,
         logits: int,
     ) -> Any:
-        """To be given to paceline_block_run. turn: where cosines and sines start."""
+        """To be given to paceline_block_run. rotations: addresses of cosines and sines."""
         part, text, chain, numbers, sure = self._at
         reading = parts, self._taps, part, *rotations
         filling = texts, slots, text, *rotations

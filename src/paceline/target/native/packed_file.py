@@ -12,12 +12,13 @@ import mmap
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from paceline.atomic import replacing
+from paceline.atomic import locked, remove_unfinished, replacing
 from paceline.paths import home
 from paceline.target import hardware
 from paceline.target.native.packing import Bytes, Layout, PackedWeights, pack_into, plan
@@ -47,8 +48,18 @@ def load_packed(
     key = _key(layout, fingerprint, {entry.file for entry in tensors.values()})
     data = _read(path, key, layout.nbytes, lib)
     if data is None:
-        data = _pack(path, key, layout, checkpoint, tensors, lib)
+        with ExitStack() as lock:
+            with suppress(OSError):  # without a lock where the folder cannot be written to
+                lock.enter_context(locked(path.with_suffix(".lock"), on_wait=_log_wait))
+                remove_unfinished(path)
+                data = _read(path, key, layout.nbytes, lib)  # another process may have packed it
+            if data is None:
+                data = _pack(path, key, layout, checkpoint, tensors, lib)
     return PackedWeights(layout, data)
+
+
+def _log_wait() -> None:
+    log.info("another process packs these weights: waiting for it")
 
 
 def _key(layout: Layout, fingerprint: str, sources: set[Path]) -> bytes:
@@ -102,6 +113,7 @@ def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> Bytes | None
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 data = np.frombuffer(mapped, np.uint8)[_HEADER:]
                 digest = content_digest(data, lib)
+                _unmap_pages(mapped)  # memory is short
     except OSError:
         return None
     if header != _header(key, digest):

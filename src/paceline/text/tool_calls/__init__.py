@@ -3,7 +3,6 @@
 formats.py       ToolFormat: how each family writes calls (Hermes and Qwen, SmolLM2, Llama 3, Mistral)
 parser.py        ToolCallParser: events from text in pieces
 json_scanner.py  JSON one character at a time
-call_json.py     name and arguments of one call's JSON
 parse.py         the calls of a whole text
 stream.py        text in pieces to OpenAI's deltas
 """

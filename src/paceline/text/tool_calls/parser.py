@@ -7,10 +7,9 @@ CallError.
 import json
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from paceline.text.detokenizer import partial_match_len
-from paceline.text.tool_calls.call_json import CALL_HEAD, decoded_name, has_only_other_members, read_call
 from paceline.text.tool_calls.formats import ToolFormat
 from paceline.text.tool_calls.json_scanner import JsonScanner
 
@@ -19,6 +18,15 @@ _NAMED_SO_FAR: Final = re.compile(r"[\w.-][\w.\-\[\]]{0,200}\s{0,9}", re.ASCII)
 _BLANK: Final = " \t\r\n"
 _GAP: Final = re.compile(rf"[{_BLANK}]*")
 _GAP_WITH_SEMICOLON: Final = re.compile(rf"[{_BLANK}]*;?[{_BLANK}]*")
+
+_STRING: Final = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+_SPACES: Final = r"[ \t\r\n]*"
+_CALL_HEAD: Final = re.compile(  # a call up to its arguments, in the usual order; group 1 is the name
+    rf'\{{{_SPACES}(?:"(?:type|id)"{_SPACES}:{_SPACES}"[^"\\]*"{_SPACES},{_SPACES})*"name"{_SPACES}:{_SPACES}({_STRING}){_SPACES},'
+    rf'{_SPACES}"(?:arguments|parameters)"{_SPACES}:{_SPACES}'
+)
+_KEY: Final = re.compile(rf"{_SPACES},?{_SPACES}({_STRING}){_SPACES}:{_SPACES}")
+_DECODER: Final = json.JSONDecoder(strict=False)
 
 _SHAPE: Final = '"name" (text) and "arguments" (an object)'
 _NOT_JSON: Final = f"is not valid JSON with {_SHAPE}"
@@ -199,8 +207,8 @@ class ToolCallParser:
         """Begins the call if its object was read up to the arguments, and holds the name."""
         if self._scanner.depth != 1 or self._scanner.in_string:
             return False
-        head = CALL_HEAD.fullmatch(self._text, 0, self._scanned)
-        name = decoded_name(head[1]) if head else None
+        head = _CALL_HEAD.fullmatch(self._text, 0, self._scanned)
+        name = _decoded_name(head[1]) if head else None
         if name is None:
             return False
         self._begin_call(name, self._scanned)
@@ -208,7 +216,7 @@ class ToolCallParser:
 
     def _whole_call(self) -> bool:
         """An object whose members stand in some other order than name, arguments."""
-        call = read_call(self._text[: self._scanned])
+        call = _read_call(self._text[: self._scanned])
         if call is None:
             return self._break(_NO_CALL)
         name, arguments = call
@@ -254,11 +262,11 @@ class ToolCallParser:
         self._called = True
 
     def _rest_of_object(self) -> bool:
-        """Other members are passed over; what cannot stand here is left to be read as something else."""
+        """Skips other members. Text that cannot stand here is left for the next state."""
         valid = self._scan(len(self._text))
         if valid and self._scanner.depth and not self._last:
             return False
-        if valid and not self._scanner.depth and has_only_other_members(self._text[: self._scanned]):
+        if valid and not self._scanner.depth and _has_only_other_members(self._text[: self._scanned]):
             self._take(self._scanned)
         self._step = self._after_call
         return True
@@ -298,7 +306,7 @@ class ToolCallParser:
         return 0 < len(rest) < len(self._closing) and self._closing.startswith(rest)
 
     def _break(self, reason: str) -> bool:
-        """No call begins here: what was taken for one is text, and may hold a call further on."""
+        """No call begins here: the supposed call is plain text, and may hold a call further on."""
         start = self._at - len(self._lead)
         self._events.append(CallError(reason, start, start))
         self._emit_text(self._lead)
@@ -338,3 +346,58 @@ class ToolCallParser:
     def _length(self, pattern: re.Pattern[str]) -> int:
         match = pattern.match(self._text)
         return match.end() if match else 0
+
+
+def _decoded_name(written: str) -> str | None:
+    name = json.loads(written, strict=False)
+    return name if isinstance(name, str) and _is_unicode(name) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """No lone surrogate, such as \\ud800 in JSON: it cannot be encoded as UTF-8."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _members(written: str) -> dict[str, tuple[Any, str]]:
+    """An object's members: each value, and the text it was read from."""
+    members: dict[str, tuple[Any, str]] = {}
+    at = 1
+    while key := _KEY.match(written, at):
+        value, at = _DECODER.raw_decode(written, key.end())
+        name = json.loads(key[1], strict=False)
+        if name in members:
+            raise ValueError("a member occurs twice")
+        members[name] = value, written[key.end() : at]
+    return members
+
+
+def _read_call(written: str) -> tuple[str, str] | None:
+    """The name, and the arguments' JSON."""
+    try:
+        members = _members(written)
+        name, _ = members.get("name", (None, ""))
+        values = [members[key] for key in ("arguments", "parameters") if key in members]
+        value, text = values[0] if len(values) == 1 else (None, "")
+        if isinstance(value, str):  # JSON inside a string
+            value, text = json.loads(value, strict=False), value
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(name, str) or not _is_unicode(name) or not isinstance(value, dict):
+        return None
+    return name, text if _is_strict(text) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_strict(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _has_only_other_members(rest: str) -> bool:
+    """True if the members after the arguments are neither name nor arguments."""
+    try:
+        return not {"name", "arguments", "parameters"} & _members(f'{{"": 0{rest}').keys()
+    except ValueError:
+        return False

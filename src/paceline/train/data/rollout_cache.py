@@ -163,7 +163,7 @@ class Slots:
         return attend
 
     def state(self) -> tuple[list[int], list[int], list[int]]:
-        """Of each slot: the position of its token, tokens written, tokens left."""
+        """The position of its token, tokens written and tokens left, for each slot."""
         at, written, left = torch.stack((self._at, self._written, self._left)).tolist()
         return at, written, left
 

@@ -1,4 +1,4 @@
-"""Synthetic requests, written by the target itself: more prompts of the recorded kind (Magpie, 2406.08464).
+"""Synthetic requests by the target itself: more prompts of the recorded kind (Magpie, arXiv 2406.08464).
 
 Recorded traffic has few requests for each set of tools, and little plain chat. The target is given a
 conversation up to some point in the user's last message, and continues it.

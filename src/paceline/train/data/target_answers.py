@@ -1,4 +1,4 @@
-"""The target's own answers to recorded conversations: the training data (DistillSpec, 2310.08461)."""
+"""The target's own answers to recorded conversations: the training data (DistillSpec, arXiv 2310.08461)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

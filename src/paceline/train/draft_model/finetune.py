@@ -1,4 +1,4 @@
-"""Fine-tunes a draft model on the target's answers, with LoRA or whole (DistillSpec, 2310.08461)."""
+"""Fine-tunes a draft model on the target's answers, with LoRA or whole (DistillSpec, arXiv 2310.08461)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

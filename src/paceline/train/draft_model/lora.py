@@ -1,4 +1,4 @@
-"""LoRA (2106.09685): low-rank adapters of a decoder's matrices, merged into them after training."""
+"""LoRA (arXiv 2106.09685): low-rank adapters of a decoder's matrices, merged into them after training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Common parts of the losses: batches, soft targets, sampled positions, activation checkpointing.
 
-Heads are distilled on the target's own answers (DistillSpec, 2310.08461).
+Heads are distilled on the target's own answers (DistillSpec, arXiv 2310.08461).
 """
 
 from collections.abc import Callable, Mapping

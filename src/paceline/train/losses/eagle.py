@@ -1,4 +1,4 @@
-"""Loss of EAGLE-3 heads (2503.01840): training-time test, in which the head reads its own output."""
+"""Loss of EAGLE-3 heads (arXiv 2503.01840): training-time test, in which the head reads its own output."""
 
 import torch
 import torch.nn.functional as F

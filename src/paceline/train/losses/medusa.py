@@ -1,4 +1,4 @@
-"""Loss of Medusa heads (2401.10774, Medusa-1: the target is frozen)."""
+"""Loss of Medusa heads (arXiv 2401.10774, Medusa-1: the target is frozen)."""
 
 import torch
 import torch.nn.functional as F

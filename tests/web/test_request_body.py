@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.web.api_errors import ApiError
-from paceline.web.json_body import parse_json
+from paceline.web.request_body import parse_json
 
 MB = 1_000_000
 

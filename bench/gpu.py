@@ -1,0 +1,466 @@
+"""What a pass and a round cost on a GPU: python -m bench.gpu [PART ...] [--model GGUF] [--out FOLDER]
+
+Runs with torch, numpy, tokenizers and safetensors alone. Parts:
+
+ceilings      copy bandwidth and matrix products, which everything else is measured against
+passes        milliseconds of a pass by rows and context, real and random weights, and the share of the floor
+profile       where the host's time goes in a round
+eager         the same for paceline's eager torch target
+transformers  tokens/s of Transformers with the same weights: plain and prompt lookup
+batches       milliseconds of a pass of several sequences
+rounds        tokens/s of the whole engine on recorded prompts, plain and with drafters; are they equal?
+
+The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
+bandwidth.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.target.cuda.target import CudaTarget
+from paceline.target.cuda.weights import WeightType
+from paceline.target.eager.target import TorchTarget
+from paceline.target.load import load_target
+from paceline.target.weights.model_config import ModelConfig, Rope, Weights
+from paceline.target.weights.reader import load
+from paceline.types import Draft, Feed, Seq
+
+ROWS: Final = (1, 2, 4, 8, 16, 32)
+CONTEXTS: Final = (300, 4000, 16000)
+SHAPES: Final = {
+    "135m": ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 32768, 1e-5, Rope(100000.0)),
+    "1.5b": ModelConfig("qwen2", 28, 1536, 12, 2, 128, 8960, 151936, 32768, 1e-6, Rope(1000000.0)),
+    "8b": ModelConfig("llama", 32, 4096, 32, 8, 128, 14336, 128256, 32768, 1e-5, Rope(500000.0)),
+}
+TIED: Final = ("135m", "1.5b")
+
+
+class Notes:
+    """Prints every measurement and keeps it as a line of JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "gpu.jsonl"
+        self.bandwidth = 4.3e12  # bytes a second, until measured
+
+    def __call__(self, part: str, **values: object) -> None:
+        row = {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in values.items()}
+        print(part, json.dumps(row), flush=True)
+        with self._file.open("a") as stream:
+            stream.write(json.dumps({"part": part, **row}) + "\n")
+
+
+def timed(run: Callable[[], object], seconds: float = 0.15, samples: int = 9) -> float:
+    """Median milliseconds, by the GPU's events."""
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    event: Any = torch.cuda.Event
+    start, end = (event(enable_timing=True) for _ in range(2))
+
+    def sample(count: int) -> float:
+        start.record()
+        for _ in range(count):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / count
+
+    count = max(1, min(200, int(seconds * 1000 / samples / max(sample(1), 1e-3))))
+    return median(sample(count) for _ in range(samples))
+
+
+def random_weights(name: str) -> Weights:
+    """On the GPU, so that no large model has to be carried there."""
+    shape = SHAPES[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*size: int, scale: float) -> Tensor:
+        made = torch.empty(*size, device="cuda", dtype=torch.bfloat16)
+        return made.normal_(0, scale, generator=generator)
+
+    width, ff = shape.width, shape.ff_width
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
+    sizes |= {"gate": (ff, width), "up": (ff, width), "down": (width, ff)}
+    tensors = {"embed": normal(shape.vocab_size, width, scale=4 * width**-0.5)}
+    tensors["norm"] = 1 + normal(width, scale=0.1)
+    if name not in TIED:
+        tensors["head"] = normal(shape.vocab_size, width, scale=width**-0.5)
+    for i in range(shape.layers):
+        tensors |= {f"layers.{i}.{p}": normal(*size, scale=size[1] ** -0.5) for p, size in sizes.items()}
+        tensors |= {f"layers.{i}.{p}": 1 + normal(width, scale=0.1) for p in ("attn_norm", "ffn_norm")}
+        if shape.architecture == "qwen2":
+            tensors |= {f"layers.{i}.{p}_bias": normal(sizes[p][0], scale=0.1) for p in "qkv"}
+    return Weights(shape, tensors, f"random {name}")
+
+
+def weights_of(name: str, model: Path | None) -> Weights:
+    if name == "135m" and model is not None:
+        return load(model, torch.bfloat16)
+    return random_weights(name)
+
+
+def config_for(shape: ModelConfig) -> EngineConfig:
+    """Room for two of the longest contexts."""
+    per_token = 4 * shape.layers * shape.kv_heads * shape.head_dim
+    return EngineConfig(device="cuda", cache_mb=2 * per_token * (max(CONTEXTS) + 512) // 2**20 + 1)
+
+
+def floor_ms(shape: ModelConfig, context: int, bandwidth: float, weight_bytes: float = 2.0) -> float:
+    attention = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_dim
+    weights = shape.layers * (attention + 3 * shape.width * shape.ff_width) + shape.vocab_size * shape.width
+    cache = 4 * shape.layers * shape.kv_heads * shape.head_dim * context
+    return (weight_bytes * weights + cache) / bandwidth * 1e3
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+# ---- parts
+
+
+def ceilings(notes: Notes, args: argparse.Namespace) -> None:
+    a = torch.empty(2**30, device="cuda", dtype=torch.float32).normal_()
+    b = torch.empty_like(a)
+    copied = 8 * 2**30 / timed(lambda: b.copy_(a)) / 1e9
+    x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = 2 * 8192**3 / timed(lambda: x @ y) / 1e9
+    notes.bandwidth = copied * 1e12
+    device = torch.cuda.get_device_name()
+    notes("ceilings", device=device, torch=torch.__version__, copy_tb_s=copied, bf16_tflop_s=product)
+
+
+AnyTarget = CudaTarget | TorchTarget
+
+
+def opened(target: AnyTarget, contexts: Sequence[int]) -> Iterator[tuple[int, str]]:
+    for context in contexts:
+        if context + max(ROWS) >= target.max_context:
+            continue
+        name = f"context {context}"
+        with target.noise(Seq(name, [1] * (context + 1), context + 1, tenant=name)):
+            yield context, name
+
+
+def a_pass(target: AnyTarget, lengths: Mapping[str, int], rows: int) -> Callable[[], None]:
+    """Rows of each of these sequences, none of which is kept."""
+    feeds = [Feed(seq, [1], Draft(tuple(range(1, rows)))) for seq in lengths]
+
+    def run() -> None:
+        target.forward(feeds)
+        for seq, length in lengths.items():
+            target.keep(seq, length)
+
+    return run
+
+
+def passes(notes: Notes, args: argparse.Namespace) -> None:
+    for name in args.shapes:
+        kinds: tuple[WeightType, ...] = ("bf16", "int8") if name == "8b" else ("bf16",)
+        for kind in kinds:
+            time_passes(notes, name, kind, args.model)
+            free()
+
+
+def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -> None:
+    started = time.perf_counter()
+    target = CudaTarget(weights_of(name, model), config_for(SHAPES[name]), kind=kind)
+    took = time.perf_counter() - started
+    notes("load", shape=name, kind=kind, seconds=took, mb=target.bytes_held / 2**20)
+    for context, seq in opened(target, CONTEXTS):
+        floor = floor_ms(target.shape, context, notes.bandwidth, 2.0 if kind == "bf16" else 1.0)
+        for rows in ROWS:
+            run = a_pass(target, {seq: context}, rows)
+            run()
+            ms = timed(target.replay_last_pass)
+            notes(
+                "passes",
+                shape=name,
+                kind=kind,
+                context=context,
+                rows=rows,
+                ms=ms,
+                floor_ms=floor,
+                percent=100 * floor / ms,
+                forward_ms=timed(run, seconds=0.05),
+            )
+
+
+def batches(notes: Notes, args: argparse.Namespace) -> None:
+    """Sequences of 1,000 to 1,400 tokens, one row and eight rows each, as one call of the target."""
+    for name in args.shapes:
+        shape = SHAPES[name]
+        cache_mb = 32 * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
+        target = CudaTarget(
+            weights_of(name, args.model), EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=32)
+        )
+        with ExitStack() as stack:
+            lengths = {f"s{i}": 1000 + 400 * i // 31 for i in range(32)}
+            for seq, length in lengths.items():
+                stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
+            for count in (1, 4, 8, 16, 32):
+                for rows in (1, 8):
+                    run = a_pass(target, dict(islice(lengths.items(), count)), rows)
+                    run()
+                    notes("batches", shape=name, sequences=count, rows=rows, ms=timed(run))
+        del target
+        free()
+
+
+def eager(notes: Notes, args: argparse.Namespace) -> None:
+    for name in args.shapes:
+        target = TorchTarget(weights_of(name, args.model), config_for(SHAPES[name]))
+        for context, seq in opened(target, CONTEXTS[:2]):
+            for rows in (1, 8):
+                ms = timed(a_pass(target, {seq: context}, rows), seconds=0.5, samples=5)
+                notes("eager", shape=name, context=context, rows=rows, ms=ms)
+        del target
+        free()
+
+
+def transformers(notes: Notes, args: argparse.Namespace) -> None:
+    """Transformers with SmolLM2's weights on the prompts of `rounds`: how fast it decodes after a prompt."""
+    if args.model is None:
+        notes("transformers", skipped="no --model")
+        return
+    model = transformers_model(args.model)
+    prompts = [torch.tensor([tokens], device="cuda") for tokens in recorded_prompts(args.model, args.prompts)]
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "prompt lookup": {"prompt_lookup_num_tokens": 7},
+        "compiled, static cache": {"cache_implementation": "static"},
+    }
+    plain: list[list[int]] = []
+    for way, more in ways.items():
+
+        def decode(prompt: Tensor, count: int, more: dict[str, Any] = more) -> tuple[list[int], float]:
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            out = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+                **more,
+            )
+            torch.cuda.synchronize()
+            return out[0, prompt.shape[1] :].tolist(), time.perf_counter() - started
+
+        compiles = "cache_implementation" in more  # anew for every length
+        for prompt in prompts if compiles else prompts[:1]:
+            decode(prompt, 1)
+            decode(prompt, args.tokens)
+        texts, seconds = [], 0.0
+        for prompt in prompts:
+            _, first = decode(prompt, 1)
+            text, whole = decode(prompt, args.tokens)
+            texts.append(text)
+            seconds += whole - first
+        plain = plain or texts
+        same = sum(one == other for one, other in zip(texts, plain, strict=True))
+        made = sum(map(len, texts)) - len(texts)
+        notes("transformers", way=way, tokens_per_s=made / seconds, texts_equal=f"{same} of {len(texts)}")
+
+
+def transformers_model(path: Path) -> Any:
+    """A Llama of Transformers in bfloat16, with the weights of the file."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    weights = load(path, torch.bfloat16)
+    shape = weights.shape
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.width,
+        intermediate_size=shape.ff_width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_context,
+        rms_norm_eps=shape.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope.theta},
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config).to("cuda", torch.bfloat16).eval()
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+    names |= {part: f"self_attn.{part}_proj" for part in "qkvo"}
+    names |= {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    state = {
+        "model.embed_tokens.weight": weights.tensors["embed"],
+        "model.norm.weight": weights.tensors["norm"],
+    }
+    for name, tensor in weights.tensors.items():
+        if name.startswith("layers."):
+            _, layer, part = name.split(".")
+            state[f"model.layers.{layer}.{names[part]}.weight"] = tensor
+    missing, surplus = model.load_state_dict(state, strict=False)
+    assert not surplus, surplus
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied
+    return model
+
+
+def rounds(notes: Notes, args: argparse.Namespace) -> None:
+    """SmolLM2 itself on the built-in prompts, one request at a time."""
+    if args.model is None:
+        notes("rounds", skipped="no --model")
+        return
+    prompts = recorded_prompts(args.model, args.prompts)
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    notes("rounds target", what=target.describe())
+    lists: Mapping[str, SpecConfig] = {
+        "plain": SpecConfig((), max_draft=0),
+        "suffix, ngram": SpecConfig(("suffix", "ngram"), max_draft=7, adaptive=False),
+        "suffix, ngram, tree": SpecConfig(("suffix", "ngram"), max_draft=7, adaptive=False, tree_width=2),
+    }
+    for temperature in (0.0, 0.7):
+        plain: list[list[int]] = []
+        for name, spec in lists.items():
+            texts, made, passes_made, seconds = [], 0, 0, 0.0
+            for i, prompt in enumerate(prompts):
+                engine = Engine(target, model_free(), Fixed())
+                params = SamplingParams(
+                    temperature=temperature, seed=i, max_tokens=args.tokens, ignore_eos=True
+                )
+                seq = Seq(f"{name} {i}", list(prompt), len(prompt), params, spec, tenant=name)
+                engine.submit(seq)
+                while seq.computed < len(prompt) - 1 or not seq.output:
+                    engine.step()
+                torch.cuda.synchronize()
+                before, started = len(seq.output), time.perf_counter()
+                while engine.busy:
+                    engine.step()
+                    passes_made += 1
+                seconds += time.perf_counter() - started
+                made += len(seq.output) - before
+                texts.append(seq.output)
+            plain = plain or texts
+            same = sum(
+                a == b
+                for one, other in zip(texts, plain, strict=True)
+                for a, b in zip(one, other, strict=True)
+            )
+            notes(
+                "rounds",
+                temperature=temperature,
+                drafters=name,
+                prompts=len(prompts),
+                tokens_per_s=made / seconds,
+                tokens_per_pass=made / passes_made,
+                ms_per_pass=1e3 * seconds / passes_made,
+                equal=f"{same} of {sum(map(len, plain))}",
+            )
+
+
+def recorded_prompts(model: Path, count: int) -> list[list[int]]:
+    from paceline.text import Tokenizer
+
+    tokenizer = Tokenizer.load(model)
+    lines = (Path(__file__).parent / "workloads" / "agent.jsonl").read_text("utf-8").splitlines()
+    found = []
+    for line in lines:
+        record = json.loads(line)
+        messages = record["messages"]
+        last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        text = tokenizer.render(messages[:last], record.get("tools"))
+        found.append(tokenizer.encode(text)[-2000:])
+    return found[:count]
+
+
+def profile(notes: Notes, args: argparse.Namespace) -> None:
+    """Where the host's time goes in plain rounds of SmolLM2: microseconds of a round, then a profile."""
+    import cProfile
+    import pstats
+
+    if args.model is None:
+        notes("profile", skipped="no --model")
+        return
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    prompt = recorded_prompts(args.model, 1)[0]
+    lists = {
+        "plain": SpecConfig((), max_draft=0),
+        "suffix, ngram": SpecConfig(("suffix", "ngram"), adaptive=False),
+    }
+    for name, spec in lists.items():
+        for profiled in (False, True):
+            engine = Engine(target, model_free(), Fixed())
+            params = SamplingParams(seed=1, max_tokens=400, ignore_eos=True)
+            seq = Seq("p", list(prompt), len(prompt), params, spec, tenant=f"{name} {profiled}")
+            engine.submit(seq)
+            while not seq.output:
+                engine.step()
+            profiler, count, started = cProfile.Profile(), 0, time.perf_counter()
+            if profiled:
+                profiler.enable()
+            while engine.busy:
+                engine.step()
+                count += 1
+            profiler.disable()
+            took = (time.perf_counter() - started) / count * 1e6
+            if profiled:
+                with (args.out / f"profile-{name.split(',')[0]}.txt").open("w") as stream:
+                    pstats.Stats(profiler, stream=stream).sort_stats("tottime").print_stats(45)
+            else:
+                notes("profile", drafters=name, rounds=count, round_us=took)
+    if isinstance(target, CudaTarget):
+        notes("profile", pass_us=1e3 * timed(target.replay_last_pass))
+
+
+PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
+    "ceilings": ceilings,
+    "passes": passes,
+    "batches": batches,
+    "rounds": rounds,
+    "profile": profile,
+    "eager": eager,
+    "transformers": transformers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--model", type=Path, help="SmolLM2 as a GGUF file; without it weights are random")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "bench/results")))
+    args = parser.parse_args()
+    notes = Notes(args.out)
+    for name in args.parts:
+        started = time.perf_counter()
+        try:
+            PARTS[name](notes, args)
+        except Exception:  # the other parts are still worth having
+            traceback.print_exc()
+            notes("failed", name=name, error=traceback.format_exc()[-1500:])
+        print(f"== {name} {time.perf_counter() - started:.1f} s", flush=True)
+        free()
+
+
+if __name__ == "__main__":
+    main()

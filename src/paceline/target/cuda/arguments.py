@@ -1,0 +1,118 @@
+"""The structures of csrc/*.h, field by field, and the constants that host and kernels share."""
+
+import ctypes as c
+from typing import Final
+
+MAX_ROWS: Final = 32
+MAX_DEPTH: Final = 64
+PAGE: Final = 64
+KEY_CHUNK: Final = 128
+WARPS: Final = 8
+THREADS: Final = 32 * WARPS
+SPLITS: Final = 8
+BINS: Final = 64
+MAX_CANDIDATES: Final = 2048
+
+_POINTER, _INT, _LONG, _FLOAT = c.c_void_p, c.c_int, c.c_longlong, c.c_float
+_ROWS_I, _ROWS_F, _ROWS_U = c.c_int * MAX_ROWS, c.c_float * MAX_ROWS, c.c_uint * MAX_ROWS
+
+
+class PassInput(c.Structure):
+    _fields_ = (
+        *((name, _INT) for name in ("number", "rows", "sequences", "paths")),
+        *((name, _ROWS_I) for name in ("token", "position", "slot", "path", "part")),
+        ("inverse_temperature", _ROWS_F),
+        *((name, _ROWS_U) for name in ("seed_low", "seed_high", "choice", "output_index")),
+        ("top_k", _ROWS_I),
+        ("top_p_low", _ROWS_U),
+        ("top_p_high", _ROWS_U),
+        ("min_p_logit", _ROWS_F),
+        *((name, _ROWS_I) for name in ("first_row", "row_count", "length", "last_position")),
+        *((name, _ROWS_I) for name in ("first_path", "path_count", "table")),
+        ("path_slot", c.c_int * (MAX_ROWS * MAX_DEPTH)),
+    )
+
+
+class KvCache(c.Structure):
+    _fields_ = (("keys", _POINTER), ("values", _POINTER), ("head_stride", _LONG))
+
+
+class Linear(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("weight", "scale", "bias", "x", "square_sum")),
+        ("inputs", _INT),
+        ("starts_next_late", _INT),
+        ("inverse_width", _FLOAT),
+        ("norm_eps", _FLOAT),
+        ("input", _POINTER),
+        ("queries", _POINTER),
+        ("cache", KvCache),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        *((name, _INT) for name in ("head_dim", "heads", "kv_heads")),
+        ("query_scale", _FLOAT),
+        *((name, _POINTER) for name in ("residual", "next_norm", "next_square_sum", "tap", "out", "out_f32")),
+        ("columns", _INT),
+    )
+
+
+class Attention(c.Structure):
+    _fields_ = (
+        ("queries", _POINTER),
+        ("cache", KvCache),
+        *((name, _POINTER) for name in ("tables", "input", "partial", "weight", "out")),
+        *((name, _INT) for name in ("heads", "kv_heads", "max_pages", "max_parts", "window")),
+    )
+
+
+class HeadNorm(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("qkv", "query_norm", "key_norm", "cos", "sin", "input", "queries")),
+        ("cache", KvCache),
+        ("heads", _INT),
+        ("kv_heads", _INT),
+        ("norm_eps", _FLOAT),
+        ("query_scale", _FLOAT),
+    )
+
+
+class TakeInput(c.Structure):
+    _fields_ = (("host", _POINTER), ("input", _POINTER), ("host_taken", _POINTER))
+
+
+class Embed(c.Structure):
+    _fields_ = (
+        *((name, _POINTER) for name in ("input", "embeddings", "norm", "residual", "square_sums", "out")),
+        ("width", _INT),
+        ("norms", _INT),
+    )
+
+
+class MoveRows(c.Structure):
+    _fields_ = (
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("head_stride", _LONG),
+        ("head_dim", _INT),
+        ("count", _INT),
+        ("source", c.c_int * MAX_DEPTH),
+        ("target", c.c_int * MAX_DEPTH),
+    )
+
+
+class Chosen(c.Structure):
+    _fields_ = (("number", _INT), ("token", _ROWS_I))
+
+
+class Choose(c.Structure):
+    _fields_ = (
+        ("logits", _POINTER),
+        ("vocab", _INT),
+        ("stride", _INT),
+        *((name, _POINTER) for name in ("input", "top", "score", "token", "arrived", "host")),
+        *((name, _POINTER) for name in ("counts", "weights", "candidates", "found")),
+    )
+
+
+# In the order of size_of in kernels.cu.
+STRUCTURES: Final = (PassInput, Linear, Attention, HeadNorm, TakeInput, Embed, MoveRows, Choose, Chosen)

@@ -1,0 +1,67 @@
+// The kernels of a pass, for 1 to 32 rows: take and embed, then for each layer qkv, attend, combine, residual (output projection),
+// gated, residual (down projection), and at last the logits and their tokens. A row's bits depend on its tokens and positions alone.
+//
+// Programmatic dependent launch chains them: a kernel starts while the one before is still running, fetches weights,
+// then waits. A kernel may even start while the one two before it runs, so whatever the pass writes is read after the
+// wait. The one exception is PassInput, which `take` writes: the first product lets its successor start only after its
+// own wait, so everything from the first `attend` on may read it early.
+//
+// Defined when building: RESIDUAL_TILES and RESIDUAL_KB (see graphs.py), WITH_INT8.
+
+#ifdef ON_CPU
+#include "cpu_shim.h"
+#else
+#include "ptx.h"
+#endif
+#include "attention.h"
+#include "choose.h"
+#include "linear.h"
+#include "rows.h"
+
+#ifndef RESIDUAL_TILES
+#define RESIDUAL_TILES 1
+#define RESIDUAL_KB 110
+#endif
+constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
+
+constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles <= 8 ? 2 : 1; }
+
+#define LINEAR_KERNEL(NAME, ROW_TILES, TILES, KB, W, EPILOGUE)                              \
+    KERNEL(THREADS, blocks_per_sm(ROW_TILES, TILES)) NAME(ARGUMENT(Linear) a) {              \
+        LinearKernel<ROW_TILES, TILES, W, KB, EPILOGUE>(a).run();                            \
+    }
+#define LINEAR_KERNELS(ROW_TILES, TYPE, W)                                                                     \
+    LINEAR_KERNEL(qkv_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, QkvEpilogue)                \
+    LINEAR_KERNEL(gated_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, GatedEpilogue)            \
+    LINEAR_KERNEL(store_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, StoreEpilogue)            \
+    LINEAR_KERNEL(residual_##ROW_TILES##_##TYPE, ROW_TILES, RESIDUAL_TILES, RESIDUAL_KB, W, ResidualEpilogue)
+#define LINEAR_BUCKETS(TYPE, W) LINEAR_KERNELS(1, TYPE, W) LINEAR_KERNELS(2, TYPE, W) LINEAR_KERNELS(4, TYPE, W)
+
+LINEAR_BUCKETS(bf16, BF16)
+#ifdef WITH_INT8
+LINEAR_BUCKETS(int8, INT8)
+#endif
+
+#define ATTENTION_KERNELS(D)                                                              \
+    KERNEL(THREADS, 128 / D) attend_##D(ARGUMENT(Attention) a) { let_next_kernel_start(); AttendKernel<D>(a).run(); } \
+    KERNEL(128, 4) combine_##D(ARGUMENT(Attention) a) { CombineKernel<D>::run(a); }          \
+    KERNEL(128, 4) head_norm_##D(ARGUMENT(HeadNorm) a) { normalise_head<D>(a); }
+ATTENTION_KERNELS(64)
+ATTENTION_KERNELS(128)
+
+KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
+KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
+KERNEL(THREADS, 1) count(ARGUMENT(Choose) a) { count_depths(a); }
+KERNEL(THREADS, 1) gather(ARGUMENT(Choose) a) { gather_candidates(a); }
+KERNEL(THREADS, 1) choose(ARGUMENT(Choose) a) { choose_tokens(a); }
+KERNEL(THREADS, 1) move(ARGUMENT(MoveRows) a) { move_rows(a); }
+
+#ifdef ON_CPU  // so that arguments.py can be checked
+extern "C" int size_of(int which) {
+    const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
+                         sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
+                         sizeof(Chosen)};
+    return sizes[which];
+}
+#endif

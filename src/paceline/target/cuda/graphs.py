@@ -1,0 +1,547 @@
+"""The kernels of a pass over static buffers, captured once for each row bucket.
+
+Captured graphs hold addresses, and everything that differs between passes is data in static buffers
+(PassInput, page tables): a graph is never captured again as contexts grow.
+"""
+
+import ctypes as c
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.errors import ModelError
+from paceline.sampling.distribution import lowest
+from paceline.target.cuda import arguments as args
+from paceline.target.cuda.arguments import (
+    BINS,
+    KEY_CHUNK,
+    MAX_CANDIDATES,
+    MAX_DEPTH,
+    MAX_ROWS,
+    PAGE,
+    SPLITS,
+    THREADS,
+    WARPS,
+)
+from paceline.target.cuda.batch import PassRows, RowChoices
+from paceline.target.cuda.driver import Launcher
+from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
+from paceline.target.eager.rope import frequencies
+from paceline.target.kv.cache import TorchKVMemory
+from paceline.target.weights.model_config import ModelConfig
+from paceline.types import Sampler
+
+BUCKETS: Final = (8, 16, 32)  # rows
+TABLES: Final = 256  # sequences whose page tables are on the device
+LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
+LINEAR_KB: Final = 110
+MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass together
+FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
+COMBINE_WARPS: Final = 4
+
+_LOOKS: Final = 2**23  # at what the GPU writes, before it is asked what is wrong: a second or so
+
+
+def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """Tiles of a block that adds to the residual stream, and its KB of shared memory.
+
+    Narrow models get one tile, so that more blocks share the work. Where there is still less than one block
+    to a multiprocessor and the inputs are long, each has more on its way.
+    """
+    tiles = 1 if shape.width <= 4096 or shape.width % 32 else 2
+    few = shape.width // 16 // tiles <= multiprocessors
+    return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
+
+
+def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
+    """What the kernels are built with for a model."""
+    tiles, kb = residual_tiling(shape, multiprocessors)
+    return [f"-DRESIDUAL_TILES={tiles}", f"-DRESIDUAL_KB={kb}", *(["-DWITH_INT8"] if int8 else [])]
+
+
+class PageTables:
+    """The pages of sequences on the device: [TABLES, max_pages]. Only what changed is uploaded."""
+
+    def __init__(self, max_context: int, device: torch.device) -> None:
+        self.max_pages = -(-max_context // PAGE) + 1
+        self.device_tables = torch.zeros(TABLES, self.max_pages, dtype=torch.int32, device=device)
+        self._held: dict[str, tuple[int, list[int]]] = {}  # sequence -> row, pages
+        self._free = list(range(TABLES))
+
+    def row(self, seq_id: str, pages: list[int]) -> int:
+        """Where the sequence's pages are. The least recently asked for gives way."""
+        row, held = self._held.pop(seq_id, (-1, []))
+        if row < 0:
+            row = self._free.pop() if self._free else self._held.pop(next(iter(self._held)))[0]
+        if held != pages:
+            same = next(
+                (i for i, (a, b) in enumerate(zip(held, pages, strict=False)) if a != b),
+                min(len(held), len(pages)),
+            )
+            if new := pages[same:]:
+                self.device_tables[row, same : len(pages)] = torch.tensor(new, dtype=torch.int32)
+        self._held[seq_id] = (row, pages)
+        return row
+
+    def drop(self, seq_id: str) -> None:
+        if seq_id in self._held:
+            self._free.append(self._held.pop(seq_id)[0])
+
+
+class Buffers:
+    """Every buffer that a pass touches besides weights and cache."""
+
+    def __init__(self, weights: CudaWeights, max_context: int, device: torch.device) -> None:
+        shape = weights.shape
+
+        def new(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        attended = shape.heads * shape.head_dim
+        self.residual = new(MAX_ROWS, shape.width)
+        self.x_attn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.x_ffn = new(MAX_ROWS, shape.width, dtype=torch.bfloat16)
+        self.queries = new(MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.attended = new(MAX_ROWS, attended, dtype=torch.bfloat16)
+        self.gated = new(MAX_ROWS, shape.ff_width, dtype=torch.bfloat16)
+        self.square_sums = new(2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
+        self.logits = new(MAX_ROWS, weights.padded_vocab)
+        self.qkv = (
+            new(MAX_ROWS, weights.layers[0].qkv.features) if weights.layers[0].q_norm is not None else None
+        )
+        chunks = -(-max_context // KEY_CHUNK) + 1
+        self.max_parts = max(MIN_PARTS, FULL_CONTEXT_ROWS * chunks)
+        self.partial = new(shape.heads, self.max_parts, shape.head_dim)
+        self.part_weight = new(shape.heads, self.max_parts, 2)
+        self.arrived = new(1, dtype=torch.int32)  # blocks of `choose`
+        self.top = new(MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.score = new(MAX_ROWS, SPLITS, dtype=torch.int64)
+        self.token = new(MAX_ROWS, SPLITS, dtype=torch.int32)
+        self.cut_counts = new(MAX_ROWS, BINS, dtype=torch.int32)
+        self.cut_weights = new(MAX_ROWS, BINS, dtype=torch.int64)
+        self.cut_candidates = new(MAX_ROWS, MAX_CANDIDATES, dtype=torch.int64)
+        self.cut_found = new(MAX_ROWS, dtype=torch.int32)
+        self.input = new(c.sizeof(args.PassInput) // 4, dtype=torch.int32)
+        self.cos, self.sin = _rope_tables(shape, max_context, device)
+        pinned = device.type == "cuda"
+        self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
+        self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self.host_chosen = torch.zeros(1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
+        self._taps: dict[int, Tensor] = {}
+
+    def tap(self, layer: int) -> Tensor:
+        """[MAX_ROWS, width]: where the output of a layer is copied to."""
+        if layer not in self._taps:
+            self._taps[layer] = torch.zeros_like(self.residual)
+        return self._taps[layer]
+
+
+def _rope_tables(shape: ModelConfig, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, [position, head_dim / 2]: the same numbers as the eager decoder's."""
+    steps = frequencies(shape.rope, shape.head_dim).to(device)
+    angles = torch.arange(max_context, dtype=torch.float32, device=device)[:, None] * steps
+    return angles.double().cos().float(), angles.double().sin().float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    name: str
+    grid: int
+    threads: int
+    shared_bytes: int
+    argument: c.Structure
+
+
+@dataclass(frozen=True, slots=True)
+class PassKind:
+    """What a graph is captured for."""
+
+    bucket: int  # rows
+    layers: tuple[int, ...]  # to run, ascending
+    taps: tuple[int, ...] = ()  # layers whose output is wanted
+    scored: bool = True  # whether logits are wanted
+    chosen: bool = False  # whether tokens are
+    cut: bool = False  # whether some are by top-k, top-p or min-p
+
+
+class PassRunner:
+    """Runs passes: fills the input, then launches the kernels or replays their graph."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        weights: CudaWeights,
+        rows: TorchKVMemory,
+        max_context: int,
+    ) -> None:
+        self._launcher, self._weights, self._rows = launcher, weights, rows
+        self.buffers = Buffers(weights, max_context, launcher.device)
+        self.tables = PageTables(max_context, launcher.device)
+        self._input = _InputWriter(self.buffers.host_input.numpy())
+        self._taken = self.buffers.host_taken.numpy()
+        self._chosen = self.buffers.host_chosen.numpy()
+        self._number = 0
+        self._launches: dict[PassKind, list[_Launch]] = {}
+        self._graphs: dict[PassKind, Callable[[], None]] = {}
+        self._last: PassKind | None = None
+
+    def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
+        """Results are in the buffers, in the order of the current stream."""
+        tables = [self.tables.row(s.seq_id, pages(s.seq_id)) for s in rows.sequences]
+        self._wait_for(self._taken)  # from then on the input may be overwritten
+        self._number = self._number % 2**30 + 1
+        self._input.fill(rows, tables, self._number)
+        self._last = kind
+        replay = self._graphs.get(kind)
+        if replay is not None:
+            replay()
+            return
+        if kind not in self._launches:
+            self._launches[kind] = PassKernels(self, kind).launches
+        launches = self._launches[kind]
+        self._launch_all(launches)
+        replay = self._launcher.capture(lambda: self._launch_all(launches))
+        if replay is not None:
+            self._graphs[kind] = replay
+
+    def replay_last(self) -> None:
+        """Runs the pass before once more, to time it."""
+        assert self._last is not None
+        if self._last in self._graphs:
+            self._graphs[self._last]()
+        else:
+            self._launch_all(self._launches[self._last])
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies rows of every layer from slot to slot."""
+        keys, values = self._rows.k, self._rows.v
+        heads, head_dim = keys.shape[0] * keys.shape[1], keys.shape[3]
+        for i in range(0, len(source), MAX_DEPTH):
+            part = slice(i, i + MAX_DEPTH)
+            argument = args.MoveRows(
+                keys.data_ptr(), values.data_ptr(), keys.stride(1), head_dim, len(source[part])
+            )
+            argument.source[: len(source[part])] = source[part]
+            argument.target[: len(target[part])] = target[part]
+            self._launcher.launch("move", heads, THREADS, MAX_DEPTH * head_dim * 2, argument)
+
+    def chosen(self) -> list[int]:
+        """The token of every row, once the last pass has chosen it."""
+        self._wait_for(self._chosen)
+        tokens: list[int] = self._chosen[1:].tolist()
+        return tokens
+
+    def _wait_for(self, word: NDArray[np.int32]) -> None:
+        """Until the GPU has written the number of the last pass there. Other threads may run meanwhile."""
+        number, looks = self._number, 0
+        while word[0] != number:
+            looks += 1
+            if looks % 32 == 0:
+                os.sched_yield()
+            if looks % _LOOKS == 0:
+                torch.cuda.synchronize()  # tells what went wrong, if something did
+                if word[0] != number:
+                    raise ModelError("the GPU ended a pass without an answer")
+
+    def _launch_all(self, launches: Sequence[_Launch]) -> None:
+        for one in launches:
+            self._launcher.launch(one.name, one.grid, one.threads, one.shared_bytes, one.argument)
+
+
+class PassKernels:
+    """The launches of one kind of pass, in order."""
+
+    def __init__(self, runner: PassRunner, kind: PassKind) -> None:
+        self._weights, self._buffers, self._kind = runner._weights, runner.buffers, kind
+        self._rows, self._tables = runner._rows, runner.tables
+        self._shape = self._weights.shape
+        self._multiprocessors = runner._launcher.multiprocessors
+        self._row_tiles = kind.bucket // 8
+        self.launches: list[_Launch] = []
+        self._begin()
+        for place, layer in enumerate(kind.layers):
+            self._layer(place, layer)
+        if kind.scored:
+            self._head()
+        if kind.chosen:
+            self._choose()
+
+    def _begin(self) -> None:
+        b, shape = self._buffers, self._shape
+        take = args.TakeInput(host=_at(b.host_input), input=_at(b.input), host_taken=_at(b.host_taken))
+        self._add("take", 1, THREADS, 16, take)
+        embed = args.Embed(
+            input=_at(b.input),
+            embeddings=_at(self._weights.embed),
+            norm=_at(self._norm_before(0)),
+            residual=_at(b.residual),
+            square_sums=_at(b.square_sums),
+            out=_at(b.x_attn),
+            width=shape.width,
+            norms=len(b.square_sums),
+        )
+        self._add("embed", self._kind.bucket, THREADS, 4 * WARPS, embed)
+
+    def _norm_before(self, place: int) -> Tensor:
+        """The attention norm of the layer at this place, or the last norm after all of them."""
+        if place < len(self._kind.layers):
+            return self._weights.layers[self._kind.layers[place]].attn_norm
+        return self._weights.norm
+
+    def _layer(self, place: int, layer: int) -> None:
+        b, shape, weights = self._buffers, self._shape, self._weights.layers[layer]
+        before, between, after = (b.square_sums[2 * place + i] for i in range(3))
+        cache = self._cache(layer)
+        if weights.q_norm is None:
+            self._qkv(weights, before, cache, first=place == 0)
+        else:
+            self._qkv_with_norms(weights, before, cache, first=place == 0)
+        self._attention(cache, window=shape.window if shape.local_layers and shape.local_layers[layer] else 0)
+        tap = b.tap(layer) if layer in self._kind.taps else None
+        self._residual(weights.o, b.attended, weights.ffn_norm, between, b.x_ffn)
+        gated = self._linear(weights.gate_up, b.x_ffn, between, out=_at(b.gated), columns=shape.ff_width)
+        self._product("gated", gated, weights.gate_up)
+        self._residual(weights.down, b.gated, self._norm_before(place + 1), after, b.x_attn, tap)
+
+    def _qkv(self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool) -> None:
+        b, shape = self._buffers, self._shape
+        argument = self._linear(
+            weights.qkv,
+            b.x_attn,
+            squares,
+            queries=_at(b.queries),
+            cache=cache,
+            cos=_at(b.cos),
+            sin=_at(b.sin),
+            head_dim=shape.head_dim,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            query_scale=_query_scale(shape),
+            starts_next_late=first,
+        )
+        self._product("qkv", argument, weights.qkv)
+
+    def _qkv_with_norms(
+        self, weights: LayerWeights, squares: Tensor, cache: args.KvCache, first: bool
+    ) -> None:
+        b, shape = self._buffers, self._shape
+        product = self._linear(
+            weights.qkv,
+            b.x_attn,
+            squares,
+            out_f32=_at(b.qkv),
+            columns=weights.qkv.features,
+            starts_next_late=first,
+        )
+        self._product("store", product, weights.qkv)
+        argument = args.HeadNorm(
+            qkv=_at(b.qkv),
+            query_norm=_at(weights.q_norm),
+            key_norm=_at(weights.k_norm),
+            cos=_at(b.cos),
+            sin=_at(b.sin),
+            input=_at(b.input),
+            queries=_at(b.queries),
+            cache=cache,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            norm_eps=shape.norm_eps,
+            query_scale=_query_scale(shape),
+        )
+        heads = self._kind.bucket * (shape.heads + 2 * shape.kv_heads)
+        self._add(f"head_norm_{shape.head_dim}", heads // 4, 128, 0, argument)
+
+    def _attention(self, cache: args.KvCache, window: int) -> None:
+        b, shape, d = self._buffers, self._shape, self._shape.head_dim
+        argument = args.Attention(
+            queries=_at(b.queries),
+            cache=cache,
+            tables=_at(self._tables.device_tables),
+            input=_at(b.input),
+            partial=_at(b.partial),
+            weight=_at(b.part_weight),
+            out=_at(b.attended),
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            max_pages=self._tables.max_pages,
+            max_parts=b.max_parts,
+            window=window,
+        )
+        chunks = 2 * 2 * KEY_CHUNK * d * 2  # two stages of keys and values
+        sums, rows = WARPS * 16 * (d + 8 + 2) * 4, 3 * MAX_ROWS * 4
+        self._add(f"attend_{d}", self._multiprocessors * (128 // d), THREADS, chunks + sums + rows, argument)
+        shared = COMBINE_WARPS * (d + 1) * 4
+        self._add(f"combine_{d}", self._kind.bucket * shape.heads, 32 * COMBINE_WARPS, shared, argument)
+
+    def _residual(
+        self, matrix: Matrix, x: Tensor, norm: Tensor, squares: Tensor, out: Tensor, tap: Tensor | None = None
+    ) -> None:
+        b = self._buffers
+        argument = self._linear(
+            matrix,
+            x,
+            None,
+            residual=_at(b.residual),
+            next_norm=_at(norm),
+            next_square_sum=_at(squares),
+            tap=_at(tap),
+            out=_at(out),
+            columns=self._shape.width,
+        )
+        self._product("residual", argument, matrix)
+
+    def _head(self) -> None:
+        b, head = self._buffers, self._weights.head
+        squares = b.square_sums[2 * len(self._kind.layers)]
+        argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
+        self._product("store", argument, head)
+
+    def _choose(self) -> None:
+        b = self._buffers
+        argument = args.Choose(
+            logits=_at(b.logits),
+            vocab=self._shape.vocab_size,
+            stride=b.logits.shape[1],
+            input=_at(b.input),
+            top=_at(b.top),
+            score=_at(b.score),
+            token=_at(b.token),
+            arrived=_at(b.arrived),
+            host=_at(b.host_chosen),
+        )
+        grid, shared = self._kind.bucket * SPLITS, 12 * WARPS + 4
+        if self._kind.cut:
+            argument.counts, argument.weights = _at(b.cut_counts), _at(b.cut_weights)
+            argument.candidates, argument.found = _at(b.cut_candidates), _at(b.cut_found)
+            shared = 8 * (MAX_CANDIDATES + THREADS) + 4
+        self._add("top", grid, THREADS, 8 * WARPS, argument)
+        if self._kind.cut:
+            self._add("count", grid, THREADS, 12 * BINS, argument)
+            self._add("gather", grid, THREADS, 4, argument)
+        self._add("choose", grid, THREADS, shared, argument)
+
+    def _linear(self, matrix: Matrix, x: Tensor, squares: Tensor | None, **more: object) -> args.Linear:
+        return args.Linear(
+            weight=_at(matrix.weight),
+            scale=_at(matrix.scale),
+            bias=_at(matrix.bias),
+            x=_at(x),
+            square_sum=_at(squares),
+            inputs=matrix.inputs,
+            inverse_width=1 / self._shape.width,
+            norm_eps=self._shape.norm_eps,
+            input=_at(self._buffers.input),
+            **more,
+        )
+
+    def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
+        tiles, kb = LINEAR_TILES, LINEAR_KB
+        if name == "residual":
+            tiles, kb = residual_tiling(self._shape, self._multiprocessors)
+        kind = self._weights.kind
+        shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
+        grid = matrix.features // 16 // tiles
+        self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
+
+    def _cache(self, layer: int) -> args.KvCache:
+        keys, values = self._rows.k[layer], self._rows.v[layer]
+        return args.KvCache(keys.data_ptr(), values.data_ptr(), keys.stride(0))
+
+    def _add(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
+        self.launches.append(_Launch(name, grid, threads, shared_bytes, argument))
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _query_scale(shape: ModelConfig) -> float:
+    """With the factor that turns exp into exp2."""
+    return (shape.attn_scale or shape.head_dim**-0.5) * math.log2(math.e)
+
+
+def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
+    """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
+    stage = 16 * WARPS * (128 * tiles + row_tiles * 8 * (16 if int8 else 8))
+    stages = max(2, min(8, kb * 1024 // stage))
+    sums = 4 * WARPS * tiles * 16 * (row_tiles * 8 + 1)
+    return 4 * MAX_ROWS + max(stage * stages, sums)
+
+
+_INTS: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
+_WORDS: Final = tuple(Struct(f"{count}I") for count in range(MAX_ROWS + 1))
+_DOUBLE: Final = Struct("<d")
+_PAIR: Final = Struct("<2I")
+_FLOATS: Final = tuple(Struct(f"{count}f") for count in range(MAX_ROWS + 1))
+
+
+class _InputWriter:
+    """Writes a PassInput field by field. (struct takes a fifth of the time that numpy or ctypes take.)"""
+
+    def __init__(self, words: NDArray[np.int32]) -> None:
+        self._memory = words.data.cast("B")
+        self._at = {name: getattr(args.PassInput, name).offset for name, *_ in args.PassInput._fields_}
+        self._rows = MAX_ROWS  # that may hold a slot
+        self._cut = False  # whether a row was ever cut
+
+    def fill(self, rows: PassRows, tables: Sequence[int], number: int) -> None:
+        count, sequences = len(rows.tokens), rows.sequences
+        self._ints("token", rows.tokens)
+        self._ints("position", rows.positions)
+        self._ints("slot", rows.slots + [-1] * (self._rows - count))  # what other fields held does no harm
+        self._rows = count
+        self._ints("path", rows.path)
+        self._ints("part", rows.part)
+        for choice in rows.choices:
+            self._sampler(choice, rows.positions[choice.first_row : choice.end_row])
+        firsts, paths = [], 0
+        for s in sequences:
+            firsts.append(paths)
+            deepest = s.last_position - s.length + 1
+            for slots in s.paths:  # a short one repeats its last slot, which is masked
+                whole = slots + slots[-1:] * (deepest - len(slots))
+                self._ints("path_slot", whole, paths * MAX_DEPTH)
+                paths += 1
+        self._ints("first_row", [s.first_row for s in sequences])
+        self._ints("row_count", [s.row_count for s in sequences])
+        self._ints("length", [s.length for s in sequences])
+        self._ints("last_position", [s.last_position for s in sequences])
+        self._ints("first_path", firsts)
+        self._ints("path_count", [len(s.paths) for s in sequences])
+        self._ints("table", tables)
+        self._ints("number", (number, count, len(sequences), paths))  # the four that come first
+
+    def _sampler(self, choice: RowChoices, positions: Sequence[int]) -> None:
+        sampler, first, count = choice.sampler, choice.first_row, len(positions)
+        at, memory = self._at, self._memory
+        temperatures = [sampler.inverse_temperature] * count
+        _FLOATS[count].pack_into(memory, at["inverse_temperature"] + 4 * first, *temperatures)
+        words = _WORDS[count]
+        words.pack_into(memory, at["seed_low"] + 4 * first, *[sampler.seed & 0xFFFFFFFF] * count)
+        words.pack_into(memory, at["seed_high"] + 4 * first, *[sampler.seed >> 32] * count)
+        words.pack_into(memory, at["choice"] + 4 * first, *[sampler.choice] * count)
+        shift = sampler.index - choice.position
+        words.pack_into(memory, at["output_index"] + 4 * first, *[shift + p for p in positions])
+        if sampler.cuts or self._cut:
+            self._cut_rows(sampler, first, count)
+
+    def _cut_rows(self, sampler: Sampler, first: int, count: int) -> None:
+        self._cut = True  # from now on rows without a cut have to say so
+        low, high = _PAIR.unpack(_DOUBLE.pack(sampler.top_p))
+        at, memory = self._at, self._memory
+        self._ints("top_k", [min(sampler.top_k, 2**31 - 1)] * count, first)
+        _WORDS[count].pack_into(memory, at["top_p_low"] + 4 * first, *[low] * count)
+        _WORDS[count].pack_into(memory, at["top_p_high"] + 4 * first, *[high] * count)
+        logit = float(lowest(sampler.min_p)) if sampler.min_p > 0 else -math.inf
+        _FLOATS[count].pack_into(memory, at["min_p_logit"] + 4 * first, *[logit] * count)
+
+    def _ints(self, name: str, values: Sequence[int], first: int = 0) -> None:
+        _INTS[len(values)].pack_into(self._memory, self._at[name] + 4 * first, *values)

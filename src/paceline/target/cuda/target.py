@@ -1,0 +1,225 @@
+"""CudaTarget: the target protocol over the CUDA kernels."""
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig
+from paceline.errors import SettingError
+from paceline.heads.base import TargetEmbeddings
+from paceline.target.base import FeedRecord, PagedTarget, check_layers
+from paceline.target.cuda.arguments import MAX_ROWS
+from paceline.target.cuda.batch import FeedRows, PassRows, SpareSlots, feed_rows, passes
+from paceline.target.cuda.driver import GpuLauncher, Launcher
+from paceline.target.cuda.graphs import BUCKETS, PassKind, PassRunner, defines
+from paceline.target.cuda.weights import CudaWeights, WeightType
+from paceline.target.eager.target import placement
+from paceline.target.kv.cache import BLOCK, PagedCache, TorchKVMemory, blocks_in
+from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
+from paceline.types import NO_DRAFT, Draft, Feed, Sampler, Scores
+
+SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
+_BF16: Final = 2  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _FeedRecord(FeedRecord):
+    slots: Sequence[int]  # where each node of the draft is
+
+
+@dataclass(slots=True)
+class _Results:
+    """What the passes of one call gave."""
+
+    last: PassRows
+    logits: list[Tensor] = field(default_factory=list)
+    hidden: dict[int, list[Tensor]] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)  # of all passes but the last
+
+
+class CudaTarget(PagedTarget[_FeedRecord]):
+    """A row's bits depend on its sequence alone: not on other rows, batches, chunks of a prompt or the cache.
+
+    Takes the tensors out of `weights`, which are of no use to anyone else afterwards.
+    """
+
+    invariant_rows = 2**31
+    timed_contexts: tuple[int, ...] = (256, 2048)
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: EngineConfig,
+        launcher: Launcher | None = None,
+        kind: WeightType = "bf16",
+    ) -> None:
+        """launcher: None: the GPU that the configuration names."""
+        self.shape = shape = weights.shape
+        self._launcher = launcher or make_launcher(shape, config, kind)
+        tensors = cast(MutableMapping[str, Tensor], weights.tensors)
+        self._weights = CudaWeights(shape, tensors, self._launcher.device, kind)
+        self._rows, blocks, spare = self._make_rows(config)
+        super().__init__(PagedCache(self._rows, blocks), shape.max_context)
+        self._spare = SpareSlots(blocks * BLOCK, spare)
+        self._runner = PassRunner(self._launcher, self._weights, self._rows, self.max_context)
+        self.vocab_size = shape.vocab_size
+        self.layers, self.layer_share = shape.layers, layer_share(shape)
+        self._all_layers = tuple(range(shape.layers))
+        self.fingerprint = weights.fingerprint
+        self.bytes_held = self._weights.nbytes
+
+    def _make_rows(self, config: EngineConfig) -> tuple[TorchKVMemory, int, int]:
+        """The cache's memory, its blocks and the spare slots after them."""
+        shape, device = self.shape, self._launcher.device
+        blocks = blocks_in(config.cache_mb, shape, _BF16)
+        spare = SPARE_PER_SEQUENCE * config.max_batch
+        slots = blocks * BLOCK + spare
+        try:
+            rows = TorchKVMemory(shape.layers, shape.kv_heads, shape.head_dim, slots, torch.bfloat16, device)
+        except RuntimeError:  # torch's word for memory it cannot have
+            raise SettingError("cache_mb", config.cache_mb, "less: it does not fit into memory") from None
+        return rows, blocks, spare
+
+    def describe(self) -> str:
+        device = self._launcher.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a test"
+        return f"cuda kernels on {device}, {name}, {self._weights.kind}"
+
+    def embeddings(self) -> TargetEmbeddings:
+        return self._weights.embeddings(self.fingerprint)
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        tapped = tuple(sorted(set(taps)))
+        if tapped and not 0 <= tapped[0] <= tapped[-1] < self.layers:
+            raise ValueError(f"taps={tapped!r}: the model has layers 0 to {self.layers - 1}")
+        for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
+            self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
+        self._spare.reset()
+        rows = [
+            self._feed_rows(
+                feed, feed.draft, self._cache.length(feed.seq_id), _scored_from(feed), feed.sampler
+            )
+            for feed in feeds
+        ]
+        starts, firsts = [0], [0]
+        for feed, one in zip(feeds, rows, strict=True):
+            starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
+            firsts.append(firsts[-1] + len(one))
+        results = self._run(rows, self._all_layers, tapped)
+        for feed, one in zip(feeds, rows, strict=True):  # while the GPU works
+            base, fed = self._cache.length(feed.seq_id), len(feed.tokens)
+            self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
+        hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
+        tokens = results.tokens + self._chosen(results.last)
+        chosen = tokens if tokens and max(tokens) >= 0 else ()
+        return Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, chosen)
+
+    def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
+        check_layers(layers, self.layers)
+        self._reserve_skip_rows(feeds, starts)
+        rows = [
+            self._feed_rows(feed, NO_DRAFT, start, len(feed.tokens) - 1)
+            for feed, start in zip(feeds, starts, strict=True)
+        ]
+        results = self._run(rows, tuple(layers), ())
+        return Scores(self._logits(results), tuple(range(len(feeds))))
+
+    def replay_last_pass(self) -> None:
+        """The kernels of the last pass alone, for benchmarks."""
+        self._runner.replay_last()
+
+    def close(self, seq_id: str) -> None:
+        super().close(seq_id)
+        self._runner.tables.drop(seq_id)
+
+    def _feed_rows(
+        self, feed: Feed, draft: Draft, start: int, scored_from: int, sampler: Sampler | None = None
+    ) -> FeedRows:
+        if not all(0 <= token < self.vocab_size for token in (*feed.tokens, *draft.tokens)):
+            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+
+        def slots(first: int, end: int) -> list[int]:
+            return self._cache.slots(feed.seq_id, first, end)
+
+        return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
+
+    def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> "_Results":
+        """Launches the passes. The tokens of the last one are still to be waited for."""
+        buffers, runner = self._runner.buffers, self._runner
+        all_passes = list(passes(feeds, buffers.max_parts))
+        results = _Results(PassRows(), hidden={layer: [] for layer in taps})
+        for rows in all_passes:
+            results.tokens += self._chosen(results.last)  # the next pass overwrites them
+            results.last = rows
+            count = len(rows.tokens)
+            bucket = next(size for size in BUCKETS if size >= count)
+            cut = any(choice.sampler.cuts for choice in rows.choices)
+            kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices), cut)
+            runner.run(rows, self._cache.table, kind)
+            if rows.scored:
+                lent = len(all_passes) == 1 and rows.all_chosen
+                results.logits.append(_rows_of(buffers.logits, rows.scored, lent))
+            for layer in taps:
+                results.hidden[layer].append(buffers.tap(layer)[:count].clone())
+        return results
+
+    def _logits(self, results: "_Results") -> Tensor:
+        if not results.logits:
+            return self._runner.buffers.logits.new_empty(0, self.vocab_size)
+        return _joined(results.logits)[:, : self.vocab_size]
+
+    def _chosen(self, rows: PassRows) -> list[int]:
+        """The token of each scored row, -1 where nobody asked for it."""
+        if not rows.choices:
+            return [-1] * len(rows.scored)
+        chosen = self._runner.chosen()
+        if rows.all_chosen:
+            return [chosen[row] for row in rows.scored]
+        asked = {row for choice in rows.choices for row in range(choice.first_row, choice.end_row)}
+        return [chosen[row] if row in asked else -1 for row in rows.scored]
+
+    def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
+        source = [fed.slots[node] for node in path]
+        target = self._cache.slots(seq_id, start, start + len(path))
+        if source != target:
+            self._runner.move(source, target)
+
+    def _fill_with_noise(self, slots: list[int]) -> None:
+        at = torch.tensor(slots, device=self._launcher.device)
+        with torch.inference_mode():
+            for cached in (self._rows.k, self._rows.v):
+                noise = torch.randn(cached.shape[3], device=cached.device, dtype=cached.dtype)
+                cached.index_copy_(2, at, noise.expand(*cached.shape[:2], len(slots), -1).contiguous())
+
+
+def make_launcher(shape: ModelConfig, config: EngineConfig, kind: WeightType = "bf16") -> GpuLauncher:
+    """Builds the kernels for this model and GPU. Raises NotCompiled where it cannot."""
+    device, _ = placement(config)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return GpuLauncher(device, defines(shape, multiprocessors, int8=kind == "int8"))
+
+
+def _scored_from(feed: Feed) -> int:
+    return len(feed.tokens) - 1 if feed.scored else len(feed.tokens) + len(feed.draft)
+
+
+def _depth(draft: Draft) -> int:
+    return max(map(len, draft.paths()), default=0)
+
+
+def _rows_of(values: Tensor, rows: Sequence[int], lent: bool) -> Tensor:
+    """These rows, which ascend, of a static buffer. lent: good until the next pass overwrites them."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        found = values[rows[0] : rows[-1] + 1]
+        return found if lent else found.clone()
+    return values[list(rows)]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+assert max(BUCKETS) == MAX_ROWS

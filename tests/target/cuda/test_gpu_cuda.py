@@ -1,0 +1,333 @@
+"""The CUDA kernels on a GPU: bits of rows, trees and batches, and speculative text equal to plain text."""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.engine.verify import sampler_of
+from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.target.cuda.driver import GpuLauncher
+from paceline.target.cuda.graphs import defines
+from paceline.target.cuda.target import CudaTarget
+from paceline.target.load import load_target
+from paceline.target.weights.model_config import ModelConfig, Rope, Weights
+from paceline.text import Tokenizer
+from paceline.types import Draft, Feed, Seq
+from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
+from support.models import open_with, random_tree, rows_in_one_pass, rows_one_by_one, some_tokens
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
+]
+
+CONFIG = EngineConfig(device="cuda", cache_mb=2048, max_batch=32)
+COUNTS = (1, 2, 3, 5, 8, 16, 31, 32)
+
+
+def random_model(
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ff: int,
+    vocab: int,
+    family: str = "llama",
+) -> Weights:
+    """Random weights on the GPU."""
+    shape = ModelConfig(
+        family, layers, width, heads, kv_heads, head_dim, ff, vocab, 16384, 1e-5, Rope(100000.0)
+    )
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def normal(*size: int, scale: float = 1.0) -> Tensor:
+        made = torch.randn(*size, generator=generator, device="cuda", dtype=torch.bfloat16)
+        return made.mul_(scale)
+
+    tensors = {"embed": normal(vocab, width, scale=4 * width**-0.5), "norm": 1 + normal(width, scale=0.1)}
+    sizes = {
+        "q": (heads * head_dim, width),
+        "k": (kv_heads * head_dim, width),
+        "v": (kv_heads * head_dim, width),
+    }
+    sizes |= {"o": (width, heads * head_dim), "gate": (ff, width), "up": (ff, width), "down": (width, ff)}
+    for i in range(layers):
+        tensors |= {f"layers.{i}.{p}": normal(*size, scale=size[1] ** -0.5) for p, size in sizes.items()}
+        tensors |= {f"layers.{i}.{p}": 1 + normal(width, scale=0.1) for p in ("attn_norm", "ffn_norm")}
+        if family == "qwen3":
+            tensors |= {f"layers.{i}.{p}": 1 + normal(head_dim, scale=0.1) for p in ("q_norm", "k_norm")}
+    return Weights(shape, tensors, f"random {family} {width}")
+
+
+def smollm2_path() -> Path:
+    """PACELINE_SMOLLM2, else the model as `paceline pull` keeps it."""
+    if given := os.environ.get("PACELINE_SMOLLM2"):
+        return Path(given)
+    from paceline.errors import UnknownModel
+    from paceline.hub import resolve
+
+    try:
+        return resolve("smollm2-135m")
+    except UnknownModel:
+        pytest.skip("smollm2-135m is not here: run `paceline pull smollm2-135m`")
+
+
+@pytest.fixture(scope="module")
+def small() -> CudaTarget:
+    """The shape of SmolLM2."""
+    return CudaTarget(random_model(30, 576, 9, 3, 64, 1536, 49152), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def wide() -> CudaTarget:
+    """Four layers in the shape of an 8B model."""
+    return CudaTarget(random_model(4, 4096, 32, 8, 128, 14336, 32000), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def normed() -> CudaTarget:
+    """Six layers in the shape of Qwen 3 0.6B."""
+    return CudaTarget(random_model(6, 1024, 16, 8, 128, 3072, 151936, "qwen3"), CONFIG)
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> CudaTarget:
+    target = load_target(smollm2_path(), CONFIG)
+    assert isinstance(target, CudaTarget)
+    return target
+
+
+MODELS = [
+    ("llama", 64, 0),
+    ("llama", 128, 0),
+    ("mistral", 64, 16),
+    ("qwen2", 64, 0),
+    ("qwen3", 128, 0),
+    ("qwen3", 64, 0),
+]
+
+
+@pytest.mark.parametrize(("family", "head_dim", "window"), MODELS)
+def test_logits_are_those_of_float64(family: str, head_dim: int, window: int) -> None:
+    weights, tokens = tiny_weights(family, head_dim, window), some_tokens(200, vocab=VOCAB)
+    expected = reference_logits(weights, tokens)
+    target = CudaTarget(weights, CONFIG)
+    open_with(target, "s", tokens[:150])
+    logits = target.forward([Feed("s", tokens[150:151], Draft(tuple(tokens[151:])))]).logits
+    assert gap(logits.cpu(), expected[150:]) < 0.008
+
+
+def check_rows(target: CudaTarget, context: int) -> None:
+    vocab, name = target.vocab_size, f"rows {context}"
+    new = some_tokens(32, 1, vocab)
+    open_with(target, name, some_tokens(context, 2, vocab), tenant=name)
+    alone = rows_one_by_one(target, name, context, new)
+    for count in COUNTS:
+        for start in {0, 32 - count}:
+            open_rows(target, name, context, new[:start])
+            among = rows_in_one_pass(target, name, context + start, new[start : start + count])
+            assert torch.equal(among, alone[start : start + count]), (
+                f"{count} rows from {start} after {context}"
+            )
+            target.keep(name, context)
+    for seed in range(3):
+        draft = random_tree(31, 4, seed, vocab)
+        path = max(draft.paths(), key=len)
+        tokens = list(draft.tokens)
+        for node, token in zip(path, new[1:], strict=False):
+            tokens[node] = token
+        tree = target.forward([Feed(name, new[:1], Draft(tuple(tokens), draft.parents))]).logits
+        rows = tree[[0, *(node + 1 for node in path)]]
+        assert torch.equal(rows, alone[: len(rows)]), f"tree {seed} after {context}"
+        target.keep(name, context + 1, path)
+        after = rows_in_one_pass(target, name, context + len(rows), new[len(rows) : len(rows) + 2])
+        assert torch.equal(after, alone[len(rows) : len(rows) + 2]), f"kept path {seed} after {context}"
+        target.keep(name, context)
+    target.close(name)
+    target.forget(name)
+
+
+def open_rows(target: CudaTarget, name: str, context: int, tokens: Sequence[int]) -> None:
+    if tokens:
+        target.forward([Feed(name, tokens, scored=False)])
+        target.keep(name, context + len(tokens))
+
+
+@pytest.mark.parametrize("context", [5, 250, 1000, 4090, 8170])
+def test_row_bits_of_a_small_model(small: CudaTarget, context: int) -> None:
+    check_rows(small, context)
+
+
+@pytest.mark.parametrize("context", [300, 8170])
+def test_row_bits_of_a_wide_model(wide: CudaTarget, context: int) -> None:
+    check_rows(wide, context)
+
+
+@pytest.mark.parametrize("context", [300, 4090])
+def test_row_bits_of_a_model_with_query_norms(normed: CudaTarget, context: int) -> None:
+    check_rows(normed, context)
+
+
+@pytest.mark.parametrize("context", [300, 1000])
+def test_row_bits_of_a_real_model(smollm2: CudaTarget, context: int) -> None:
+    check_rows(smollm2, context)
+
+
+def test_row_bits_of_int8_weights() -> None:
+    weights = random_model(4, 2048, 16, 4, 128, 8192, 32000)
+    check_rows(CudaTarget(weights, CONFIG, kind="int8"), 300)
+
+
+def test_bits_do_not_depend_on_dependent_launch(wide: CudaTarget) -> None:
+    device = torch.device("cuda")
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    launcher = GpuLauncher(device, defines(wide.shape, processors), pdl=False)
+    plain = CudaTarget(random_model(4, 4096, 32, 8, 128, 14336, 32000), CONFIG, launcher)
+    tokens = some_tokens(350, 3, wide.vocab_size)
+    rows = []
+    for target in (wide, plain):
+        open_with(target, "pdl", tokens[:330], tenant="pdl")
+        rows.append(rows_in_one_pass(target, "pdl", 330, tokens[330:]))
+        target.close("pdl")
+    assert torch.equal(*rows)
+
+
+def test_a_pass_runs_in_any_thread(small: CudaTarget) -> None:
+    tokens = some_tokens(50, 41, small.vocab_size)
+    open_with(small, "t", tokens[:-1], tenant="t")
+    here = rows_in_one_pass(small, "t", 49, tokens[-1:])
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(rows_in_one_pass, small, "t", 49, tokens[-1:]).result()
+    small.close("t")
+    assert torch.equal(here, there)
+
+
+def test_row_bits_do_not_depend_on_the_batch(small: CudaTarget) -> None:
+    vocab = small.vocab_size
+    lengths = (250, 3, 1000, 129, 64, 700, 2049)
+    alone = {}
+    for i, length in enumerate(lengths):
+        open_with(small, f"b{i}", some_tokens(length, 10 + i, vocab), tenant=f"b{i}")
+        draft = random_tree(6, 3, i, vocab) if i % 2 else Draft(tuple(some_tokens(i + 1, i, vocab)))
+        alone[i] = (draft, small.forward([Feed(f"b{i}", [7], draft)]).logits)
+        small.keep(f"b{i}", length)
+    for members in ((0, 1), (2, 3, 4), tuple(range(7)), (6, 5, 4, 3, 2, 1, 0)):
+        scores = small.forward([Feed(f"b{i}", [7], alone[i][0]) for i in members])
+        for start, i in zip(scores.starts, members, strict=True):
+            rows = scores.logits[start : start + len(alone[i][1])]
+            assert torch.equal(rows, alone[i][1]), f"{i} among {members}"
+            small.keep(f"b{i}", lengths[i])
+    for i in range(len(lengths)):
+        small.close(f"b{i}")
+
+
+def test_a_cached_prefix_gives_the_bits_of_a_cold_start(small: CudaTarget) -> None:
+    tokens, after = some_tokens(300, 20, small.vocab_size), some_tokens(5, 21, small.vocab_size)
+    open_with(small, "cold", tokens, tenant="p")
+    cold = rows_in_one_pass(small, "cold", 300, after)
+    small.close("cold")
+    assert open_with(small, "warm", tokens, tenant="p") > 0
+    assert torch.equal(rows_in_one_pass(small, "warm", 300, after), cold)
+    small.close("warm")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 2.0])
+def test_tokens_are_those_that_sampling_chooses(
+    small: CudaTarget, normed: CudaTarget, smollm2: CudaTarget, temperature: float
+) -> None:
+    for target in (small, normed, smollm2):
+        tokens, draft = some_tokens(100, 31, target.vocab_size), some_tokens(31, 32, target.vocab_size)
+        open_with(target, "c", tokens[:-1], tenant="c")
+        for seed in range(8):
+            params = SamplingParams(temperature=temperature, seed=seed * 77777777777, choice=seed % 2)
+            sampler = sampler_of(Seq("c", [1] * (60 + seed), 60, params))
+            scores = target.forward([Feed("c", tokens[-1:], Draft(tuple(draft)), sampler=sampler)])
+            keys = [noise_key(params.noise_seed, params.choice, CHOICE, seed + i) for i in range(32)]
+            rows = scores.logits.cpu().numpy()
+            assert scores.tokens == [chooser(params)(row, key) for row, key in zip(rows, keys, strict=True)]
+            target.keep("c", 99)
+        target.close("c")
+
+
+CUTS: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.95},
+    {"top_p": 0.8, "min_p": 0.1},
+]
+
+
+def left_to_the_host(target: CudaTarget, tokens: Sequence[int], params: SamplingParams) -> int:
+    """Compares the tokens of the last 32 rows with sampling's; gives how many the device did not choose."""
+    context = len(tokens) - 32
+    open_with(target, "c", tokens[:context], tenant="c")
+    sampler = sampler_of(Seq("c", [1] * 60, 60, params))
+    feed = Feed("c", tokens[context : context + 1], Draft(tuple(tokens[context + 1 :])), sampler=sampler)
+    scores = target.forward([feed])
+    chosen = list(scores.tokens) or [-1] * 32
+    for i, (row, token) in enumerate(zip(scores.logits.cpu().numpy(), chosen, strict=True)):
+        expected = chooser(params)(row, noise_key(params.noise_seed, 0, CHOICE, i))
+        assert token in (expected, -1), f"{params}, row {i}"
+    target.close("c")
+    return chosen.count(-1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_cut_tokens_are_those_that_sampling_chooses(
+    small: CudaTarget, smollm2: CudaTarget, temperature: float
+) -> None:
+    """After text the device chooses every token. After noise a cut may keep more than it can sort."""
+    text = Tokenizer.load(smollm2_path()).encode(
+        "The harbour wakes slowly. At six in the morning the first boats come in, their decks covered with "
+        "nets and crates of fish, and the gulls follow them over the grey water. A woman sells coffee."
+    )
+    for seed, cut in enumerate(CUTS):
+        params = SamplingParams(temperature=temperature, seed=seed, **cut)
+        left_to_the_host(small, some_tokens(100, 31, small.vocab_size), params)
+        assert left_to_the_host(smollm2, text, params) == 0
+
+
+def texts(
+    target: CudaTarget, prompts: Mapping[int, Sequence[int]], spec: SpecConfig, temperature: float
+) -> dict[int, list[int]]:
+    """64 tokens after each prompt, all in one batch; its number is its seed."""
+    engine = Engine(target, model_free(), Fixed(), config=CONFIG)
+    seqs = {}
+    for i, prompt in prompts.items():
+        params = SamplingParams(temperature=temperature, seed=i, max_tokens=64, ignore_eos=True)
+        seqs[i] = Seq(f"t{i}", list(prompt), len(prompt), params, spec, tenant=f"{spec} {i}")
+        engine.submit(seqs[i])
+    while engine.busy:
+        engine.step()
+    return {i: seq.output for i, seq in seqs.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("width", [1, 3])
+def test_speculative_text_is_plain_text(smollm2: CudaTarget, temperature: float, width: int) -> None:
+    encode = Tokenizer.load(smollm2_path()).encode
+    story = "The cat sat on the mat. The dog sat on the log. The cat sat on the mat again, and the dog"
+    prompts = {i: encode(f"{i}. {story} " * (1 + i)) for i in range(8)}
+    plain = SpecConfig((), max_draft=0)
+    fast = SpecConfig(("suffix", "ngram"), max_draft=7, adaptive=False, tree_width=width)
+    expected: dict[int, list[int]] = {}
+    alone: dict[int, list[int]] = {}
+    for i, prompt in prompts.items():
+        expected |= texts(smollm2, {i: prompt}, plain, temperature)
+        alone |= texts(smollm2, {i: prompt}, fast, temperature)
+    assert alone == expected
+    assert texts(smollm2, prompts, plain, temperature) == expected
+    assert texts(smollm2, prompts, fast, temperature) == expected

@@ -1,0 +1,347 @@
+"""The CUDA kernels, run by the CPU shim: against float64, and bit for bit against themselves.
+
+The shim's arithmetic is not a GPU's, but its order of sums is, so that a row whose bits depend on its company
+is found here too.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.engine.verify import sampler_of
+from paceline.errors import CacheFull
+from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
+from paceline.target.cuda.batch import PassRows, RowChoices
+from paceline.target.cuda.driver import CpuLauncher
+from paceline.target.cuda.graphs import PassKernels, PassKind
+from paceline.target.cuda.target import CudaTarget
+from paceline.target.cuda.weights import quantise_int8, unsupported_reason
+from paceline.target.weights.model_config import Weights
+from paceline.types import Draft, Feed, Sampler, Seq
+from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
+from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
+
+CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=4)
+CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
+
+
+@cache
+def launcher() -> CpuLauncher:
+    return CpuLauncher(["-DWITH_INT8"])
+
+
+def make_target(weights: Weights) -> CudaTarget:
+    return CudaTarget(weights, CONFIG, launcher())
+
+
+def tokens_of(count: int, seed: int = 0) -> list[int]:
+    return some_tokens(count, seed, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def target() -> CudaTarget:
+    """Holds a sequence "s" of CONTEXT tokens."""
+    made = make_target(tiny_weights())
+    open_with(made, "s", tokens_of(CONTEXT))
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(target: CudaTarget) -> Tensor:
+    """Logits of 32 rows after the context, in one pass."""
+    return rows_in_one_pass(target, "s", CONTEXT, tokens_of(32, 1))
+
+
+def test_structures_are_as_large_as_the_kernels_think() -> None:
+    sizes = [launcher().library.size_of(i) for i in range(len(STRUCTURES))]
+    assert sizes == [ctypes.sizeof(structure) for structure in STRUCTURES]
+
+
+@pytest.mark.parametrize(
+    ("family", "head_dim", "window"),
+    [
+        ("llama", 64, 0),
+        ("llama", 128, 0),
+        ("mistral", 64, 16),
+        ("qwen2", 64, 0),
+        ("qwen3", 128, 0),
+        ("qwen3", 64, 0),
+    ],
+)
+def test_logits_are_those_of_float64(family: str, head_dim: int, window: int) -> None:
+    weights, tokens = tiny_weights(family, head_dim, window), tokens_of(30)
+    expected = reference_logits(weights, tokens)
+    target = make_target(weights)
+    target.open(Seq("s", tokens, len(tokens)))
+    logits = target.forward([Feed("s", tokens[:2], Draft(tuple(tokens[2:])))]).logits
+    assert logits.shape == (29, VOCAB)
+    assert gap(logits, expected[1:]) < 0.008
+
+
+def test_a_window_begins_inside_a_later_chunk_of_keys() -> None:
+    weights, tokens = tiny_weights("mistral", window=20), tokens_of(CONTEXT + 40)
+    expected = reference_logits(weights, tokens)[-1:]
+    target = make_target(weights)
+    open_with(target, "s", tokens[:-1])
+    assert gap(target.forward([Feed("s", tokens[-1:])]).logits, expected) < 0.008
+
+
+def test_rows_after_a_long_context_are_those_of_float64(rows: Tensor) -> None:
+    expected = reference_logits(tiny_weights(), [*tokens_of(CONTEXT), *tokens_of(32, 1)])
+    assert gap(rows, expected[CONTEXT:]) < 0.008
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 16])
+def test_row_bits_do_not_depend_on_the_number_of_rows(target: CudaTarget, rows: Tensor, count: int) -> None:
+    new = tokens_of(32, 1)
+    for start in (0, 5):  # the second begins one position before a chunk
+        target.forward([Feed("s", new[:start] or new[:1])])
+        target.keep("s", CONTEXT + start)
+        alone = rows_in_one_pass(target, "s", CONTEXT + start, new[start : start + count])
+        target.keep("s", CONTEXT)
+        assert torch.equal(alone, rows[start : start + count])
+
+
+def test_a_block_goes_from_chunk_to_chunk_with_many_query_rows() -> None:
+    """72 query rows, 32 at a time: in the last turn half of a block's warps have none.
+
+    On one multiprocessor a block takes several chunks of a head; on many, one chunk for 32 query rows.
+    """
+    rows = []
+    for multiprocessors in (1, 40):
+        target = CudaTarget(tiny_weights(heads=8), CONFIG, CpuLauncher(["-DWITH_INT8"], multiprocessors))
+        open_with(target, "s", tokens_of(CONTEXT))
+        rows.append(rows_in_one_pass(target, "s", CONTEXT, tokens_of(18, 1)))
+    assert torch.equal(*rows)
+
+
+def tree_with(chain: Sequence[int], nodes: int, seed: int) -> tuple[Draft, list[int]]:
+    """A random tree that holds this chain, and the chain's nodes."""
+    shape = random_tree(nodes, 3, seed, VOCAB)
+    path = max(shape.paths(), key=len)
+    tokens = list(shape.tokens)
+    for node, token in zip(path, chain, strict=False):
+        tokens[node] = token
+    return Draft(tuple(tokens), shape.parents), list(path)
+
+
+@pytest.mark.parametrize(("nodes", "seed"), [(12, 1), (31, 2), (45, 3)])
+def test_nodes_of_a_tree_have_the_bits_of_their_chain(
+    target: CudaTarget, rows: Tensor, nodes: int, seed: int
+) -> None:
+    root, *chain = tokens_of(32, 1)
+    draft, path = tree_with(chain, nodes, seed)
+    logits = target.forward([Feed("s", [root], draft)]).logits
+    assert torch.equal(logits[[0, *(node + 1 for node in path)]], rows[: len(path) + 1])
+    target.keep("s", CONTEXT + 1, path)  # moves the rows of a side branch
+    following = chain[len(path) : len(path) + 2]
+    length = CONTEXT + 1 + len(path)
+    assert torch.equal(
+        rows_in_one_pass(target, "s", length, following), rows[len(path) + 1 : len(path) + 1 + len(following)]
+    )
+    target.keep("s", CONTEXT)
+
+
+def test_row_bits_do_not_depend_on_pages_and_neighbours(rows: Tensor) -> None:
+    """The sequence lies in other, scattered pages, beside one with a tree and one that is being read."""
+    other, new = make_target(tiny_weights()), tokens_of(32, 1)
+    open_with(other, "ballast", tokens_of(70, 5), tenant="x")
+    open_with(other, "s", tokens_of(CONTEXT)[:60], tenant="y")
+    open_with(other, "more", tokens_of(3, 6), tenant="z")
+    other._cache._free.take(other._cache.table("s")[-1])  # so that the next page is elsewhere
+    other.forward([Feed("s", tokens_of(CONTEXT)[60:], scored=False)])
+    other.keep("s", CONTEXT)
+    table = other._cache.table("s")
+    assert table != list(range(table[0], table[0] + len(table)))
+    feeds = [
+        Feed("ballast", [3], random_tree(9, 3, 4, VOCAB)),
+        Feed("s", new[:1], Draft(tuple(new[1:7]))),
+        Feed("more", tokens_of(20, 8), scored=False),
+    ]
+    scores = other.forward(feeds)
+    assert torch.equal(scores.logits[scores.starts[1] : scores.starts[1] + 7], rows[:7])
+    assert len(scores.logits) == scores.starts[2] == 17
+
+
+def test_a_prompt_has_the_same_bits_however_it_is_cut(rows: Tensor) -> None:
+    other, tokens = make_target(tiny_weights()), [*tokens_of(CONTEXT), *tokens_of(32, 1)]
+    open_with(other, "s", tokens[:45], chunk=7)
+    other.forward([Feed("s", tokens[45:130], scored=False)])
+    other.keep("s", 130)
+    assert torch.equal(
+        rows_in_one_pass(other, "s", 130, tokens[130:132]), rows[130 - CONTEXT : 132 - CONTEXT]
+    )
+
+
+def test_a_pass_is_cut_where_partial_results_have_no_room(rows: Tensor) -> None:
+    other = make_target(tiny_weights())
+    other._runner.buffers.max_parts = 5
+    open_with(other, "s", tokens_of(CONTEXT))
+    assert torch.equal(rows_in_one_pass(other, "s", CONTEXT, tokens_of(32, 1)[:9]), rows[:9])
+
+
+def test_taps_and_skipped_layers() -> None:
+    """What a model of the first layer alone says is what skipping the second says; taps are of every row."""
+    tokens = tokens_of(20)
+    whole = make_target(tiny_weights())
+    short = tiny_weights()
+    alone = make_target(Weights(replace(short.shape, layers=1), some_layers(short.tensors, [0]), "first"))
+    for target in (whole, alone):
+        target.open(Seq("s", tokens, len(tokens)))
+    skipped = whole.skip_forward([Feed("s", tokens)], [0], [0])
+    scores = alone.forward([Feed("s", tokens)], taps=(0,))
+    assert torch.equal(skipped.logits, scores.logits)
+    tapped = whole.forward([Feed("s", tokens[:-1], Draft(tuple(tokens[-1:])))], taps=(1, 0))
+    assert torch.equal(tapped.hidden[0], scores.hidden[0])
+    assert tapped.hidden[1].shape == (20, 128)
+    assert not torch.equal(tapped.hidden[1], tapped.hidden[0])
+
+
+def test_int8_weights_are_what_they_were_rounded_to() -> None:
+    weights, tokens = tiny_weights("qwen2"), tokens_of(12)
+    matrices = [name for name, t in weights.tensors.items() if t.dim() == 2]
+    rounded = dict(weights.tensors)
+    for name in matrices:
+        codes, scale = quantise_int8(weights.tensors[name])
+        rounded[name] = codes.double() * scale.double()[:, None]
+    rounded["head"] = rounded["embed"]
+    rounded["embed"] = weights.tensors["embed"]
+    expected = reference_logits(Weights(weights.shape, rounded, ""), tokens)
+    target = CudaTarget(weights, CONFIG, launcher(), "int8")
+    target.open(Seq("s", tokens, len(tokens)))
+    logits = target.forward([Feed("s", tokens[:1], Draft(tuple(tokens[1:])))]).logits
+    assert gap(logits, expected) < 0.008
+    target.keep("s", 0)
+    alone = rows_in_one_pass(target, "s", 0, tokens[:3])
+    assert torch.equal(alone, logits[:3])
+
+
+def test_what_cannot_be_computed_is_refused_before_anything_is_written(target: CudaTarget) -> None:
+    with pytest.raises(ValueError, match="not one of the model's"):
+        target.forward([Feed("s", [VOCAB])])
+    with pytest.raises(ValueError, match="taps"):
+        target.forward([Feed("s", [1])], taps=(2,))
+    deep = (-1, -1, *range(1, MAX_DEPTH + 1))  # two branches, one of them too deep
+    with pytest.raises(CacheFull, match="deeper"):
+        target.forward([Feed("s", [1], Draft(tuple(tokens_of(len(deep))), deep))])
+    target.keep("s", CONTEXT)
+
+
+def test_models_that_the_kernels_do_not_know() -> None:
+    weights = tiny_weights("qwen3")
+    assert unsupported_reason(weights.shape, weights.tensors) is None
+    changes: list[dict[str, Any]] = [
+        {"architecture": "gemma3"},
+        {"head_dim": 80},
+        {"width": 100},
+        {"activation": "gelu_tanh"},
+    ]
+    for change in changes:
+        assert unsupported_reason(replace(weights.shape, **change), weights.tensors)
+    assert unsupported_reason(weights.shape, [*weights.tensors, "layers.0.post_attn_norm"])
+
+
+@pytest.mark.parametrize(("temperature", "width"), [(0.0, 1), (0.7, 3)])
+def test_speculative_text_is_plain_text(temperature: float, width: int) -> None:
+    """Two requests in one batch, with a drafter that repeats the prompt."""
+    made = {}
+    for spec in (SpecConfig((), max_draft=0), SpecConfig(("ngram",), adaptive=False, tree_width=width)):
+        engine = Engine(make_target(tiny_weights()), model_free(), Fixed(), config=CONFIG)
+        seqs = []
+        for i in range(2):
+            params = SamplingParams(temperature=temperature, seed=i, max_tokens=6)
+            seqs.append(Seq(f"s{i}", tokens_of(7, i) * 3, 21, params, spec))
+            engine.submit(seqs[-1])
+        while engine.busy:
+            engine.step()
+        made[spec] = [seq.output for seq in seqs]
+    plain, fast = made.values()
+    assert plain == fast
+    assert len(plain[0]) == 6
+
+
+def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Runs the kernels that choose over these rows."""
+    runner = target._runner
+    runner.buffers.logits[: len(logits), :VOCAB] = logits
+    rows = PassRows(
+        [0] * len(logits), [0] * len(logits), [-1] * len(logits), [0] * len(logits), [0] * len(logits)
+    )
+    rows.choices = [RowChoices(sampler, i, i + 1, 0) for i, sampler in enumerate(samplers)]
+    runner._number += 1
+    runner._input.fill(rows, (), runner._number)
+    runner.buffers.input.copy_(runner.buffers.host_input)
+    cut = any(sampler.cuts for sampler in samplers)
+    kind = PassKind(32, (0, 1), (), scored=True, chosen=True, cut=cut)
+    runner._launch_all(PassKernels(runner, kind).launches[-4 if cut else -2 :])
+    runner._taken[0] = runner._number
+    return runner.chosen()[: len(logits)]
+
+
+def strange_logits() -> Tensor:
+    logits = 4 * torch.randn(32, VOCAB, generator=torch.Generator().manual_seed(3))
+    logits[:, -1] += 9  # the last token counts, those that fill the tile do not
+    logits[1] = 0.5  # all equal
+    logits[2, 7:] = -torch.inf
+    logits[3, [9, 300]] = torch.nan
+    logits[4, [30, 20]] = torch.inf
+    logits[5, ::2] *= -1e30
+    logits[6] = -0.0
+    logits[6, 100] = 0.0
+    logits[7:12] = logits[7:12].round()  # many equals at the edge of a cut
+    logits[12] *= 20
+    return logits
+
+
+def check_choices(target: CudaTarget, logits: Tensor, **more: Any) -> int:
+    """Compares the tokens with sampling's; gives how many the device has left to the host."""
+    params = [SamplingParams(seed=5 * 10**17 * i + 5, choice=i % 3, **more) for i in range(len(logits))]
+    samplers = [sampler_of(Seq("s", [1] * (5 + 1000 * i), 5, p)) for i, p in enumerate(params)]
+    chosen = choose_on_device(target, logits, [sampler for sampler in samplers if sampler is not None])
+    left = 0
+    for i, (p, row, token) in enumerate(zip(params, logits, chosen, strict=True)):
+        expected = chooser(p)(row.numpy(), noise_key(p.noise_seed, p.choice, CHOICE, 1000 * i))
+        assert token in (expected, -1), f"row {i}"
+        left += token == -1
+    return left
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 5.0])
+def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature: float) -> None:
+    assert check_choices(target, strange_logits(), temperature=temperature) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [
+    (1, 1.0, 0.0), (7, 1.0, 0.0), (400, 1.0, 0.0), (0, 0.3, 0.0), (0, 0.95, 0.0), (0, 1.0, 0.05),
+    (40, 0.9, 0.0), (3, 0.5, 0.2), (0, 0.9, 0.3), (10**9, 0.8, 0.0),
+])  # fmt: skip
+def test_cut_tokens_are_those_that_sampling_chooses(
+    target: CudaTarget, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    more = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    assert check_choices(target, strange_logits(), **more) == 0
+
+
+def test_a_target_does_not_choose_what_the_text_or_a_grammar_decides() -> None:
+    def asked(**more: Any) -> bool:
+        return sampler_of(Seq("s", [1], 1, SamplingParams(seed=1, **more))) is not None
+
+    assert asked()
+    assert asked(temperature=0.7)
+    assert asked(temperature=0.7, top_p=0.5, top_k=5, min_p=0.1)
+    assert not asked(repetition_penalty=1.1)
+    assert not asked(logit_bias=((3, 1.0),))
+    assert not asked(logprobs=1)
+    assert sampler_of(Seq("s", [1], 1, SamplingParams(), SpecConfig(accept="residual"))) is None
