@@ -81,6 +81,8 @@ def for_whom() -> Lines:
         "chat. The default list (`grammar`, `suffix`, `ngram`) against plain decoding in the same run:",
         "",
         *Table(head, rows).markdown(),
+        "The H200 rows ran on torch without the CUDA kernels.",
+        "",
     ]
     for result in results_folder.read("tools"):
         lines += _tools(result)
@@ -153,7 +155,8 @@ def on_a_gpu() -> Lines:
             "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
             "",
             *gpu.passes(result, contexts=(300, 4000)),
-            "SmolLM2 after recorded agent prompts, one request at a time, Python included:",
+            "SmolLM2 after recorded agent prompts, one request at a time, Python included. One run without "
+            "repeats, and no other engine on the same prompts:",
             "",
             *gpu.rounds(result),
         ]
