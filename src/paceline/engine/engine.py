@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.draft_masks import masks, rejected, words
+from paceline.constraints.draft_masks import Masks, masks, rejected, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
@@ -144,8 +144,8 @@ class Engine:
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
-        with self._constrained(scheduled):
-            scheduled, scores, ended = self._forward(scheduled)
+        with self._constrained(scheduled) as masks_of:
+            scheduled, scores, ended = self._forward(scheduled, masks_of)
             rows = _RowsOnHost(scores)
         cost = Pass(
             len(scheduled),
@@ -164,10 +164,12 @@ class Engine:
         return failed + ended + rounds
 
     def _expire(self) -> list[Round]:
+        expired = self._scheduler.expired(self._clock())
+        if not expired:
+            return []
         running = {seq.id for seq in self._scheduler.running()}
         return [
-            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running)
-            for seq in self._scheduler.expired(self._clock())
+            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running) for seq in expired
         ]
 
     def _admit(self) -> list[Round]:
@@ -188,14 +190,19 @@ class Engine:
             for seq, fed in self._scheduler.pieces()
         ]
 
-    def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
+    def _forward(
+        self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
+    ) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
 
         Where it is full, drafts are dropped first, then the sequences admitted last are preempted. One that
         does not fit even alone ends with the error.
         """
         while scheduled:
-            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
+            feeds = [
+                Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
+                for s in scheduled
+            ]
             try:
                 return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
             except CacheFull as error:
@@ -224,14 +231,14 @@ class Engine:
         return r
 
     @contextmanager
-    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
+    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[Mapping[str, Callable[[], Masks]]]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
         bound = [(s, s.seq.cursor) for s in scheduled if s.seq.cursor is not None and s.scored]
         futures = [
             (s, self._mask_pool.submit(masks, cursor, s.draft, words(self.target.vocab_size)))
             for s, cursor in bound
         ]
-        yield
+        yield {s.seq.id: future.result for s, future in futures}
         for s, future in futures:
             s.masks = future.result()
 
@@ -307,7 +314,7 @@ class _RowsOnHost:
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
         tokens = self._tokens[first : first + 1 + len(s.draft)]
         if tokens and min(tokens) >= 0:
-            return verify_choices(s.draft, tokens), ()
+            return verify_choices(s.draft, tokens, s.masks), ()
         assert self._logits is not None
         rows = self._logits[first:]
         verdict = verify(s.seq, s.draft, rows, s.masks)

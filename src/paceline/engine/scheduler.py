@@ -169,6 +169,9 @@ class Scheduled:
 
 def by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
     """Sequences with the same list of drafters, together."""
+    if len(scheduled) == 1:
+        yield list(scheduled)
+        return
     ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
     for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
         yield list(group)

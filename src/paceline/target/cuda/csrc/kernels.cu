@@ -51,17 +51,20 @@ ATTENTION_KERNELS(128)
 
 KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
 KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) masks(ARGUMENT(Choose) a) { take_masks(a); }
+KERNEL(THREADS, 1) process(ARGUMENT(Choose) a) { process_logits(a); }
 KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
 KERNEL(THREADS, 1) count(ARGUMENT(Choose) a) { count_depths(a); }
 KERNEL(THREADS, 1) gather(ARGUMENT(Choose) a) { gather_candidates(a); }
 KERNEL(THREADS, 1) choose(ARGUMENT(Choose) a) { choose_tokens(a); }
 KERNEL(THREADS, 1) move(ARGUMENT(MoveRows) a) { move_rows(a); }
+KERNEL(THREADS, 1) spoken(ARGUMENT(CountTokens) a) { count_tokens(a); }
 
 #ifdef ON_CPU  // so that arguments.py can be checked
 extern "C" int size_of(int which) {
     const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
                          sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
-                         sizeof(Chosen)};
+                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens)};
     return sizes[which];
 }
 #endif
