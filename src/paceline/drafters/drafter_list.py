@@ -65,7 +65,9 @@ class DrafterList(Drafter):
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
-        self._observers = tuple(d for d in self.drafters if type(d).observe is not Drafter.observe)
+        self._observers = tuple(
+            d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
+        )
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._value = _HeadValue(estimates or _NothingKnown())
