@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 CONFIG = EngineConfig(device="cuda", cache_mb=2048, max_batch=32)
-COUNTS = (1, 2, 3, 5, 8, 16, 31, 32)
+COUNTS = (1, 2, 3, 5, 8, 16, 32, 33, 64)
 
 
 def random_model(
@@ -133,11 +133,11 @@ def test_logits_are_those_of_float64(family: str, head_dim: int, window: int) ->
 
 def check_rows(target: CudaTarget, context: int) -> None:
     vocab, name = target.vocab_size, f"rows {context}"
-    new = some_tokens(32, 1, vocab)
+    new = some_tokens(64, 1, vocab)
     open_with(target, name, some_tokens(context, 2, vocab), tenant=name)
     alone = rows_one_by_one(target, name, context, new)
     for count in COUNTS:
-        for start in {0, 32 - count}:
+        for start in {0, 64 - count}:
             open_rows(target, name, context, new[:start])
             among = rows_in_one_pass(target, name, context + start, new[start : start + count])
             assert torch.equal(among, alone[start : start + count]), (
@@ -145,7 +145,7 @@ def check_rows(target: CudaTarget, context: int) -> None:
             )
             target.keep(name, context)
     for seed in range(3):
-        draft = random_tree(31, 4, seed, vocab)
+        draft = random_tree((31, 50, 63)[seed], 4, seed, vocab)
         path = max(draft.paths(), key=len)
         tokens = list(draft.tokens)
         for node, token in zip(path, new[1:], strict=False):

@@ -65,6 +65,11 @@ def rows(target: CudaTarget) -> Tensor:
     return rows_in_one_pass(target, "s", CONTEXT, tokens_of(32, 1))
 
 
+def test_row_bits_are_the_same_among_64_rows(target: CudaTarget, rows: Tensor) -> None:
+    many = rows_in_one_pass(target, "s", CONTEXT, [*tokens_of(32, 1), *tokens_of(21, 2)])
+    assert torch.equal(many[:32], rows)
+
+
 def test_structures_are_as_large_as_the_kernels_think() -> None:
     sizes = [launcher().library.size_of(i) for i in range(len(STRUCTURES))]
     assert sizes == [ctypes.sizeof(structure) for structure in STRUCTURES]
@@ -227,6 +232,7 @@ def test_int8_weights_are_what_they_were_rounded_to() -> None:
     target.keep("s", 0)
     alone = rows_in_one_pass(target, "s", 0, tokens[:3])
     assert torch.equal(alone, logits[:3])
+    assert torch.equal(rows_in_one_pass(target, "s", 0, [*tokens, *tokens_of(30, 1)])[:12], logits)
 
 
 def test_what_cannot_be_computed_is_refused_before_anything_is_written(target: CudaTarget) -> None:

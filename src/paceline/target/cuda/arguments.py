@@ -3,7 +3,7 @@
 import ctypes as c
 from typing import Final
 
-MAX_ROWS: Final = 32
+MAX_ROWS: Final = 64
 MAX_SEQUENCES: Final = 32
 MAX_DEPTH: Final = 64
 PAGE: Final = 64

@@ -42,10 +42,13 @@ from paceline.target.kv.cache import TorchKVMemory
 from paceline.target.weights.model_config import ModelConfig
 from paceline.types import Bits, Sampler
 
-BUCKETS: Final = (8, 16, 32)  # rows
+BUCKETS: Final = (8, 16, 32, 64)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
 LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
 LINEAR_KB: Final = 110
+WIDE_ROWS: Final = 64  # in one bucket, for which blocks are larger
+WIDE_TILES: Final = 4
+WIDE_KB: Final = 200
 MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
 COMBINE_WARPS: Final = 4
@@ -64,10 +67,22 @@ def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]
     return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
 
 
+def wide_residual_tiles(shape: ModelConfig, multiprocessors: int) -> int:
+    """The same for 64 rows: as many tiles as leave a block for nearly every multiprocessor."""
+    fitting = [
+        n
+        for n in (4, 2)
+        if shape.width % (16 * n) == 0 and shape.width // (16 * n) >= 0.9 * multiprocessors
+    ]
+    return max(fitting, default=1)
+
+
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
     """What the kernels are built with for a model."""
     tiles, kb = residual_tiling(shape, multiprocessors)
-    return [f"-DRESIDUAL_TILES={tiles}", f"-DRESIDUAL_KB={kb}", *(["-DWITH_INT8"] if int8 else [])]
+    wide = wide_residual_tiles(shape, multiprocessors)
+    values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
+    return [*(f"-D{name}={value}" for name, value in values.items()), *(["-DWITH_INT8"] if int8 else [])]
 
 
 class PageTables:
@@ -594,9 +609,13 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        tiles, kb = LINEAR_TILES, LINEAR_KB
-        if name == "residual":
-            tiles, kb = residual_tiling(self._shape, self._multiprocessors)
+        shape, processors = self._shape, self._multiprocessors
+        wide = self._row_tiles * 8 == WIDE_ROWS
+        tiles, kb = (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
+        if name == "residual" and wide:
+            tiles = wide_residual_tiles(shape, processors)
+        elif name == "residual":
+            tiles, kb = residual_tiling(shape, processors)
         kind = self._weights.kind
         shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
@@ -621,9 +640,11 @@ def _query_scale(shape: ModelConfig) -> float:
 
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
-    stage = 16 * WARPS * (128 * tiles + row_tiles * 8 * (16 if int8 else 8))
+    rows = 8 * row_tiles
+    pieces = 4 if rows == WIDE_ROWS else 8  # of 16 bytes, in a weight's row
+    stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
-    sums = 4 * WARPS * tiles * 16 * (row_tiles * 8 + 1)
+    sums = 4 * WARPS * tiles * 16 * (rows + 1)
     return 4 * MAX_ROWS + max(stage * stages, sums)
 
 

@@ -346,16 +346,15 @@ DEVICE Best best_of_cut(const Choose& a, int row) {
 }
 
 // The last block to arrive picks each row's token among its parts and tells the host.
-DEVICE void publish_tokens(const Choose& a) {
-    const int row = threadIdx.x;
-    if (row < a.input->rows) {
+DEVICE void publish_tokens(const Choose& a) {  // by one warp
+    for (int row = threadIdx.x; row < a.input->rows; row += 32) {
         Best best;
         for (int i = 0; i < SPLITS; i++)
             best.take(load_fresh(a.score + row * SPLITS + i), load_fresh(a.token + row * SPLITS + i));
         a.host->token[row] = best.token;
     }
     sync_warp();
-    if (row == 0) publish(&a.host->number, a.input->number);
+    if (threadIdx.x == 0) publish(&a.host->number, a.input->number);
 }
 
 DEVICE void choose_tokens(const Choose& a) {

@@ -1,7 +1,7 @@
 // What a pass is given, and what every kernel of it agrees on. arguments.py mirrors the structures field by field.
 #pragma once
 
-constexpr int MAX_ROWS = 32;       // of a pass
+constexpr int MAX_ROWS = 64;       // of a pass
 constexpr int MAX_SEQUENCES = 32;  // of a pass: a lane for each
 constexpr int MAX_DEPTH = 64;   // positions of a path that a pass sees outside the page table
 constexpr int PAGE = 64;        // keys in a page of the cache
