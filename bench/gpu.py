@@ -45,7 +45,7 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.types import Bits, Cursor, Draft, Feed, Seq
 
-ROWS: Final = (1, 2, 4, 8, 16, 32)
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
 SHAPES: Final = {
     "135m": ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 32768, 1e-5, Rope(100000.0)),
