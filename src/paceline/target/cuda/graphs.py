@@ -69,12 +69,8 @@ def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]
 
 def wide_residual_tiles(shape: ModelConfig, multiprocessors: int) -> int:
     """The same for 64 rows: as many tiles as leave a block for nearly every multiprocessor."""
-    fitting = [
-        n
-        for n in (4, 2)
-        if shape.width % (16 * n) == 0 and shape.width // (16 * n) >= 0.9 * multiprocessors
-    ]
-    return max(fitting, default=1)
+    min_blocks = max(64, 0.9 * multiprocessors)
+    return next((n for n in (4, 2) if shape.width >= 16 * n * min_blocks and shape.width % (16 * n) == 0), 1)
 
 
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
