@@ -14,7 +14,6 @@ DEVICE void take_input(const TakeInput& a) {
     constexpr int PIECE = 16, PATH_PIECES = MAX_DEPTH * 4 / PIECE;
     constexpr int HEADER_PIECES = (int)sizeof(PassInput) / PIECE - (MAX_ROWS - 1) * PATH_PIECES;
     constexpr int EACH = (HEADER_PIECES + THREADS - 1) / THREADS;
-    static_assert(__builtin_offsetof(PassInput, path_slot) % PIECE == 0);
     wait_for_previous_kernel();
     uint4 *to = (uint4*)a.input, piece[EACH];
 #pragma unroll
