@@ -96,6 +96,7 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
     for row in _TABLE:
         if isinstance(error, row.exception):
             retry = 1.0 if row.status in (429, 503) else None
+            retry = error.retry_after_s if isinstance(error, Busy) else retry
             param = param or _param(error)
             return ApiError(row.status, str(error), row.type, param, row.code, retry, row.refusal)
     return ApiError(500, "internal error: the server's log says more", "server_error", refusal=None)
