@@ -82,6 +82,11 @@ class ApiError(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
     @property
+    def retryable(self) -> bool:
+        """The same request may succeed later: the server's state refused it, not its content."""
+        return self.status in (408, 429, 503)
+
+    @property
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
