@@ -127,9 +127,11 @@ class LLM:
 
     def _output(self, seq: Seq, parser: OutputParser) -> RequestOutput:
         marks = frozenset() if parser.tools is None else self.tokenizer.tool_marks
-        stop = seq.params.stop
-        seq.stopped_by = StopChecker(self.tokenizer, stop, keep=marks) if stop else None
-        return RequestOutput(seq, Detokenizer(self.tokenizer, stop, keep=marks), parser)
+        stop, min_tokens = seq.params.stop, seq.params.min_tokens
+        checker = StopChecker(self.tokenizer, stop, keep=marks, min_tokens=min_tokens) if stop else None
+        seq.stopped_by = checker
+        detokenizer = Detokenizer(self.tokenizer, stop, keep=marks, min_tokens=min_tokens)
+        return RequestOutput(seq, detokenizer, parser)
 
     def stream(
         self,
