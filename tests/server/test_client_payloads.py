@@ -291,7 +291,13 @@ def test_items_of_the_openai_package_can_be_sent_back(toy_server: Running) -> No
     calls = answer([USER], tools=ITEM_TOOLS, tool_choice="required", parallel_tool_calls=False)
     items = [*text.output, *calls.output]
     assert [item.type for item in items] == ["message", "function_call"]
-    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "status": None, "encrypted_content": None}
+    reasoning: dict[str, Any] = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "status": None,
+        "encrypted_content": None,
+    }
     history = [reasoning, *(item.model_dump() for item in items)]
     result = {"type": "function_call_output", "call_id": calls.output[0].call_id, "output": "12"}
     bare = [
