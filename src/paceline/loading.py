@@ -23,7 +23,7 @@ from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter
 from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.drafters.heads import BlockDrafter, drafter_of
-from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError
+from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError, unknown_name
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import (
@@ -38,7 +38,6 @@ from paceline.heads.registry import HEAD_TYPES
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
-from paceline.strings import unknown_name
 from paceline.target.base import ModelTarget
 from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement

@@ -21,7 +21,7 @@ log = logging.getLogger("paceline")
 
 if TYPE_CHECKING:
     from paceline.heads.head_checkpoint import Card
-    from paceline.train.data.plan import AnswersConfig
+    from paceline.train.data.answer_plan import AnswersConfig
     from paceline.train.draft_model.card import DraftCard
     from paceline.train.evaluate import Acceptance
     from paceline.train.head_pipeline import Report, TrainJob
@@ -110,7 +110,7 @@ class AnswerOptions:
     max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt, at most.")] = 1536
 
     def config(self, schedule: "ScheduleOptions") -> "AnswersConfig":
-        from paceline.train.data.plan import AnswersConfig
+        from paceline.train.data.answer_plan import AnswersConfig
         from paceline.train.data.rollout import Rollout
 
         return AnswersConfig(

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from paceline.drafters.drafter_list import DrafterList, Failure
 from paceline.engine.scheduler import Scheduled, by_drafters
-from paceline.errors import UsageError
-from paceline.strings import unknown_name
+from paceline.errors import UsageError, unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
-from paceline.errors import SettingError
-from paceline.strings import unknown_name
+from paceline.errors import SettingError, unknown_name
 from paceline.web.config_file import (
     ConfigFileError,
     ReloadingFile,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline import hub
 from paceline.convert.hf_model import write_model
 from paceline.drafters.draft_model import drafter_for
+from paceline.drafters.draft_model.vocab_mapping import Retokenizer, SameVocab, TextRetokenizer, TokenizerPair
 from paceline.errors import SettingError, UsageError
 from paceline.loading import draft_model_path
 from paceline.target.eager.target import placement
@@ -16,12 +17,11 @@ from paceline.target.load import load_draft
 from paceline.target.weights.reader import canonical_tensors, load, open_checkpoint
 from paceline.target.weights.tensors import fingerprint
 from paceline.text import Tokenizer
+from paceline.train.data.answer_plan import AnswersConfig
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.draft_model.card import DraftCard, save_card
-from paceline.train.draft_model.draft_dataset import retokenize, retokenizer_for, same_tokenizer
 from paceline.train.draft_model.finetune import FinetuneConfig, finetune
 from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.evaluate import (
@@ -35,6 +35,7 @@ from paceline.train.evaluate import (
 )
 from paceline.train.head_pipeline import PipelineProgress, Report, answers_in, report_step
 from paceline.train.train_decoder import TrainDecoder
+from paceline.types import common_prefix
 
 EVAL_DRAFT: Final = 5  # tokens in a draft, in the card's figures
 REPLAY_BATCH: Final = 4  # texts: one KV cache must hold them all
@@ -133,3 +134,58 @@ class _ModelPair:
 
         found = by_text_kind(drafts, texts, EVAL_DRAFT, kind_at)
         return {kind: asdict(figures) for kind, figures in found.items()}
+
+
+def same_tokenizer(draft: Tokenizer, target: Tokenizer) -> bool:
+    """True if draft model and target share a tokenizer."""
+    return draft.fingerprint == target.fingerprint
+
+
+def retokenizer_for(draft: Tokenizer, target: Tokenizer, draft_size: int, target_size: int) -> Retokenizer:
+    """The retokenizer that the drafter `model` uses for this pair."""
+    if same_tokenizer(draft, target):
+        return SameVocab(draft_size, target_size)
+    return TextRetokenizer(TokenizerPair(draft, target))
+
+
+def retokenize(answers: Answers, retokenizer: Retokenizer, draft_size: int, tokenizer: str) -> Answers:
+    """Retokenized answers; an answer with a token that the draft model lacks is left out.
+
+    tokenizer: the draft model's fingerprint.
+    """
+    pairs = [_one(answers, i, retokenizer) for i in range(len(answers))]
+    readable = [
+        i
+        for i, (prompt, answer) in enumerate(pairs)
+        if prompt and answer and _fit(prompt, answer, draft_size)
+    ]
+    if not readable:
+        raise UsageError("the draft model can read none of the answers: use another draft model")
+    return Answers.of(
+        [pairs[i][0] for i in readable],
+        [pairs[i][1] for i in readable],
+        sampled=answers.sampled[readable].tolist(),
+        held_out=answers.held_out[readable].tolist(),
+        constrained=answers.constrained[readable].tolist(),
+        always=(),
+        vocab_size=draft_size,
+        target=answers.target,
+        tokenizer=tokenizer,
+    )
+
+
+def _one(answers: Answers, i: int, retokenizer: Retokenizer) -> tuple[list[int], list[int]]:
+    """Prompt and answer, retokenized token by token, as the answer grows while it is served."""
+    text, seq = answers.prompt(i).tolist(), f"answer {i}"
+    prompt = tokens = retokenizer.retokenize(seq, text)
+    for token in answers.answer(i).tolist():
+        text.append(token)
+        tokens = retokenizer.retokenize(seq, text)
+    retokenizer.forget(seq)
+    same = common_prefix(prompt, tokens)
+    start = same if same == len(prompt) else same + 1  # no draft begins inside a token that spans both
+    return tokens[:start], tokens[start:]
+
+
+def _fit(prompt: list[int], answer: list[int], size: int) -> bool:
+    return max(max(prompt), max(answer)) < size
