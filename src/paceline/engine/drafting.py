@@ -128,12 +128,15 @@ def _by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
         yield list(group)
 
 
-def _hidden_rows(s: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> HiddenRows:
+def _hidden_rows(
+    s: Scheduled, nodes: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]
+) -> HiddenRows:
+    """nodes: those whose cache rows stay. first: the sequence's first row of the pass."""
     fed, seq = len(s.fed), s.seq
-    rows: slice | list[int] = slice(first, first + fed + len(kept))
-    if kept != tuple(range(len(kept))):
-        rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
-    start = seq.computed - fed - len(kept)
+    rows: slice | list[int] = slice(first, first + fed + len(nodes))
+    if nodes != tuple(range(len(nodes))):
+        rows = [*range(first, first + fed), *(first + fed + node for node in nodes)]
+    start = seq.computed - fed - len(nodes)
     return HiddenRows(seq, start, hidden, rows)
 
 

@@ -118,8 +118,8 @@ class NativeChooser(Chooser):
 @lru_cache(maxsize=64)
 def chooser(params: SamplingParams) -> Chooser:
     """The fastest there is on this machine."""
-    found = _functions()
-    return Chooser(params) if found is None else NativeChooser(params, *found)
+    functions = _functions()
+    return Chooser(params) if functions is None else NativeChooser(params, *functions)
 
 
 @cache

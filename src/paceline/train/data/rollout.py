@@ -97,13 +97,13 @@ def _chooser(sampled: bool, how: Rollout) -> Choose:
 
 def _classes(jobs: Sequence[Job], max_new: int) -> Iterator[tuple[int, bool, bool, list[int]]]:
     """Jobs with one sampling method that fit one cache length, the shortest prompts first."""
-    found: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
+    classes: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
         length = SHORTEST_CACHE
         while length < len(job.prompt) + max_new + STEPS:
             length *= 2
-        found[length, job.sampled, job.cursor is not None].append(i)
-    for (length, sampled, bound), members in sorted(found.items()):
+        classes[length, job.sampled, job.cursor is not None].append(i)
+    for (length, sampled, bound), members in sorted(classes.items()):
         yield length, sampled, bound, sorted(members, key=lambda i: len(jobs[i].prompt))
 
 

@@ -122,8 +122,9 @@ def via_rollout(
         for plan in planned
     ]
     outputs = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
-    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
-    return _answers(kept, tokenizer, model.shape.vocab_size, model.fingerprint), len(planned) - len(kept)
+    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    answers = _answers(answered, tokenizer, model.shape.vocab_size, model.fingerprint)
+    return answers, len(planned) - len(answered)
 
 
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
@@ -142,9 +143,9 @@ def _via_engine(
 
     llm = LLM(name, config=config.engine)
     outputs = answer_all(llm, planned, config.rollout, partial(progress, "answers"))
-    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
-    made = _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
-    return made, len(planned) - len(kept)
+    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    answers = _answers(answered, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
+    return answers, len(planned) - len(answered)
 
 
 def answer_all(

@@ -59,14 +59,14 @@ class TrainableDraftModel:
     def weights(self) -> dict[str, Tensor]:
         """All weights under canonical names, adapters merged; training cannot continue afterwards."""
         merge(self.model)
-        found = {"embed": self.model.embed, "norm": self.model.norm}
+        tensors = {"embed": self.model.embed, "norm": self.model.norm}
         if "head" in self._of.tensors:
-            found["head"] = self.model.head
+            tensors["head"] = self.model.head
         for i, layer in enumerate(self.model.layers):
             own = {name.rpartition(".")[2] for name in self._of.tensors if name.startswith(f"layers.{i}.")}
             for name, part in layer.parts.items():
-                found |= {f"layers.{i}.{n}": t for n, t in self._split(name, part, i).items() if n in own}
-        return {name: tensor.detach() for name, tensor in found.items()}
+                tensors |= {f"layers.{i}.{n}": t for n, t in self._split(name, part, i).items() if n in own}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def _split(self, name: str, part: Tensor, layer: int) -> dict[str, Tensor]:
         """Splits joined matrices again."""

@@ -132,8 +132,8 @@ class _ModelPair:
         def kind_at(text: int, position: int) -> str:
             return TextKind(int(kinds[text][position])).name.lower()
 
-        found = by_text_kind(drafts, texts, EVAL_DRAFT, kind_at)
-        return {kind: asdict(figures) for kind, figures in found.items()}
+        results = by_text_kind(drafts, texts, EVAL_DRAFT, kind_at)
+        return {kind: asdict(figures) for kind, figures in results.items()}
 
 
 def same_tokenizer(draft: Tokenizer, target: Tokenizer) -> bool:
