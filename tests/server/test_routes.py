@@ -215,11 +215,16 @@ def test_an_old_name_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.messages == ["the field learn is now called remember; the old name will be removed"]
 
 
-def test_unknown_drafters_are_refused_if_the_known_ones_are_told(tmp_path: Path) -> None:
-    text = "routes: [{name: a, drafters: [suffix, sufix]}]"
-    (problem,) = problems(tmp_path, text, {"suffix", "ngram"})
-    assert problem == (
-        "routes[0].drafters[1]: unknown drafter 'sufix'; did you mean 'suffix'? Known: ngram, suffix"
+def test_drafters_that_are_not_loaded_are_refused_if_the_loaded_ones_are_known(tmp_path: Path) -> None:
+    a, b = "match: {path: x}, drafters: [suffix, sufix]", "drafters: [block]"
+    text = f"routes: [{{name: a, {a}}}, {{name: b, {b}}}]"
+    unknown, not_loaded = problems(tmp_path, text, {"suffix", "ngram"})
+    assert unknown.startswith(
+        "routes[0].drafters[1]: unknown drafter 'sufix'; did you mean 'suffix'? Known: "
+    )
+    assert not_loaded == (
+        "routes[1].drafters[0]: the drafter 'block' is known but not loaded: load the model with "
+        "trained=[...] (--trained), a head of kind block. Loaded: ngram, suffix"
     )
     assert load(tmp_path / "routes.yaml").routes[0].drafters == ("suffix", "sufix")
 

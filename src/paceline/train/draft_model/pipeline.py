@@ -1,5 +1,6 @@
 """Trains a draft model: answers of the target, fine-tuning, evaluation, and a folder that can be served."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline import hub
+from paceline.atomic import rename
 from paceline.convert.hf_model import write_model
 from paceline.drafters.draft_model import drafter_for
 from paceline.drafters.draft_model.vocab_mapping import Retokenizer, SameVocab, TextRetokenizer, TokenizerPair
-from paceline.errors import SettingError, UsageError
+from paceline.errors import PacelineError, SettingError, UsageError
+from paceline.heads.local_heads import DRAFT_CARD
 from paceline.loading import draft_model_path
 from paceline.target.eager.target import placement
 from paceline.target.load import load_draft
@@ -21,7 +24,7 @@ from paceline.train.data.answer_plan import AnswersConfig
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
 from paceline.train.data.text_kind import TextKind, text_kinds
-from paceline.train.draft_model.card import DraftCard, save_card
+from paceline.train.draft_model.card import DraftCard, read_draft_card, save_card
 from paceline.train.draft_model.finetune import FinetuneConfig, finetune
 from paceline.train.draft_model.model import TrainableDraftModel
 from paceline.train.evaluate import (
@@ -33,7 +36,7 @@ from paceline.train.evaluate import (
     held_out_texts,
     replay,
 )
-from paceline.train.head_pipeline import PipelineProgress, Report, answers_in, report_step
+from paceline.train.head_pipeline import CANDIDATE, PipelineProgress, Report, answers_in, report_step
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import common_prefix
 
@@ -50,19 +53,26 @@ class DraftJob:
     answers: AnswersConfig = field(default_factory=AnswersConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     measured: int = 24  # held-out answers that the card's figures are from, at most
+    replace: bool = False  # use the new model even if it measures worse than the old
 
 
 def run(job: DraftJob, report: Report = lambda _: None) -> DraftCard:
-    """Does what is left to do: answers that exist are not made again, and a training resumes."""
+    """Does what is left to do: answers that exist are not made again, and a training resumes.
+
+    The new model is in the folder CANDIDATE of the job's folder if there is a reason to hold it.
+    """
     pair = _ModelPair(job)
     answers, facts = answers_in(job.folder, job.target, job.sources, job.answers, report)
     pair.require_answers_of_target(answers)
     texts = held_out_texts(answers, 1 << 20, job.measured)
     report(PipelineProgress("measuring", 0, 2))
     before, _ = pair.measure(pair.draft_path, texts)
+    in_use = {"in_use": asdict(pair.measure(job.folder, texts)[0])} if _is_draft_model(job.folder) else {}
     report(PipelineProgress("measuring", 1, 2))
-    dataset = pair.train(answers, report)
-    after, drafts = pair.measure(job.folder, texts)
+    candidate = job.folder / CANDIDATE
+    shutil.rmtree(candidate, ignore_errors=True)
+    dataset = pair.train(answers, candidate, report)
+    after, drafts = pair.measure(candidate, texts)
     report(PipelineProgress("measuring", 2, 2))
     data = {
         **facts,
@@ -73,11 +83,45 @@ def run(job: DraftJob, report: Report = lambda _: None) -> DraftCard:
         "same_tokenizer": pair.same,
         "training": asdict(job.finetune),
         "by_kind_of_text": pair.by_kind(drafts, texts),
+        **in_use,
     }
     names = Path(job.draft).name, Path(job.target).name
     card = DraftCard(*names, answers.target, job.finetune.lora, before, after, data)
-    save_card(job.folder, card)
+    save_card(candidate, card)
+    if job.replace or not reason_to_hold(card):
+        _take(candidate, job.folder)
     return card
+
+
+def reason_to_hold(card: DraftCard) -> str:
+    """The reason not to use the new model; "" if there is none."""
+    if not card.after.anchors:
+        unknown = "it could not be compared with the one in use: nothing was measured"
+        return unknown if "in_use" in card.data else ""
+    olds = {f"{card.draft}, which it started from": card.before}
+    if "in_use" in card.data:
+        olds["the one in use"] = Acceptance.of_table(card.data["in_use"])
+    new = card.after.tokens_per_pass[-1]
+    for name, old in olds.items():
+        if new < old.tokens_per_pass[-1]:
+            rates = f"{new:.2f} tokens per pass against {old.tokens_per_pass[-1]:.2f}"
+            return f"it measures worse than {name}: {rates} on the same held-out answers"
+    return ""
+
+
+def _is_draft_model(folder: Path) -> bool:
+    try:
+        read_draft_card(folder)
+        open_checkpoint(folder)
+    except (PacelineError, OSError):  # there is none, or none that could be used
+        return False
+    return True
+
+
+def _take(candidate: Path, folder: Path) -> None:
+    for file in sorted(candidate.iterdir(), key=lambda file: file.name == DRAFT_CARD):  # the card last
+        rename(file, folder / file.name)
+    candidate.rmdir()
 
 
 class _ModelPair:
@@ -111,8 +155,8 @@ class _ModelPair:
         drafts = replay(drafter, None, texts, EVAL_DRAFT, batch=REPLAY_BATCH)
         return acceptance(drafts, texts, EVAL_DRAFT), drafts
 
-    def train(self, answers: Answers, report: Report) -> Answers:
-        """Writes the trained model; returns the answers it was trained on."""
+    def train(self, answers: Answers, folder: Path, report: Report) -> Answers:
+        """Writes the trained model into `folder`; returns the answers it was trained on."""
         job, config = self._job, self._job.finetune
         retokenizer = retokenizer_for(self._draft, self._target, *self._sizes)
         dataset = retokenize(answers, retokenizer, self._sizes[0], self._draft.fingerprint)
@@ -123,7 +167,7 @@ class _ModelPair:
         max_len = min(config.max_len, weights.shape.max_context)
         batches = partial(dataset.batches, tokens_per_batch=config.tokens_per_batch, max_len=max_len)
         finetune(net, batches, config, job.folder, partial(report_step, report), teacher)
-        write_model(job.folder, self.draft_path, weights.shape, net.weights())
+        write_model(folder, self.draft_path, weights.shape, net.weights())
         return dataset
 
     def by_kind(self, drafts: Sequence[DraftOutcome], texts: Sequence[RecordedText]) -> dict[str, Any]:
