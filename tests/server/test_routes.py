@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.config import SpecConfig
+from paceline.errors import SettingError
+from paceline.server.launch import ServerSettings
 from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.routes import (
     MAX_PROMPT_CHARS,
@@ -408,3 +410,23 @@ def test_a_route_limits_the_tokens_of_an_answer(tmp_path: Path) -> None:
             )
             assert answer.usage is not None
             assert answer.usage.completion_tokens == written
+
+
+def test_a_server_does_not_start_with_a_route_whose_drafter_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "routes.yaml").write_text("routes: [{name: a, drafters: [block]}]")
+    message = r"drafter 'block' is known but not loaded: .*--trained.*a head of kind block"
+    with (
+        pytest.raises(RouteError, match=message),
+        toy_running(tmp_path, routes=str(tmp_path / "routes.yaml")),
+    ):
+        pass
+
+
+def test_the_servers_max_draft_holds_where_no_route_says(tmp_path: Path) -> None:
+    (tmp_path / "routes.yaml").write_text("routes: [{name: a, match: {path: /x}, max_draft: 2}]")
+    with toy_running(tmp_path, max_draft=5, routes=str(tmp_path / "routes.yaml")) as server:
+        base = server.app.engine.llm.spec
+        routes = load(tmp_path / "routes.yaml").routes
+        assert [route.spec(base).max_draft for route in routes] == [2, 5]
+    with pytest.raises(SettingError, match="max_draft=65"):
+        ServerSettings("toy", max_draft=65)
