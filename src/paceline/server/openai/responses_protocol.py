@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field
 
+from paceline.errors import short
 from paceline.server.openai.protocol import (
     NO_MODERATION,
     CacheRetention,
@@ -21,7 +22,6 @@ from paceline.server.openai.protocol import (
     absent,
     never,
 )
-from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import parse_request
 
