@@ -66,6 +66,7 @@ class Seq:
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held, so that they were never computed
     preemptions: int = 0  # how often it gave its place back because the cache was full
+    end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property
     def pending(self) -> list[int]:

@@ -2,9 +2,8 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from time import monotonic
 from typing import Final
 
@@ -278,10 +277,3 @@ class Scheduled:
             drafted=self.drafted,
             draft_us_by=cost.draft_us_by,
         )
-
-
-def by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
-    """Sequences with the same list of drafters, together."""
-    ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
-    for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
-        yield list(group)

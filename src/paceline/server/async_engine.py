@@ -39,6 +39,8 @@ class GenerateParams:
     n: int
     prediction: str
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class AsyncEngine:
             tenant=context.tenant,
             remember=context.remember,
             template=params.template,
+            add_generation_prompt=params.add_generation_prompt,
+            continue_final_message=params.continue_final_message,
         )
         first.seq.client = context.client
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
