@@ -42,7 +42,13 @@ class AttackRecord:
 
 
 def run_attacks(
-    chosen: Sequence[Attack], server: Target, seconds: float, calm_s: float, rng: random.Random, alive: Any
+    chosen: Sequence[Attack],
+    server: Target,
+    seconds: float,
+    calm_s: float,
+    rng: random.Random,
+    alive: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> list[AttackRecord]:
     """Each at least once, in random order, then again until the time is up."""
     records, until = {one.name: AttackRecord(one) for one in chosen}, time.monotonic() + seconds
@@ -53,6 +59,8 @@ def run_attacks(
                 break
             time.sleep(calm_s)
             _run(records[one.name], server)
+            last = records[one.name]
+            say(f"{one.name}: {dict(last.statuses)} after {last.windows[-1].seconds - ECHO_S:.1f} s")
         first = False
         if not alive():
             break
@@ -151,7 +159,13 @@ def _measure(
         time.sleep(options.warm_up)
         warm = time.monotonic()
         attacks = run_attacks(
-            chosen, target, 60 * options.minutes, options.calm, rng, lambda: server.process.poll() is None
+            chosen,
+            target,
+            60 * options.minutes,
+            options.calm,
+            rng,
+            lambda: server.process.poll() is None,
+            say,
         )
         say(f"attacks are over; {options.settle:.0f} s for memory to return")
         ended.wait(options.settle)
