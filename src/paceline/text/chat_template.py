@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import TextError
-from paceline.strings import one_line
+from paceline.errors import TextError, one_line
 from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:
