@@ -25,7 +25,7 @@ from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
 from paceline import hub
-from paceline.strings import unknown_name
+from paceline.errors import unknown_name
 
 MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
