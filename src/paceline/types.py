@@ -57,7 +57,7 @@ class Seq:
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
     client: str = ""  # tenants of one client share its turns: it is admitted as often as another client
-    prediction: tuple[int, ...] = ()  # the output the caller expects
+    prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds
