@@ -56,8 +56,17 @@ _SAME: Final = (
     "speculative_config",
     "priority",
     "remember",
-    "min_tokens",
     "chat_template_kwargs",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
 )
 
 
