@@ -28,13 +28,11 @@ def sampler_of(seq: Seq, masks: Callable[[], Masks] | None = None) -> Sampler | 
     masks: of the rows of a sequence with a grammar.
     """
     params = seq.params
-    if (
-        seq.spec.accept != "match"
-        or params.logprobs is not None
-        or (seq.cursor is not None and masks is None)
-    ):
+    if seq.spec.accept != "match" or params.logprobs is not None:
         return None
     index, seed = len(seq.tokens) - seq.prompt_len, params.noise_seed & (2**64 - 1)
+    if masks is None and (seq.cursor is not None or (index < params.min_tokens and seq.end_tokens)):
+        return None
     cut: tuple[float, int, float, float] = (0.0, 0, 1.0, 0.0)  # greedy: a cut keeps the largest
     if params.temperature:
         cut = (_float32(1 / params.temperature), params.top_k, params.top_p, params.min_p)
