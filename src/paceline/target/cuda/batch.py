@@ -1,8 +1,8 @@
 """From feeds to the rows of passes.
 
 A pass holds at most 64 rows of at most 32 sequences; more rows become several passes of the same kernels,
-which changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes of
-side branches to spare slots until they are kept.
+which changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes
+of side branches to spare slots until they are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
