@@ -34,7 +34,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def test_every_drafter_is_told_of() -> None:
+def test_every_drafter_is_listed() -> None:
     assert set(DRAFTERS) == {*model_free(), "model", *TARGET_DRAFTERS, *HEAD_TYPES}
 
 
@@ -88,7 +88,7 @@ def test_a_training_with_nothing_held_out_says_so(
 
 
 @pytest.mark.model
-def test_drafters_tells_who_can_guess(
+def test_drafters_lists_those_that_can_be_used(
     capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path
 ) -> None:
     save_untrained(own_home / "drafters" / "ours", smollm2_path, "eagle")

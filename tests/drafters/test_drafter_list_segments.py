@@ -69,14 +69,14 @@ def test_the_order_of_the_list_says_who_answers_first() -> None:
     assert guess([Grammar(), free], form()).sources[:2] == ("grammar", "grammar")
 
 
-def test_after_a_guess_nobody_else_guesses() -> None:
+def test_after_a_draft_no_other_drafter_is_called() -> None:
     other = always(2, scores=(0.5,), name="other")
     drafters = [Grammar(), always(1, scores=(0.5,)), other]
     assert guess(drafters, sentence({7}, FREE, FREE, FREE)).sources == ("grammar", "free")
     assert other.calls == []
 
 
-def test_each_leg_is_told_where_it_stands() -> None:
+def test_each_segment_gets_its_start() -> None:
     seen: list[tuple[tuple[int, ...], int, int, list[int]]] = []
 
     def answer(a: Ask) -> Draft:
@@ -100,7 +100,7 @@ def test_each_kind_of_node_has_its_budget() -> None:
     assert [lengths[b, 4] for b in range(4)] == [2, 3, 5, 7]
 
 
-def test_a_guess_is_not_asked_for_where_none_is_wanted() -> None:
+def test_without_a_budget_no_drafter_is_called() -> None:
     free = always(1, 2)
     assert guess([Grammar(), free], form(), budget=0).tokens == (7, 8)
     assert free.calls == []
@@ -128,17 +128,17 @@ def test_only_those_who_take_turns_are_certain() -> None:
 
 
 @pytest.mark.parametrize("drafters", [lambda d: [d], lambda d: [d, Grammar()]])
-def test_illegal_guesses_are_cut(drafters: Callable[[Drafter], list[Drafter]]) -> None:
+def test_invalid_drafts_are_cut(drafters: Callable[[Drafter], list[Drafter]]) -> None:
     cursor = sentence(FREE, FREE, FREE)
     assert guess(drafters(always(1, 9, 2)), cursor).tokens == (1,)
     assert not guess(drafters(always(9)), cursor)
 
 
-def test_who_has_no_legal_guess_leaves_it_to_the_next() -> None:
+def test_a_drafter_without_a_valid_draft_leaves_it_to_the_next() -> None:
     assert guess([always(9), always(1, name="next")], sentence(FREE, FREE)).sources == ("next",)
 
 
-def test_guesses_of_the_prompt_and_of_the_caller_are_cut_too() -> None:
+def test_drafts_from_the_prompt_and_the_prediction_are_cut_too() -> None:
     copied = Seq("a", [1, 2, 3, 9, 1, 2], 6)
     assert DrafterList([Ngram()]).draft([Ask(copied, 4, (), sentence(FREE, FREE, FREE))])[0].tokens == (3,)
     foretold = Seq("a", [5], 1, prediction=(1, 2, 9, 4))
@@ -169,7 +169,7 @@ def drawn(*tokens: int) -> Says:
     return Says("drawn", lambda a: Draft(tokens, None, (), (0.5,) * len(tokens), q))
 
 
-def test_bare_nodes_beside_drawn_ones_have_the_law_of_a_bare_guess() -> None:
+def test_bare_nodes_beside_sampled_ones_have_a_one_hot_q() -> None:
     draft = guess([Grammar(), drawn(1, 2)], form())
     assert draft.tokens == (7, 8, 1, 2, 9, 1, 2)  # drawn against the grammar: whole, and the end
     assert draft.q is not None
@@ -179,7 +179,7 @@ def test_bare_nodes_beside_drawn_ones_have_the_law_of_a_bare_guess() -> None:
         assert torch.equal(draft.q[node], bare if source == "grammar" else torch.full_like(bare, 0.1))
 
 
-def test_what_was_drawn_is_cut_by_number_alone() -> None:
+def test_sampled_tokens_are_cut_by_number_alone() -> None:
     assert guess([drawn(9, 9, 9)], form(), budget=2).tokens == (9, 9)
     assert guess([drawn(9), always(7)], form()).sources == ("drawn",)
 
@@ -239,7 +239,7 @@ def test_whoever_takes_turns_the_draft_is_legal_and_within_its_budgets(
         assert permits(rules, tuple(draft.tokens[i] for i in draft.path(node)))
 
 
-def test_nobody_has_a_guess() -> None:
+def test_no_drafter_has_a_draft() -> None:
     assert guess([Says("none", lambda a: NO_DRAFT), Grammar()], sentence(FREE)) == NO_DRAFT
 
 

@@ -86,6 +86,6 @@ def test_it_is_there_without_a_model() -> None:
     assert isinstance(model_free()["grammar"], Grammar)
 
 
-def test_no_guess_is_certain() -> None:
+def test_no_draft_is_certain() -> None:
     assert unforced(1.0) < FORCED
     assert unforced(0.5) == 0.5

@@ -58,7 +58,7 @@ def test_nothing_follows_an_end() -> None:
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, ROOT)])
-def test_what_was_drawn_is_never_dropped_for_what_it_says(parents: tuple[int, ...] | None) -> None:
+def test_sampled_tokens_are_never_dropped_for_their_value(parents: tuple[int, ...] | None) -> None:
     draft = Draft((5, 6), parents, q=torch.full((2, 8), 1 / 8))
     assert grammar_valid(sentence({1}), draft) is draft
 

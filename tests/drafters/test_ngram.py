@@ -22,13 +22,13 @@ def test_longer_runs_go_first() -> None:
     assert guess(Ngram(sizes=(2,)), tokens, 2).tokens == (60, 61)
 
 
-def test_nothing_is_said_without_a_precedent() -> None:
+def test_nothing_is_drafted_without_a_precedent() -> None:
     assert not guess(Ngram(), [1, 2, 3, 4, 5])
     assert not guess(Ngram(), [])
     assert not guess(Ngram(), [1, 2, 9, 1, 2], budget=0)
 
 
-def test_guesses_of_others_are_continued() -> None:
+def test_drafts_of_others_are_continued() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7]
     assert guess(Ngram(), tokens, 2, after=(3, 4)).tokens == (5, 6)
 

@@ -36,24 +36,24 @@ def test_it_is_silent_while_lost() -> None:
     assert not guess([10, 11, 99, 12])  # one token may be chance
 
 
-def test_it_finds_its_place_after_an_insertion() -> None:
+def test_it_realigns_after_an_insertion() -> None:
     assert guess([10, 11, 99, 98, 12, 13]).tokens == (14, 15, 16)
 
 
-def test_it_finds_its_place_after_a_deletion() -> None:
+def test_it_realigns_after_a_deletion() -> None:
     assert guess([10, 11, 16, 17]).tokens == (18, 19, 20)
 
 
-def test_it_finds_its_place_after_a_replacement() -> None:
+def test_it_realigns_after_a_replacement() -> None:
     assert guess([10, 11, 99, 13, 14]).tokens == (15, 16, 17)
 
 
-def test_the_nearest_place_ahead_is_taken() -> None:
+def test_the_nearest_position_ahead_is_taken() -> None:
     text = (1, 2, 50, 3, 4, 5, 1, 2, 60, 6, 1, 2, 70)
     assert guess([1, 2, 50, 3, 4, 99, 1, 2], 1, text=text).tokens == (60,)
 
 
-def test_else_the_last_place_behind() -> None:
+def test_else_the_last_position_behind() -> None:
     text = (1, 2, 50, 1, 2, 60, 3, 4, 5)
     assert guess([*text, 99, 1, 2], 1, text=text).tokens == (60,)
 
@@ -63,14 +63,14 @@ def test_longer_runs_decide() -> None:
     assert guess([99, 8, 1, 2], 1, text=text).tokens == (60,)
 
 
-def test_guesses_of_others_are_followed_and_forgotten() -> None:
+def test_drafts_of_others_are_followed_and_forgotten() -> None:
     drafter, seq = Prediction(), Seq("a", [1, 10], 1, prediction=TEXT)
     assert drafter.draft([Ask(seq, 2, after=(11, 12))])[0].tokens == (13, 14)
     assert not drafter.draft([Ask(seq, 2, after=(99,))])[0]
     assert drafter.draft([Ask(seq, 2)])[0].tokens == (11, 12)
 
 
-def test_no_prediction_no_guess() -> None:
+def test_no_prediction_no_draft() -> None:
     assert not guess([], text=())
     assert not guess([10], budget=0)
 
@@ -86,7 +86,7 @@ def test_a_new_sequence_starts_anew() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 8))
-def test_a_guess_is_a_piece_of_the_prediction(text: list[int], output: list[int], budget: int) -> None:
+def test_a_draft_is_a_piece_of_the_prediction(text: list[int], output: list[int], budget: int) -> None:
     guessed = guess(output, budget, text=tuple(text)).tokens
     pieces = {tuple(text[i : i + len(guessed)]) for i in range(len(text) + 1)}
     assert len(guessed) <= budget

@@ -56,7 +56,7 @@ def test_no_byte_is_lost_whatever_comes_and_goes(pieces: list[list[int]], seed: 
 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 99))
-def test_text_in_pieces_is_told_as_text_at_once(pieces: list[list[int]], seed: int) -> None:
+def test_text_in_pieces_is_retokenized_as_text_at_once(pieces: list[list[int]], seed: int) -> None:
     """Wherever words end within reach; some pieces are taken back and said again."""
     rng, transcript, tokens = random.Random(seed), IncrementalRetokenizer(TWO), list[int]()
     for piece in pieces:
@@ -67,7 +67,7 @@ def test_text_in_pieces_is_told_as_text_at_once(pieces: list[list[int]], seed: i
 
 
 @given(pieces, st.sampled_from([b"", b"x" * 200, "漢字".encode() * 60]), anything)
-def test_only_the_end_is_told_anew(pieces: list[list[int]], long: bytes, more: list[int]) -> None:
+def test_only_the_end_is_retokenized_again(pieces: list[list[int]], long: bytes, more: list[int]) -> None:
     tokens = [t for piece in pieces for t in piece] + TWO.target_encoder.encode(long)
     transcript = IncrementalRetokenizer(TWO)
     before = transcript.update(tokens)

@@ -42,7 +42,7 @@ def test_the_latest_of_equals() -> None:
     assert guess(Suffix(), [7, 1, 2, 50, 7, 1, 2, 60, 8, 7, 1, 2], 1).tokens == (60,)
 
 
-def test_nothing_is_said_without_a_precedent() -> None:
+def test_nothing_is_drafted_without_a_precedent() -> None:
     assert not guess(Suffix(), [1, 2, 3])
     assert not guess(Suffix(), [])
     assert not guess(Suffix(), [*PHRASE, *PHRASE[:9]], budget=0)
@@ -57,12 +57,12 @@ def test_nodes_are_signed_and_weighed() -> None:
     assert all(0 < score < 1 for score in draft.scores)
 
 
-def test_guesses_of_others_are_continued() -> None:
+def test_drafts_of_others_are_continued() -> None:
     tokens = [*PHRASE, 1, 2, 3]
     assert guess(Suffix(), tokens, 3, after=tuple(PHRASE[4:8])).tokens == tuple(PHRASE[8:11])
 
 
-def test_what_was_said_in_another_sequence() -> None:
+def test_text_of_another_sequence_is_drafted() -> None:
     drafter = Suffix()
     past(drafter, PHRASE)
     assert guess(drafter, PHRASE[:6]).tokens == tuple(PHRASE[6:10])
@@ -111,7 +111,7 @@ def test_a_text_that_grew_is_as_one_that_came_at_once(tokens: list[int], step: i
         assert drafter.draft([Ask(seq, 8)])[0] == guess(Suffix(), list(seq.tokens), 8)
 
 
-def test_tenants_never_share_a_guess() -> None:
+def test_tenants_never_share_a_draft() -> None:
     drafter = Suffix()
     past(drafter, PHRASE, tenant="a")
     assert guess(drafter, PHRASE[:6], tenant="a")
@@ -123,7 +123,7 @@ def test_tenants_never_share_a_guess() -> None:
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 3), max_size=40)), max_size=6),
     st.integers(1, 3),
 )
-def test_a_tenant_guesses_as_if_alone(learnt: list[tuple[bool, list[int]]], width: int) -> None:
+def test_a_tenant_gets_drafts_as_if_alone(learnt: list[tuple[bool, list[int]]], width: int) -> None:
     together, alone = Suffix(), Suffix()
     for other, tokens in learnt:
         past(together, tokens, tenant="other" if other else "me")

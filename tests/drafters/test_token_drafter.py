@@ -55,7 +55,7 @@ def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) ->
     st.integers(1, 3),
     st.integers(0, 2),
 )
-def test_only_what_is_legal_is_guessed_and_drawn(
+def test_only_valid_tokens_are_drafted_and_sampled(
     seed: int, temperature: float, accept: Accept, width: int, certain: int
 ) -> None:
     rules, cursor = random_rules(seed), ToyCursor(random_rules(seed))
@@ -73,7 +73,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(
     assert (draft.q is not None) == (accept != "match")
 
 
-def test_q_is_the_masked_law_itself() -> None:
+def test_q_is_the_masked_distribution_itself() -> None:
     seq, cursor = a_seq(accept="residual"), sentence({1, 4}, {0, 2, 5})
     draft = guess(seq, cursor)
     assert draft.q is not None
@@ -99,7 +99,7 @@ def test_nothing_grows_past_the_end() -> None:
     assert not guess(a_seq(), sentence())
 
 
-def test_masks_are_made_only_where_a_token_is_guessed() -> None:
+def test_masks_are_made_only_where_a_token_is_drafted() -> None:
     cursor = sentence(ANY, ANY, ANY, ANY)
     draft = guess(a_seq(), cursor, budget=3)
     assert cursor.filled == [draft.tokens[:n] for n in range(3)]

@@ -81,7 +81,7 @@ def test_context_can_be_made_piece_by_piece(net: BlockHead) -> None:
         assert torch.allclose(values, torch.cat([part[layer][1] for part in parts], 2), atol=1e-5)
 
 
-def test_tokens_that_cannot_be_guessed_share_one_row_of_pairs() -> None:
+def test_tokens_outside_the_draft_vocabulary_share_one_markov_row() -> None:
     net = random_net(draft_vocab=50)
     known = set(net.draft_ids.tolist())
     others = [token for token in range(VOCAB) if token not in known]

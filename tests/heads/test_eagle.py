@@ -28,7 +28,7 @@ def taught(net: EagleHead, batch: TrainBatch, anchors: int = 128) -> tuple[Tenso
     return eagle_loss(net, batch, MODEL.head, torch.Generator().manual_seed(0), 4, anchors)
 
 
-def test_a_place_sees_the_text_before_it_and_the_tokens_it_was_told() -> None:
+def test_a_position_sees_the_text_before_it_and_its_input_tokens() -> None:
     net, batch, place = eagle_net(), a_lesson(TAPS, 2), 20
     before, after = (unrolled(net, one, every_place(one), 4) for one in (batch, changed(batch, place)))
     for step, (one, other) in enumerate(zip(before, after, strict=True)):
@@ -59,7 +59,7 @@ def test_it_learns_a_text_by_heart() -> None:
     assert float(after["tokens_per_pass"]) > 4.5
 
 
-def test_tokens_that_cannot_be_guessed_are_not_taught() -> None:
+def test_tokens_outside_the_draft_vocabulary_are_not_trained_on() -> None:
     net, batch = eagle_net(draft_vocab=20), a_lesson(TAPS, 4)
     loss, said = taught(net, batch)
     assert torch.isfinite(loss)
@@ -69,7 +69,7 @@ def test_tokens_that_cannot_be_guessed_are_not_taught() -> None:
     assert float(loss) == 0
 
 
-def test_a_chain_is_the_same_whichever_others_are_guessed() -> None:
+def test_a_chain_is_the_same_whatever_other_anchors_there_are() -> None:
     net, batch = eagle_net(window=9), a_lesson(TAPS, 2)
     few = torch.tensor([[20, 3, 11], [0, 30, 7]])
     whole, some = (unrolled(net, batch, at, 4) for at in (every_place(batch), few))
@@ -78,7 +78,7 @@ def test_a_chain_is_the_same_whichever_others_are_guessed() -> None:
         assert torch.allclose(other, wanted, atol=1e-5)
 
 
-def test_with_few_anchors_only_so_many_places_of_each_text_are_learned_from() -> None:
+def test_with_few_anchors_only_so_many_positions_of_each_text_count() -> None:
     net, batch = eagle_net(), a_lesson(TAPS, 4)
     first = batch.mask.int().argmax(1)
     one = torch.zeros_like(batch.mask)

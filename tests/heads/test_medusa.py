@@ -33,7 +33,7 @@ def test_it_learns_a_text_by_heart() -> None:
     assert float(after["tokens_per_pass"]) > 3.5
 
 
-def test_only_the_targets_own_words_that_can_be_guessed_are_taught() -> None:
+def test_only_the_targets_own_draftable_tokens_are_trained_on() -> None:
     batch = a_lesson((4,), 1)
     nothing = batch.mask & False
     loss, _ = medusa_loss(medusa_net(), type(batch)(batch.tokens, nothing, batch.hidden, batch.final))

@@ -54,7 +54,7 @@ def test_the_events_rebuild_the_items() -> None:
             assert event["item_id"] == items.done[event["output_index"]]["id"]
 
 
-def test_events_keep_what_they_told() -> None:
+def test_events_keep_their_content() -> None:
     """A later delta changes no event that was already made."""
     _, events = told(ANSWER)
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]

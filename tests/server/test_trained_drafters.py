@@ -61,7 +61,7 @@ def test_a_route_names_it(trained: Running) -> None:
     assert report["speculative_decoding"]["num_draft_tokens"] > 10
 
 
-def test_it_is_asked_last_where_nothing_is_said(trained: Running) -> None:
+def test_by_default_it_drafts_last(trained: Running) -> None:
     assert trained.app.engine.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
     assert said(trained)[0] == said(trained, disabled=True)[0]
 

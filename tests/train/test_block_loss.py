@@ -34,7 +34,7 @@ def test_anchors_stand_in_the_targets_words(mask: list[bool], most: int, block: 
             assert real == want
 
 
-def test_places_weigh_what_they_open_the_way_to() -> None:
+def test_positions_weigh_what_depends_on_them() -> None:
     chance = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.0]])
     real = torch.tensor([[True, True, True], [True, True, False]])
     got = prefix_weights(chance[real], real, 0.5)
@@ -46,7 +46,7 @@ def test_places_weigh_what_they_open_the_way_to() -> None:
     assert got.tolist() == pytest.approx(want)
 
 
-def test_wishes_are_the_targets() -> None:
+def test_soft_targets_are_the_targets_distribution() -> None:
     batch, ids = a_lesson(()), torch.tensor([3, 7, 11])
     found = soft_targets(batch, MODEL.head, ids)
     logits = MODEL.logits(batch.final)
@@ -59,7 +59,7 @@ def test_wishes_are_the_targets() -> None:
     assert torch.equal(found.best, following[asked])  # which is how the text was made
 
 
-def test_under_a_grammar_what_was_said_is_wanted() -> None:
+def test_under_a_grammar_the_written_token_is_the_target() -> None:
     batch, ids = a_lesson(()), torch.arange(40)
     other = (batch.tokens + 1) % 97  # nothing the target would have said
     bound = replace(batch, tokens=other, constrained=torch.tensor([False, True, False, True]))
@@ -75,7 +75,7 @@ def test_under_a_grammar_what_was_said_is_wanted() -> None:
         assert torch.equal(found.probs[mine].sum(-1), (said < 40).float())
 
 
-def test_the_targets_own_law_is_the_best_answer() -> None:
+def test_the_targets_own_distribution_has_the_least_loss() -> None:
     net = random_net()
     batch, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head)
     at = torch.tensor([[5, 20]] * 4)
@@ -92,7 +92,7 @@ def test_the_targets_own_law_is_the_best_answer() -> None:
         assert best < doubting
 
 
-def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
+def test_tokens_outside_the_draft_vocabulary_count_as_rejections() -> None:
     net = random_net(draft_vocab=40)
     batch = a_lesson(net.shape.taps)
     only_confidence = BlockLossWeights(cross_entropy=0, total_variation=0, kl_share=0)

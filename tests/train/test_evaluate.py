@@ -73,7 +73,7 @@ def test_positions_off_by_one_are_caught(net: BlockHead) -> None:
     assert in_service(OneLate(TorchBlock(net))) < in_training(net) - 0.1
 
 
-def test_shuffled_knowledge_is_worth_nothing(net: BlockHead) -> None:
+def test_shuffled_weights_fall_below_the_floor(net: BlockHead) -> None:
     """The floor of the block drafter, which is above, falls without what it has learnt."""
     kept = net.fc.weight.clone()
     with torch.no_grad():

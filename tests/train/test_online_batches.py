@@ -56,14 +56,14 @@ def test_batches_know_whose_words_they_are_and_where_it_went_wrong() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=3, max_size=20), st.integers(0, 9))
-def test_guesses_begin_only_where_they_may(among: list[bool], seed: int) -> None:
+def test_anchors_are_sampled_only_where_they_may_be(among: list[bool], seed: int) -> None:
     mask = torch.ones(1, len(among), dtype=torch.bool)
     found = sample_anchors(mask, 30, 2, torch.Generator().manual_seed(seed), torch.tensor([among]))
     used = {int(a) for a, real in zip(found.at[0], found.real[0], strict=True) if real[0]}
     assert used == {i for i in range(len(among) - 1) if among[i]}
 
 
-def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> None:
+def test_chained_heads_learn_from_the_row_before_the_position() -> None:
     whole, net = a_lesson((4,), 1), medusa_net()
     starts = torch.zeros_like(whole.mask)
     starts[0, 10] = True

@@ -126,9 +126,7 @@ def test_a_worse_one_is_refused(learned: tuple[Path, dict[str, Any]]) -> None:
     assert [path.name for path in (root / "versions").glob("*/")] == ["0001"]
 
 
-def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_version_replaces_one_it_did_not_begin_from(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with versions.making(root) as folder:
         save(folder, read_card(root), load(root, pieces_of(MODEL)).net)
         versions.use(root, versions.add(root, folder))

@@ -33,7 +33,7 @@ def prompts(count: int, tools: bool = True) -> list[Prompt]:
     ]
 
 
-def test_what_is_asked_depends_on_the_prompt_alone() -> None:
+def test_the_plan_depends_on_the_prompt_alone() -> None:
     whole, some = plan_answers(prompts(400), CONFIG), plan_answers(prompts(400)[100:], CONFIG)
     assert whole[100:] == some
     assert 140 < sum(ask.job.sampled for ask in whole) < 260

@@ -180,7 +180,7 @@ def test_held_out_text_is_looked_at_now_and_then() -> None:
     assert seen == [None, 0.25, 0.25, 0.5, 0.5]
 
 
-def test_nothing_to_train_on_is_said() -> None:
+def test_nothing_to_train_on_is_reported() -> None:
     config = tiny_config(1)
     with pytest.raises(UsageError, match="nothing to train on"):
         train(fresh(config), MODEL, lambda _: [], config)

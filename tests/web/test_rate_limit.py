@@ -138,7 +138,7 @@ def test_tokens_in_any_window_are_a_burst_and_the_refill(
 
 
 @given(limit, limit, steps, st.integers(0, 1000), st.sampled_from([0.0, 1.7e9]))
-def test_whoever_waits_as_told_is_let_in(
+def test_a_request_after_retry_after_is_admitted(
     requests: int | None, tokens: int | None, steps: list[tuple[str, float, int]], wanted: int, start: float
 ) -> None:
     limits, owner, now = RateLimiter(), key(requests, tokens), start
@@ -175,7 +175,7 @@ def test_an_estimate_is_settled_when_the_request_leaves() -> None:
     entered(limits.enter(owner, 0, 180.01))
 
 
-def test_nothing_given_back_makes_more_than_a_minutes_worth() -> None:
+def test_refunds_never_exceed_one_minute_of_tokens() -> None:
     limits, owner = RateLimiter(), key(tokens=100)
     ticket = entered(limits.enter(owner, 100, 0.0))
     ticket.leave(0, 600.0)

@@ -92,7 +92,7 @@ def test_text_equals_plain_decoding(drafter: Drafter, temperature: float, batch:
     assert any(r.draft.parents is not None for r in rounds) == (width > 1)
 
 
-def test_options_reach_the_guesses(drafter: Drafter) -> None:
+def test_options_reach_the_drafts(drafter: Drafter) -> None:
     params = SamplingParams(
         temperature=0.9, top_k=20, repetition_penalty=1.3, logit_bias=((3, 2.0),), seed=5, max_tokens=LENGTH
     )
@@ -267,7 +267,7 @@ def test_a_chain_of_the_likeliest_is_what_rows_of_the_whole_vocabulary_give(eagl
 
 @pytest.mark.parametrize("accept", ["match", "residual", "block"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accept, width: int) -> None:
+def test_only_valid_tokens_are_drafted_and_sampled(drafter: Drafter, accept: Accept, width: int) -> None:
     if accept == "block" and width > 1:
         return
 
@@ -291,7 +291,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accep
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: float) -> None:
+def test_drafts_use_the_targets_noise(eagle: EagleHead, temperature: float) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(temperature=temperature)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
@@ -303,7 +303,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: 
     assert len(draft) == 4
 
 
-def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
+def test_q_is_the_distribution_of_the_net(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(accept="residual")
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 3)])
@@ -315,7 +315,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
         assert draft.q[node].numpy() == pytest.approx(want)
 
 
-def test_it_goes_on_after_the_guesses_of_others(drafter: Drafter) -> None:
+def test_it_continues_the_drafts_of_others(drafter: Drafter) -> None:
     seq = a_seq(temperature=0.0)
     a_text(drafter, seq)
     (whole,) = drafter.draft([Ask(seq, 3)])
@@ -323,7 +323,7 @@ def test_it_goes_on_after_the_guesses_of_others(drafter: Drafter) -> None:
     assert rest.tokens == whole.tokens[1:]
 
 
-def test_a_text_it_has_not_seen_is_not_guessed_at(drafter: Drafter) -> None:
+def test_a_text_it_has_not_read_gets_no_draft(drafter: Drafter) -> None:
     seq = a_seq()
     drafter.begin(seq)
     assert len(drafter.draft([Ask(seq, 4)])[0]) == 0
@@ -334,7 +334,7 @@ def test_a_text_it_has_not_seen_is_not_guessed_at(drafter: Drafter) -> None:
     drafter.end(seq)
 
 
-def test_ids_it_cannot_guess_are_impossible() -> None:
+def test_ids_outside_its_vocabulary_are_impossible() -> None:
     for drafter in (MedusaDrafter(medusa_net(30)), EagleDrafter(eagle_net(30))):
         for width in (1, 3):
             seq = a_seq(width)
