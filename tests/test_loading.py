@@ -167,9 +167,9 @@ def test_none_holds_the_targets_embedding_again(
     shipped = drafter_path("smollm2-135m-block")
     command = [sys.executable, "-P", str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     embedding = 4 * 49152 * 576  # bytes; the own weights of the shipped one would take a third of that
-    for held, peak in json.loads(said.stdout):
+    for held, peak in json.loads(done.stdout):
         assert held < embedding / 3
         assert peak < embedding

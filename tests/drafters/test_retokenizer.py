@@ -35,12 +35,12 @@ marks = st.sampled_from([[END], [START], [STOP], [ODD]])
 pieces = st.lists(st.one_of(anything, anything, anything, broken, marks), max_size=12)
 
 
-def said(words: TokenizerPair, tokens: list[int]) -> bytes:
+def target_bytes(words: TokenizerPair, tokens: list[int]) -> bytes:
     """The text without marks that have a mark of the draft model's."""
     return b"".join(words.target.piece(t) for t in tokens if t not in words.specials)
 
 
-def told(words: TokenizerPair, ids: list[int]) -> bytes:
+def draft_bytes(words: TokenizerPair, ids: list[int]) -> bytes:
     return b"".join(words.draft.piece(t) for t in ids if t not in words.draft.control)
 
 
@@ -50,7 +50,7 @@ def test_no_byte_is_lost_whatever_comes_and_goes(pieces: list[list[int]], seed: 
     for piece in pieces:
         tokens = [*tokens[: rng.choice([len(tokens), rng.randint(0, len(tokens))])], *piece]
         ids = transcript.update(tokens)
-        assert told(TWO, ids) == said(TWO, tokens)
+        assert draft_bytes(TWO, ids) == target_bytes(TWO, tokens)
         wanted = [TWO.bos[0], *(TWO.specials[t][0] for t in tokens if t in TWO.specials)]
         assert [t for t in ids if t in TWO.draft.control] == wanted
 
@@ -102,15 +102,15 @@ def test_marks_are_read_as_the_draft_models_own() -> None:
 def test_a_begin_that_the_draft_model_does_not_have_is_not_read() -> None:
     back = TokenizerPair(TWO.target, TWO.draft)
     tokens = [*TWO.bos, *TWO.draft_encoder.encode(b"the cat")]
-    assert told(back, IncrementalRetokenizer(back).update(tokens)) == b"the cat"
+    assert draft_bytes(back, IncrementalRetokenizer(back).update(tokens)) == b"the cat"
     assert IncrementalRetokenizer(back).update(TWO.bos) == []
 
 
 def test_a_tokenizer_without_bytes_says_what_it_can() -> None:
     few = pair(b"abcdehimnrst ,")
-    said = few.draft_encoder.encode("the cat sat\u00e9 at".encode())
-    assert told(few, said) == b"the cat sat at"
-    assert said[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
+    target_bytes = few.draft_encoder.encode("the cat sat\u00e9 at".encode())
+    assert draft_bytes(few, target_bytes) == b"the cat sat at"
+    assert target_bytes[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
 
 
 @given(st.text("the cat\u00e9", max_size=12))
@@ -127,10 +127,10 @@ def test_a_tokenizer_that_puts_a_space_before_a_text(text: str) -> None:
             Vocabulary(backend, "sentencepiece", len(names), none, none, None, False, none, True, {}, {})
         )
     )
-    said = b"".join(
+    target_bytes = b"".join(
         names[t].replace("\u2581", " ").encode() for t in encoder.encode(text.encode()) if t > 255
     )
-    assert said == text.replace("\u00e9", "").encode()
+    assert target_bytes == text.replace("\u00e9", "").encode()
     assert encoder.encode(b"the") == [vocab["the"]]
     assert encoder.encode(b" the") == [vocab["\u2581the"]]
 

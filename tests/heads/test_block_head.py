@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.heads.block import BlockHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
-from support.heads import own, random_net, said, tiny_model
+from support.heads import own, random_net, target_text, tiny_model
 from support.models import VOCAB
 
 WINDOW = 12
@@ -19,7 +19,7 @@ def net() -> BlockHead:
 
 
 def batch(net: BlockHead, count: int = 2) -> TrainBatch:
-    tokens = said()[:count]
+    tokens = target_text()[:count]
     hidden, final = tiny_model().features(tokens, net.shape.taps)
     return TrainBatch(tokens, own(tokens), hidden, final)
 

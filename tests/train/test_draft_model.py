@@ -115,7 +115,7 @@ def test_the_card_tells_what_was_done(done: Done) -> None:
 def test_it_is_served_and_changes_no_word(done: Done) -> None:
     config = EngineConfig("cpu", cache_mb=64)
     llm = LLM("smollm2-135m", draft_model=str(done.job.folder), config=config)
-    said = [
+    results = [
         llm.generate(
             [user(ask(HELD_OUT[0]))],
             tools=[WEATHER],
@@ -126,9 +126,9 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
         )
         for spec in (SpecConfig(("model",), 4, adaptive=False), SpecConfig(("none",)))
     ]
-    assert said[0].token_ids == said[1].token_ids
-    assert said[0].accepted["model"] > 6
-    assert said[0].passes < said[1].passes
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].accepted["model"] > 6
+    assert results[0].passes < results[1].passes
 
 
 def test_impossible_jobs_are_refused_before_anything_is_done(done: Done, tmp_path: Path) -> None:

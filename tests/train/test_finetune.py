@@ -74,9 +74,9 @@ def test_the_loss_is_over_the_answers_alone() -> None:
     net, mask = fresh(small()), BATCH.loss_mask.clone()
     mask[0, : PROMPT + 6] = False  # a longer prompt beside the others
     logits = net.model.logits(net.hidden(BATCH.tokens[:, :-1]))
-    said = mask[:, 1:]
-    assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
-    expected = F.cross_entropy(logits[said], BATCH.tokens[:, 1:][said])
+    answered = mask[:, 1:]
+    assert int(answered.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
+    expected = F.cross_entropy(logits[answered], BATCH.tokens[:, 1:][answered])
     assert loss_of(net, replace(BATCH, loss_mask=mask)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -12,10 +12,10 @@ from paceline.train.losses.block import sample_anchors
 from paceline.train.losses.medusa import medusa_loss
 from paceline.train.online.online_batches import OnlineBatch, batches, split, train_online
 from paceline.train.recipe import loss_of
-from support.heads import PROMPT, a_lesson, medusa_net, own, random_net, said, tiny_model
+from support.heads import PROMPT, medusa_net, own, random_net, target_text, tiny_model, train_batch
 
 MODEL = tiny_model()
-ROWS = [tuple(row) for row in said().tolist()]
+ROWS = [tuple(row) for row in target_text().tolist()]
 
 
 def text(row: int, opening: str = "", rejected: tuple[int, ...] = ()) -> TrainingSample:
@@ -64,7 +64,7 @@ def test_anchors_are_sampled_only_where_they_may_be(among: list[bool], seed: int
 
 
 def test_chained_heads_learn_from_the_row_before_the_position() -> None:
-    whole, net = a_lesson((4,), 1), medusa_net()
+    whole, net = train_batch((4,), 1), medusa_net()
     starts = torch.zeros_like(whole.mask)
     starts[0, 10] = True
     hidden = whole.hidden[4].clone().requires_grad_()
@@ -76,7 +76,7 @@ def test_chained_heads_learn_from_the_row_before_the_position() -> None:
 
 @pytest.mark.parametrize("accepted_share", [0.0, 0.3])
 def test_a_batch_samples_the_rejected_positions_and_some_others(accepted_share: float) -> None:
-    tokens = said()
+    tokens = target_text()
     rejected = torch.zeros_like(tokens, dtype=torch.bool)
     rejected[:, 7] = True
     batch = OnlineBatch(tokens, own(tokens), rejected, rejected[:, 7], {}, torch.empty(0))

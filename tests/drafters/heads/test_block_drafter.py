@@ -26,7 +26,7 @@ from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 from support.engines import PLAIN, Rules, accepted, outputs_of, torch_target
-from support.heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.heads import own, random_net, target_text, tiny_model, tiny_weights, trained_net
 from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def run(
     batch: int = 1,
     rules: Rules | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    prompts = [said()[i, : 3 + 2 * i].tolist() for i in range(batch)]
+    prompts = [target_text()[i, : 3 + 2 * i].tolist() for i in range(batch)]
     return outputs_of(torch_target(tiny_weights()), drafters, prompts, params, spec, rules)
 
 
@@ -106,7 +106,7 @@ def test_a_wrong_accept_rule_is_caught(net: BlockHead, monkeypatch: pytest.Monke
 
 def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: object) -> Seq:
     """A sequence of which all that can be seen has been seen."""
-    tokens = said()[text, :length]
+    tokens = target_text()[text, :length]
     hidden, _ = tiny_model().features(tokens[None], drafter.taps)
     seq = Seq(f"s{text}", tokens.tolist(), 3, **fields)  # type: ignore[arg-type]
     drafter.begin(seq)
@@ -330,11 +330,11 @@ def test_the_next_turn_of_an_agent_is_drafted_as_well_as_if_all_had_been_read(ne
     """Its beginning is in the target's cache, where no one sees it computed again."""
     params = SamplingParams(max_tokens=8)
     spec = SpecConfig(("block",), adaptive=False)
-    first = [*said()[0].tolist(), *said()[1].tolist()]  # more than a page
+    first = [*target_text()[0].tolist(), *target_text()[1].tolist()]  # more than a page
     engine = Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
     drafts: list[list[Draft]] = []
     for turn, fresh in ((first, engine), (None, engine), (None, None)):
-        prompt = turn or [*first, *said()[2, :9].tolist()]
+        prompt = turn or [*first, *target_text()[2, :9].tolist()]
         on = fresh or Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
         seq = Seq("turn", list(prompt), len(prompt), params, spec)
         on.submit(seq)
