@@ -7,7 +7,7 @@ detokenizer.py    tokens to text as they come: whole characters, nothing from a 
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
-from paceline.text.chat_template import Message, Tool, content_text
+from paceline.text.chat_template import Message, Tool, content_text, read_chat_template
 from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tool_calls import (
@@ -15,10 +15,13 @@ from paceline.text.tool_calls import (
     CallDelta,
     ContentDelta,
     Delta,
+    OfferedTools,
+    Rejection,
     ToolCall,
     ToolFormat,
     ToolStream,
     call_id,
+    named_format,
     parse_tool_calls,
     render_calls,
     tool_format,
@@ -32,6 +35,8 @@ __all__ = [
     "Detokenizer",
     "IncrementalDecoder",
     "Message",
+    "OfferedTools",
+    "Rejection",
     "StopChecker",
     "Tokenizer",
     "Tool",
@@ -40,7 +45,9 @@ __all__ = [
     "ToolStream",
     "call_id",
     "content_text",
+    "named_format",
     "parse_tool_calls",
+    "read_chat_template",
     "render_calls",
     "tool_format",
 ]
