@@ -12,8 +12,7 @@ from functools import partial
 from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from paceline.errors import HIDDEN, SettingError, UsageError
-from paceline.strings import unknown_name
+from paceline.errors import HIDDEN, SettingError, UsageError, unknown_name
 
 T = TypeVar("T")
 

@@ -88,14 +88,16 @@ class DrafterOptions:
         return tuple(name.strip() for name in self.drafters.split(",") if name.strip())
 
 
+MaxDraft = Annotated[
+    int, typer.Option("--max-draft", "--num-speculative-tokens", help="Most drafted tokens in one pass.")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SpecOptions:
     """How a request speculates."""
 
-    max_draft: Annotated[
-        int,
-        typer.Option("--max-draft", "--num-speculative-tokens", help="Most drafted tokens in one pass."),
-    ] = 8
+    max_draft: MaxDraft = 8
     tree_width: Annotated[int, typer.Option(help="Most drafted tokens for one position; 1: a chain.")] = 1
     adaptive: Annotated[bool, typer.Option(help="Draft less where it does not pay.")] = True
     accept: Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")] = "match"

@@ -12,7 +12,7 @@ cursor.py           a position in a grammar
 trigger_cursor.py   free text until a trigger or the head of a call, then a grammar
 call_heads.py       finds the heads of calls that have no trigger
 draft_masks.py      token masks for every node of a draft
-match.py            checks a whole text against a constraint
+text_matcher.py     checks a whole text against a constraint
 explain.py          errors of llguidance in the user's terms
 """
 

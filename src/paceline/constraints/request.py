@@ -21,8 +21,7 @@ from paceline.constraints.grammars import (
 from paceline.constraints.json_schema import closed
 from paceline.constraints.python_types import Output
 from paceline.constraints.python_types import output as output_of
-from paceline.errors import ConstraintError
-from paceline.strings import short
+from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 
 THINKING: Final = ("<think>", "</think>")  # a prompt may end with the first; the answer follows the second

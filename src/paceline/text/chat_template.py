@@ -8,8 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import SettingError, TextError
-from paceline.strings import one_line
+from paceline.errors import SettingError, TextError, one_line
 from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import CorruptModel, ModelError, PacelineError, TextError, UnknownModel
-from paceline.strings import one_line
+from paceline.errors import CorruptModel, ModelError, PacelineError, TextError, UnknownModel, one_line
 from paceline.text.chat_template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
 from paceline.text.tool_calls.formats import ToolFormat, tool_format
 from paceline.text.vocab.from_folder import vocabulary_from_folder

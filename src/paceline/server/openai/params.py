@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
-from paceline.errors import ConstraintError, SettingError
+from paceline.errors import ConstraintError, SettingError, short
 from paceline.llm import Prompt
 from paceline.loading import not_loaded
 from paceline.server.async_engine import GenerateParams
@@ -20,7 +20,6 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     StructuredOutputs,
 )
-from paceline.strings import short
 from paceline.text.chat_template import ChatTemplate
 from paceline.web.api_errors import ApiError
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from paceline.errors import short
 from paceline.llm import LLM
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
@@ -32,7 +33,6 @@ from paceline.server.openai.responses_protocol import (
     read_tools,
 )
 from paceline.server.openai.serving import Serving, usage
-from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 from paceline.web.streaming import event

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from paceline.errors import short
 from paceline.server.openai.protocol import (
     Metadata,
     Never,
@@ -15,7 +16,6 @@ from paceline.server.openai.protocol import (
     exactly,
     never,
 )
-from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import parse_request
 
