@@ -64,6 +64,7 @@ class Seq:
     remember: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
+    end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property
     def pending(self) -> list[int]:

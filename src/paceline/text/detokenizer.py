@@ -46,7 +46,8 @@ class IncrementalDecoder:
 class Detokenizer:
     """Text that ends before the first stop string; no part of one is ever returned.
 
-    The first stop string is the one completed first; of two that end together, the longer.
+    The first stop string is the one completed first; of two that end together, the longer. min_tokens: the
+    text of so many tokens is not searched.
     """
 
     def __init__(
@@ -55,14 +56,22 @@ class Detokenizer:
         stop: Sequence[str] = (),
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDecoder(tokenizer, skip_special, keep)
+        self._not_searched = min_tokens  # tokens still to come
         self._stop = tuple(stop)
         self._held = ""  # possible beginning of a stop string
         self.stopped = False
 
     def push(self, token: int) -> str:
-        return "" if self.stopped else self._release(self._detokenizer.push(token))
+        if self.stopped:
+            return ""
+        text = self._detokenizer.push(token)
+        if self._not_searched > 0:
+            self._not_searched -= 1
+            return text
+        return self._release(text)
 
     def flush(self) -> str:
         """The rest, after the last token."""
@@ -104,8 +113,9 @@ class StopChecker:
         stop: Sequence[str],
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
-        self._stream = Detokenizer(tokenizer, stop, skip_special, keep)
+        self._stream = Detokenizer(tokenizer, stop, skip_special, keep, min_tokens)
 
     def __call__(self, token: int) -> bool:
         self._stream.push(token)

@@ -144,9 +144,15 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The conversation as one text, which the model continues."""
+        """The conversation as one text, which the model continues.
+
+        continue_final_message: at the end of the final message, which then needs no generation prompt.
+        """
+        if continue_final_message:
+            return self.template.render_open(messages, tools, variables)
         return self.template.render(messages, tools, add_generation_prompt, variables)
 
     def generation_prompt(
@@ -165,7 +171,9 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The tokens of the rendered conversation. The template writes the begin token itself, if any."""
-        return self.encode(self.render(messages, tools, add_generation_prompt, **variables), bos=False)
+        text = self.render(messages, tools, add_generation_prompt, continue_final_message, **variables)
+        return self.encode(text, bos=False)

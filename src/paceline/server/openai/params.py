@@ -28,7 +28,14 @@ log = logging.getLogger("paceline.server")
 MAX_PROMPTS: Final = 128  # of one request
 MAX_WARNINGS: Final = 64  # template variables: the log has each name once
 ROLES = ("system", "developer", "user", "assistant", "tool")
-OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
+OWN_VARIABLES = (
+    "self",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+)
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
 STRUCTURED: Final[Mapping[str, Callable[[Any, Whitespace], Constraint]]] = {  # fields of StructuredOutputs
     "json_": Json.of,
@@ -56,7 +63,9 @@ def chat_params(
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
-        template=_template(request.chat_template_kwargs or {}),
+        template=_template(request, chat_template),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
     )
 
 
@@ -64,6 +73,10 @@ def completion_params(
     request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
 ) -> GenerateParams:
     _check_stream(request)
+    if request.best_of not in (None, request.n or 1):
+        raise ApiError(
+            400, f"best_of: expected {request.n or 1}: every choice that is made is returned", param="best_of"
+        )
     return GenerateParams(
         prompt=prompt,
         params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
@@ -105,7 +118,7 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
         "logit_bias": request.logit_bias or {},
     }
     same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    for name in (*same, "ignore_eos"):
+    for name in (*same, "ignore_eos", "min_tokens"):
         if (value := getattr(request, name)) is not None:
             params[name] = value
     if request.top_k == -1:
@@ -195,6 +208,9 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
     return tuple(drafters[name] for name in names)
 
 
+_INSTEAD: Final = {"function_call": "send tool_calls", "audio": "send its text as content"}
+
+
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
@@ -202,6 +218,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         if message["role"] != "assistant" and message.get("content") is None:
             where = f"messages[{i}].content"
             raise ApiError(400, f"{where}: expected a text, or a list of texts", param=where)
+        for name, instead in _INSTEAD.items():
+            if message.get(name) is not None:
+                where = f"messages[{i}].{name}"
+                raise ApiError(400, f"{where}: not supported: {instead}", param=where)
 
 
 _warned: set[str] = set()  # template variables
@@ -217,7 +237,15 @@ def _warn_of_unread_variables(variables: Mapping[str, Any] | None, template: Cha
             log.warning("chat_template_kwargs: the chat template does not read %s: ignored", short(name))
 
 
-def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+def _template(request: ChatRequest, template: ChatTemplate) -> Mapping[str, Any]:
+    """The variables of the chat template. `reasoning_effort` is one where the template reads it."""
+    variables = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None and template.reads("reasoning_effort"):
+        variables = {"reasoning_effort": request.reasoning_effort} | variables
+    return template_variables(variables)
+
+
+def template_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in variables:
         if name in OWN_VARIABLES or not name.isidentifier():
             raise ApiError(

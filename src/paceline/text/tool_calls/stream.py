@@ -56,8 +56,8 @@ class _Events:
     def push(self, text: str) -> Iterator[Event]:
         yield from self._detected(self._parser.push(text))
 
-    def flush(self) -> Iterator[Event]:
-        yield from self._detected(self._parser.flush())
+    def flush(self, cut_off: bool = False) -> Iterator[Event]:
+        yield from self._detected(self._parser.flush(cut_off))
         if self._detector is None:
             return
         rest, calls = self._detector.flush()
@@ -109,9 +109,9 @@ class ToolStream:
     def push(self, text: str) -> list[Delta]:
         return self._deltas(self._events.push(text))
 
-    def flush(self) -> list[Delta]:
-        """The rest, at the end of the text."""
-        return self._deltas(self._events.flush())
+    def flush(self, cut_off: bool = False) -> list[Delta]:
+        """The rest, at the end of the text. cut_off: by a limit, so that a call without an end is no text."""
+        return self._deltas(self._events.flush(cut_off))
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
