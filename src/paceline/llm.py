@@ -11,6 +11,7 @@ from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
 from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, ToolSchemas, Whitespace
 from paceline.drafters.draft_model import DraftVocab
+from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import ConstraintError, PromptTooLong, SettingError, UsageError
@@ -20,6 +21,7 @@ from paceline.target.cost import CostMonitor
 from paceline.text import Detokenizer, StopChecker, named_format, read_chat_template
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
+MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
@@ -119,7 +121,7 @@ class LLM:
             params=params,
             spec=spec,
             tenant=tenant,
-            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            prediction=self._prediction(prediction) if prediction else (),
             cursor=self._cursor(output, prompt_end, params.ignore_eos),
             remember=remember,
         )
@@ -136,6 +138,12 @@ class LLM:
                 offered = ToolSchemas(unmarked.schemas, self.constraints.checker(unmarked))
         return OutputParser(parse, format, output.only_calls, offered, output.parallel_tool_calls)
 
+    def _prediction(self, text: str) -> PredictionIndex:
+        """As much of the text as the context could hold, indexed once for all choices of a request."""
+        limit = self.target.max_context
+        tokens = self.tokenizer.encode(text[: MAX_TOKEN_CHARACTERS * limit], special=False)
+        return PredictionIndex(tokens[:limit])
+
     def another_choice(self, first: RequestOutput, choice: int) -> RequestOutput:
         """A further choice of a prepared request that is not yet submitted: nothing is encoded again."""
         seq = replace(
@@ -150,10 +158,10 @@ class LLM:
     def _output(self, seq: Seq, parser: OutputParser) -> RequestOutput:
         marks = frozenset() if parser.tools is None else self.tokenizer.tool_marks
         stop, min_tokens = seq.params.stop, seq.params.min_tokens
-        checker = StopChecker(self.tokenizer, stop, keep=marks, min_tokens=min_tokens) if stop else None
-        seq.stopped_by = checker
-        detokenizer = Detokenizer(self.tokenizer, stop, keep=marks, min_tokens=min_tokens)
-        return RequestOutput(seq, detokenizer, parser)
+        if not stop:
+            return RequestOutput(seq, Detokenizer(self.tokenizer, keep=marks), parser)
+        seq.stopped_by = checker = StopChecker(self.tokenizer, stop, keep=marks, min_tokens=min_tokens)
+        return RequestOutput(seq, checker, parser)
 
     def stream(
         self,

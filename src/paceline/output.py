@@ -15,9 +15,9 @@ from paceline.text import (
     CallDelta,
     ContentDelta,
     Delta,
-    Detokenizer,
     OfferedTools,
     Rejection,
+    TextReader,
     ToolCall,
     ToolFormat,
     ToolStream,
@@ -119,7 +119,7 @@ class RequestOutput:
     """
 
     seq: Seq
-    detokenizer: Detokenizer
+    detokenizer: TextReader
     parser: OutputParser = field(default_factory=OutputParser)
     index: int = 0  # among the choices of the request
     started: float = field(default_factory=time.perf_counter)

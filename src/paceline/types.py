@@ -56,7 +56,7 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
-    prediction: tuple[int, ...] = ()  # the output the caller expects
+    prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds

@@ -2,9 +2,9 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
@@ -25,7 +25,12 @@ from paceline.web.api_errors import ApiError
 
 log = logging.getLogger("paceline.server")
 
+Values = TypeVar("Values", bound=Sized)
+
 MAX_PROMPTS: Final = 128  # of one request
+MAX_STOPS: Final = 64  # stop strings, stop tokens
+MAX_STOP_BYTES: Final = 16 << 10  # of all stop strings together
+MAX_BIASES: Final = 1024  # tokens of logit_bias
 MAX_WARNINGS: Final = 64  # template variables: the log has each name once
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OWN_VARIABLES = (
@@ -113,9 +118,9 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
         "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
         "max_tokens": UNLIMITED if max_tokens is None else max_tokens,
         "logprobs": logprobs,
-        "stop": () if request.stop is None else request.stop,
-        "stop_tokens": request.stop_token_ids or (),
-        "logit_bias": request.logit_bias or {},
+        "stop": _stop(request.stop),
+        "stop_tokens": _limited(request.stop_token_ids or (), "stop_token_ids", MAX_STOPS),
+        "logit_bias": _limited(request.logit_bias or {}, "logit_bias", MAX_BIASES),
     }
     same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     for name in (*same, "ignore_eos", "min_tokens"):
@@ -126,6 +131,21 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
     if params["temperature"] < 1e-4:  # as small as makes no difference
         params["temperature"] = 0.0 if params["temperature"] >= 0 else params["temperature"]
     return SamplingParams(**params)
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    _limited(stops, "stop", MAX_STOPS)
+    if (size := sum(len(text.encode("utf-8", "surrogatepass")) for text in stops)) > MAX_STOP_BYTES:
+        reason = f"stop: {size:,} bytes are given, at most {MAX_STOP_BYTES:,} are taken"
+        raise ApiError(400, reason, param="stop")
+    return stops
+
+
+def _limited(values: Values, param: str, limit: int) -> Values:
+    if len(values) > limit:
+        raise ApiError(400, f"{param}: {len(values):,} are given, at most {limit:,} are taken", param=param)
+    return values
 
 
 def _output_spec(request: ChatRequest) -> OutputSpec:
