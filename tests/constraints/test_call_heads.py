@@ -175,7 +175,7 @@ def walk(rng: random.Random, length: int = 60) -> list[int]:
     text += rng.choice([' {"city": "x"}}', " {}}", ' {"city": "x", "days": 3}}', " [1]"]) + rng.choice(
         ["\n```", "", ", {", "."]
     )
-    raw, tokens, at = text.encode(), [], 0
+    raw, tokens, at = text.encode(), list[int](), 0
     while at < len(raw) and len(tokens) < length:
         fitting = [
             t for t in range(VOCAB) if t != END and (p := TOKENIZER.piece(t)) and raw.startswith(p, at)
