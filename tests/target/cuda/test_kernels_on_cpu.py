@@ -359,7 +359,7 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
         history=max(histories) >= 0,
         masked=any(sampler.masks for sampler in samplers),
     )
-    host = runner.buffers.masks[0]
+    host = runner.buffers.host_masks
     host.clear()
     for i, sampler in enumerate(samplers):
         runner.histories.drop(f"c{i}")
