@@ -78,7 +78,7 @@ def model_report(name: str) -> dict[str, Any]:
         "model": name,
         "engine": target.describe(),
         "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
-        "memory": ", ".join(f"{use} {n / 2**20:,.0f} MiB" for use, n in target.memory().items()),
+        "model memory": ", ".join(f"{use} {n / 2**20:,.0f} MiB" for use, n in target.memory().items()),
         "cost_curve": {str(rows): ms for rows, ms in first.items()},
         "cost_by_context": {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()},
     }

@@ -24,13 +24,13 @@ from paceline.engine.verify import sampler_of
 from paceline.errors import CacheFull
 from paceline.sampling import CHOICE, History, chooser, gumbel, noise_key
 from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
-from paceline.target.cuda.batch import PassRows, SequenceRows
+from paceline.target.cuda.batch import PassRows, SequenceRows, passes
 from paceline.target.cuda.driver import CpuLauncher
 from paceline.target.cuda.graphs import ChooseKind, PassKernels
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import quantise_int8, unsupported_reason
 from paceline.target.weights.model_config import Weights
-from paceline.types import Bits, Cursor, Draft, Feed, Sampler, Seq
+from paceline.types import NO_DRAFT, Bits, Cursor, Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
@@ -179,6 +179,23 @@ def test_row_bits_do_not_depend_on_pages_and_neighbours(rows: Tensor) -> None:
     scores = other.forward(feeds)
     assert torch.equal(scores.logits[scores.starts[1] : scores.starts[1] + 7], rows[:7])
     assert len(scores.logits) == scores.starts[2] == 17
+
+
+def test_many_sequences_share_a_pass() -> None:
+    """40 at once have the bits of 20 at once."""
+    target = CudaTarget(tiny_weights(), replace(CONFIG, cache_mb=8, max_batch=40), launcher())
+    token = tokens_of(40, 9)
+    for i in range(40):
+        target.open(Seq(f"s{i}", token[i : i + 1], 1, tenant=f"t{i}"))
+    feeds = [Feed(f"s{i}", token[i : i + 1]) for i in range(40)]
+    together = target.forward(feeds).logits.clone()
+    assert len(list(passes([target._feed_rows(feed, NO_DRAFT, 0, 0) for feed in feeds], 8192))) == 1
+    halves = []
+    for part in (feeds[:20], feeds[20:]):
+        for feed in part:
+            target.keep(feed.seq_id, 0)
+        halves.append(target.forward(part).logits.clone())
+    assert torch.equal(torch.cat(halves), together)
 
 
 def test_a_prompt_has_the_same_bits_however_it_is_cut(rows: Tensor) -> None:
