@@ -78,7 +78,10 @@ def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> lis
     tiles, kb = residual_tiling(shape, multiprocessors)
     wide = wide_residual_tiles(shape, multiprocessors)
     values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
-    return [*(f"-D{name}={value}" for name, value in values.items()), *(["-DWITH_INT8"] if int8 else [])]
+    return [
+        *(f"-D{name}={value}" for name, value in values.items()),
+        *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
+    ]
 
 
 class PageTables:
