@@ -123,6 +123,9 @@ class RandomTensors(MutableMapping[str, Tensor]):
         made.normal_(0, scale, generator=self._generator)
         return made.add_(1) if name.endswith("norm") else made
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
     def __setitem__(self, name: str, tensor: Tensor) -> None:
         raise TypeError("random tensors are only read")
 
