@@ -1,11 +1,18 @@
 """Real weights and shared data for the tests that need them; a test without them says how to get them."""
 
+import gc
 import os
 
+gc.disable()  # until all is imported: what modules hold is never garbage
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
-if "PYTEST_XDIST_WORKER" in os.environ:
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+    if hasattr(os, "sched_setaffinity"):
+        # A core for each worker, so a thread for each model: those of several would spin at barriers.
+        own = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {own[int(worker.removeprefix("gw")) % len(own)]})
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +32,31 @@ settings.load_profile("full")
 
 
 WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma"}  # fixture -> marker
+LONGEST = ("slow", "large", "model")  # markers of long files
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Imports no file of slow tests for a run without them."""
+    without_slow = "slow" in config.getoption("markexpr").partition("not")[2]
+    if without_slow and collection_path.suffix == ".py":
+        return re.search(r"^pytestmark = .*\bslow\b", collection_path.read_text(), re.M) is not None or None
+    return None
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks whoever asks for weights. Files that hold slow tests come first, so that workers end together."""
+    """Marks whoever asks for weights. The longest files come first, so that workers end together."""
     for item in items:
         for fixture, marker in WEIGHTS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    first = {marker: {item.path for item in items if item.get_closest_marker(marker)} for marker in LONGEST}
+    items.sort(key=lambda item: [item.path not in paths for paths in first.values()])
 
 
 def _pulled(name: str) -> Path:
