@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.draft_masks import masks, rejected, words
+from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
@@ -23,6 +23,7 @@ from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
     Controller,
+    Draft,
     Drafter,
     Feed,
     Finish,
@@ -59,7 +60,7 @@ class Engine:
         self._drafting = Drafting(target, drafters, controller)
         self._sinks = tuple(sinks)
         self._eos = eos
-        self._scheduler = _scheduler(config, target)
+        self._scheduler = _scheduler(config, target, clock)
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
@@ -85,6 +86,8 @@ class Engine:
     def submit(self, seq: Seq, slots: int = 1) -> None:
         """slots: outputs of its request that must find room together; 0: admitted with an earlier one."""
         seq.params = seq.params.seeded()
+        eos = frozenset[int]() if seq.params.ignore_eos else self._eos
+        seq.end_tokens = eos.union(seq.params.stop_tokens)
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
             raise PromptTooLong(
@@ -175,10 +178,12 @@ class Engine:
         failed = []
         for seq in self._scheduler.admit():
             try:
-                seq.computed = seq.cached = self.target.open(seq)
+                seq.computed = self.target.open(seq)
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
+                # A preempted one finds rows of its own: they were computed for it, and are no hit.
+                seq.cached = min(seq.cached, seq.computed) if seq.preemptions else seq.computed
                 self._drafting.begin(seq)
         return failed
 
@@ -191,8 +196,8 @@ class Engine:
     def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
 
-        Where it is full, drafts are dropped first, then the sequences admitted last are preempted. One that
-        does not fit even alone ends with the error.
+        Where it is full, drafts are dropped first, then sequences are preempted, whether they have a part in
+        this pass or only hold a cached prefix. One that does not fit even alone ends with the error.
         """
         while scheduled:
             feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
@@ -202,17 +207,20 @@ class Engine:
                 if any(len(s.draft) for s in scheduled):
                     for s in scheduled:
                         s.draft = NO_DRAFT
-                elif len(scheduled) == 1:
+                elif self.running == 1:
                     return [], _NO_SCORES, [self._fail(scheduled[0].seq, error)]
                 else:
-                    self._preempt(scheduled.pop().seq)
+                    preempted = self._preempt()
+                    scheduled = [s for s in scheduled if s.seq is not preempted]
         return [], _NO_SCORES, []
 
-    def _preempt(self, seq: Seq) -> None:
+    def _preempt(self) -> Seq:
+        seq = self._scheduler.preempt()
         self._drafting.end(seq)
         self.target.close(seq.id)
         seq.computed = 0
-        self._scheduler.put_back(seq)
+        seq.preemptions += 1
+        return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish="error", error=error)
@@ -226,14 +234,20 @@ class Engine:
     @contextmanager
     def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
-        bound = [(s, s.seq.cursor) for s in scheduled if s.seq.cursor is not None and s.scored]
-        futures = [
-            (s, self._mask_pool.submit(masks, cursor, s.draft, words(self.target.vocab_size)))
-            for s, cursor in bound
-        ]
+        masked = [s for s in scheduled if s.scored and (s.seq.cursor is not None or _must_go_on(s.seq))]
+        futures = [(s, self._mask_pool.submit(self._masks, s.seq, s.draft)) for s in masked]
         yield
         for s, future in futures:
             s.masks = future.result()
+
+    def _masks(self, seq: Seq, draft: Draft) -> Masks:
+        """Those of the grammar; before `min_tokens` without the tokens that end the output."""
+        vocab = self.target.vocab_size
+        found = FREE if seq.cursor is None else masks(seq.cursor, draft, words(vocab))
+        if not _must_go_on(seq):
+            return found
+        missing = seq.params.min_tokens - (len(seq.tokens) - seq.prompt_len)
+        return without_ends(found, draft, seq.end_tokens, missing, vocab)
 
     def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int, cost: Pass) -> Round:
         """A failure here ends this output and no other."""
@@ -274,8 +288,7 @@ class Engine:
         return None
 
     def _ends(self, seq: Seq, token: int) -> Finish | None:
-        ends = token in seq.params.stop_tokens or (token in self._eos and not seq.params.ignore_eos)
-        ends = ends or (seq.cursor is not None and seq.cursor.finished)
+        ends = token in seq.end_tokens or (seq.cursor is not None and seq.cursor.finished)
         if (seq.stopped_by is not None and seq.stopped_by(token)) or ends:
             return "stop"
         full = len(seq.tokens) >= self.target.max_context
@@ -296,6 +309,11 @@ class Engine:
             sink.finish(seq, reason)
 
 
+def _must_go_on(seq: Seq) -> bool:
+    """True while `min_tokens` forbids the end of the output."""
+    return len(seq.tokens) - seq.prompt_len < seq.params.min_tokens and bool(seq.end_tokens)
+
+
 class _RowsOnHost:
     """The output of a pass: the tokens that the target chose, or logits to choose them from."""
 
@@ -314,8 +332,9 @@ class _RowsOnHost:
         return verdict, logprobs(s.seq, verdict, s.draft, rows)
 
 
-def _scheduler(config: EngineConfig, target: Target) -> Scheduler:
+def _scheduler(config: EngineConfig, target: Target, clock: Callable[[], float]) -> Scheduler:
     """Prompts may be cut anywhere only where the cut does not show in the bits of the rows."""
     chunk = config.prefill_chunk
-    beside = min(config.prefill_beside, chunk) if target.invariant_rows > chunk else chunk
-    return Scheduler(config.max_batch, chunk, beside, config.max_waiting)
+    anywhere = target.invariant_rows > chunk
+    beside = min(config.prefill_beside, chunk) if anywhere else chunk
+    return Scheduler(config.max_batch, chunk, beside, config.max_waiting, anywhere, clock)

@@ -4,7 +4,7 @@ import logging
 import signal
 import socket
 import threading
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from types import FrameType
 
 import uvicorn
@@ -25,6 +25,7 @@ from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
+from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.target.hardware import limit_heap_arenas
@@ -47,6 +48,7 @@ class ServerSettings:
     draft_model: str | None = None
     trained: tuple[str, ...] | None = None  # heads of `paceline train`, by name or folder; None: the default
     drafters: tuple[str, ...] | None = None  # None: the default ones
+    max_draft: int = 8  # drafted tokens in one pass at most, where neither request nor route says
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
     routes: str | None = None  # a file of routes
@@ -67,6 +69,7 @@ class ServerSettings:
             if value is not None:
                 log.warning("the setting %s is now called %s; the old name will be removed", old, new)
                 object.__setattr__(self, new, value)
+        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
         if not 0 <= self.port < 65536:
             raise SettingError("port", self.port, "0 to 65535")
         if self.online_training is not None:
@@ -83,7 +86,8 @@ class ServerSettings:
 
 def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
-    routes = RouteFile(settings.routes) if settings.routes else None  # a broken file shows before the weights
+    if settings.routes:
+        load_routes(settings.routes)  # a broken file shows before the weights are read
     keys = KeyFile(settings.keys) if settings.keys else None
     recorder = _recorder(settings)
     spec = None if settings.drafters is None else SpecConfig(settings.drafters)
@@ -94,6 +98,8 @@ def build(settings: ServerSettings) -> App:
         spec=spec,
         config=settings.engine,
     )
+    llm.spec = replace(llm.spec, max_draft=settings.max_draft)
+    routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
     thread = EngineThread(llm.engine)
     metrics = Metrics(
         llm.name,

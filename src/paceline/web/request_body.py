@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar, get_args
 from pydantic import AliasChoices, BaseModel, ValidationError
 from starlette.requests import Request
 
-from paceline.strings import short, unknown_name
+from paceline.errors import short, unknown_name
 from paceline.web.api_errors import ApiError
 
 log = logging.getLogger(__name__)
