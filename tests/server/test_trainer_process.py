@@ -139,7 +139,7 @@ def serves(paused: bool, stays: str = STAYS) -> str:
     ("paused", "stays"),
     [
         pytest.param(True, STAYS, id="True"),
-        pytest.param(False, STAYS, id="False"),
+        pytest.param(False, STAYS, id="False", marks=pytest.mark.slow),
         pytest.param(True, TRAINS, id="True, with all it imports", marks=pytest.mark.slow),
         pytest.param(False, TRAINS, id="False, with all it imports", marks=pytest.mark.slow),
     ],
@@ -151,6 +151,7 @@ def test_it_goes_when_its_server_is_killed(paused: bool, stays: str) -> None:
     assert until(lambda: state(int(done.stdout)) == "", WAIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only there somebody else may take in orphans")
 @pytest.mark.parametrize("paused", [True, False])
 def test_it_goes_though_somebody_takes_in_orphans(paused: bool) -> None:
