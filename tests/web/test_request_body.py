@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -189,12 +189,12 @@ def test_an_object_has_a_limit_of_keys() -> None:
 
 class _Part(FailFastModel):
     type: str = ""
-    values: list[int] = []
+    values: list[int] = Field(default_factory=list)
 
 
 class _Body(FailFastModel):
-    messages: list[dict[str, Any]] = []
-    parts: dict[str, _Part] = {}
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    parts: dict[str, _Part] = Field(default_factory=dict)
     prompt: str | list[str] | list[int] = ""
 
 
