@@ -178,7 +178,7 @@ def toy_chat_model(folder: Path) -> Path:
 
 
 @contextmanager
-def toy_running(folder: Path, **settings: Any) -> Iterator[Running]:
+def toy_running(folder: Path, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     """A server of such a model; what is made for the model stays in the folder, compiled code is shared."""
     (home() / "native").mkdir(parents=True, exist_ok=True)
     (folder / "home").mkdir()
@@ -187,7 +187,6 @@ def toy_running(folder: Path, **settings: Any) -> Iterator[Running]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PACELINE_HOME", str(folder / "home"))
             patch.chdir(toy_chat_model(folder).parent)
-            server = stack.enter_context(
-                running(f"{NAME}.gguf", EngineConfig("cpu", cache_mb=64), **settings)
-            )
+            engine = config or EngineConfig("cpu", cache_mb=64)
+            server = stack.enter_context(running(f"{NAME}.gguf", engine, **settings))
         yield server
