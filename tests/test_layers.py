@@ -12,7 +12,6 @@ ROOT = Path(__file__).parent.parent / "src" / "paceline"
 
 # A layer may import itself and every layer on a lower level. Layers on one level are strangers.
 LEVEL = {
-    "strings": -1,
     "errors": 0,
     "paths": 0,
     "log": 0,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.config import Accept, EngineConfig, SamplingParams, SpecConfig
-from paceline.constraints.draft_masks import Masks
+from paceline.constraints.draft_masks import Masks, without_ends
 from paceline.drafters import model_free
 from paceline.drafters.draft_model import ModelDrafter, SelfDrafter
 from paceline.engine import accept, verify
@@ -149,6 +149,7 @@ OPTIONS = {
     "bias": SamplingParams(temperature=0.8, logit_bias=((3, 2.0), (5, -4.0))),
     "stop token": SamplingParams(temperature=0.8, stop_tokens=(6,)),
     "short": SamplingParams(temperature=0.8, max_tokens=7),
+    "min_tokens": SamplingParams(temperature=0.8, stop_tokens=(6, 1, 19), min_tokens=13),
     "all": SamplingParams(
         temperature=0.8,
         top_k=9,
@@ -186,6 +187,71 @@ def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
     assert fast == plain
     assert rounds[-1].finish == "stop"
     assert len(fast["s0"]) <= 10
+
+
+ENDS = frozenset({2, 9, 17})
+
+
+@pytest.mark.parametrize("drafters", LISTS, ids="+".join)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_shortest_length_is_kept_with_any_drafter(
+    drafters: tuple[str, ...], temperature: float, width: int
+) -> None:
+    params = SamplingParams(temperature=temperature, seed=11, max_tokens=LENGTH, stop_tokens=(5,))
+    longer = replace(params, min_tokens=13)
+    plain, _ = run(PLAIN, longer, 4, eos=ENDS)
+    assert min(map(len, run(PLAIN, params, 4, eos=ENDS)[0].values())) < 13  # it makes a difference
+    assert all(len(output) > 13 and not {5, *ENDS} & {*output[:13]} for output in plain.values())
+    for k in (1, 3, 8):
+        spec = SpecConfig(drafters, max_draft=k, tree_width=width, adaptive=False)
+        assert run(spec, longer, 4, [Wild(k)], eos=ENDS)[0] == plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_up_to_a_shortest_length_ends_are_impossible_and_nothing_else_changes(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=11, max_tokens=LENGTH)
+    never = replace(params, logit_bias=tuple((token, -1e4) for token in ENDS))
+    without, _ = run(PLAIN, never, 4)
+    for n in (1, 7, LENGTH):
+        output, _ = run(PLAIN, replace(params, min_tokens=n), 4, eos=ENDS)
+        assert {name: tokens[:n] for name, tokens in output.items()} == {
+            name: tokens[:n] for name, tokens in without.items()
+        }
+    ignored, _ = run(PLAIN, replace(params, min_tokens=9, ignore_eos=True), 4, eos=ENDS)
+    assert ignored == run(PLAIN, params, 4)[0]  # where nothing ends an output, nothing is impossible
+
+
+@pytest.mark.parametrize("accept", ["residual", "block", "typical"])
+def test_a_shortest_length_is_kept_by_the_other_rules(accept: Accept) -> None:
+    for seed in range(8):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=LENGTH, min_tokens=13)
+        for drafters in (("model",), ("ngram",)):
+            output, _ = run(SpecConfig(drafters, adaptive=False, accept=accept), params, 2, eos=ENDS)
+            assert all(len(tokens) > 13 and not ENDS & {*tokens[:13]} for tokens in output.values())
+
+
+def masked_at_the_root(found: Masks, draft: Draft, ends: frozenset[int], missing: int, vocab: int) -> Masks:
+    """Wrong: a draft may hold an end."""
+    return without_ends(found, draft, ends, min(1, missing), vocab)
+
+
+def masked_too_far(found: Masks, draft: Draft, ends: frozenset[int], missing: int, vocab: int) -> Masks:
+    """Wrong: counts from the beginning of the draft."""
+    return without_ends(found, draft, ends, missing + len(draft), vocab)
+
+
+@pytest.mark.parametrize("mutant", [masked_at_the_root, masked_too_far])
+def test_a_wrong_mask_before_the_shortest_length_is_caught(
+    monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., Masks]
+) -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=LENGTH, min_tokens=13)
+    early = replace(params, min_tokens=0)
+    plain, _ = run(PLAIN, params, 4, eos=ENDS)
+    monkeypatch.setattr(engine_module, "without_ends", mutant)
+    spec = SpecConfig(("oracle",), adaptive=False)
+    answers = [plain, run(PLAIN, early, 4, eos=frozenset())[0]]
+    assert any(run(spec, params, 4, [Oracle(known, 99)], eos=ENDS)[0] != plain for known in answers)
 
 
 def test_adaptive_length_changes_speed_not_text() -> None:

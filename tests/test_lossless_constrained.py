@@ -220,6 +220,7 @@ OPTIONS = {
     "stop token": SamplingParams(temperature=0.8, stop_tokens=(6, 11)),
     "short": SamplingParams(temperature=0.8, max_tokens=7),
     "ignore_eos": SamplingParams(temperature=0.8, ignore_eos=True),
+    "min_tokens": SamplingParams(temperature=0.8, stop_tokens=(6, 11), min_tokens=9),
     "all": SamplingParams(
         temperature=0.8, top_k=9, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=2, stop_tokens=(2,)
     ),
@@ -239,6 +240,13 @@ def test_every_option_is_honoured_under_a_grammar(option: str, seed: int) -> Non
         for name in plain.outputs:
             said = [[p for r in of.rounds if r.request == name for p in r.logprobs] for of in (plain, fast)]
             assert said[0] == said[1]
+
+
+def test_a_grammar_that_is_complete_ends_an_output_before_its_shortest_length() -> None:
+    params = SamplingParams(seed=1, max_tokens=LENGTH, min_tokens=9)
+    for make, output in ((sentence({1}, {2}, {END}), [1, 2, END]), (sentence({1}, {2}, {3, END}), [1, 2, 3])):
+        for spec in (PLAIN, SpecConfig(("grammar",), adaptive=False)):
+            assert run(spec, params, make=make).outputs == {"s0": output}
 
 
 @settings(max_examples=examples(60))

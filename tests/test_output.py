@@ -32,7 +32,7 @@ class Letters:
 def output(tools: str | None = None) -> RequestOutput:
     seq = Seq("a", [1, 2, 3], 3, SamplingParams(seed=5), SpecConfig(("ngram",)))
     parser = OutputParser(tools=FORMATS[tools] if tools else None)
-    return RequestOutput(seq, Letters(), parser)  # type: ignore[arg-type]
+    return RequestOutput(seq, Letters(), parser)
 
 
 def a_round(text: str = "", draft: Draft = NO_DRAFT, path: Sequence[int] = (), **more: object) -> Round:

@@ -55,6 +55,19 @@ def test_they_are_small_and_say_where_they_come_from() -> None:
         assert "/" not in json.dumps(card.data["sources"])
 
 
+def test_their_shares_are_of_the_tokens_that_they_say() -> None:
+    """A share times its count is a whole number, and each position follows the accepted ones of the last."""
+    for card in map(read_card, shipped()):
+        accepted = [round(share * n) for share, n in zip(card.acceptance, card.counts, strict=True)]
+        assert [k / n for k, n in zip(accepted, card.counts, strict=True)] == list(card.acceptance)
+        ended = [k - n for k, n in zip(accepted, card.counts[1:], strict=False)]  # with their text
+        assert all(0 <= count <= card.data["measured_answers"] for count in ended)
+        assert card.counts[0] == sum(kind["anchors"] for kind in card.data["by_kind_of_text"].values())
+        assert all(
+            low < share < high for share, (low, high) in zip(card.acceptance, card.intervals(), strict=True)
+        )
+
+
 @pytest.mark.model
 def test_each_is_listed_beside_its_model(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -159,5 +159,6 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "schemas": schemas,
     "serve": serve,
     "soak": soak,
+    "hostile": soak,
     "gpu": gpu.section,
 }

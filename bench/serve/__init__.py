@@ -11,4 +11,7 @@ tables          the tables of both commands
 soak            python -m bench soak
 soak_requests   its good, bad and broken requests
 soak_load       its clients
+hostile_soak    python -m bench soak --hostile
+hostile         its attacks: a function for each
+victims         its ordinary clients, with gaps, /health and memory
 """

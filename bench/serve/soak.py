@@ -2,6 +2,7 @@
 
 Every answer that is completed must be the plain one, which is written beforehand without a server and without
 guesses. Exit code 1 for a wrong text, a stuck request, an answer of 500 or more, or memory that grows.
+--hostile: attacks beside ordinary clients, as hostile_soak.py describes.
 """
 
 import argparse
@@ -16,13 +17,15 @@ from rich.console import Console
 
 from bench import machine, pages, results_folder
 from bench.own import bandwidth
-from bench.serve import servers
+from bench.serve import hostile_soak, servers
+from bench.serve.hostile import ATTACKS
 from bench.serve.http_client import get, post
 from bench.serve.servers import COMPLETIONS, RunningServer
 from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
 from paceline import hub
+from paceline.errors import unknown_name
 
 MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
@@ -141,23 +144,38 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m bench soak", description=__doc__)
     found.add_argument("--model", default=MODEL)
     found.add_argument("--minutes", type=float, default=5.0)
-    found.add_argument("--clients", type=int, default=12, help="that ask at the same time")
+    found.add_argument("--clients", type=int, help="at the same time (2 with --hostile)")
     found.add_argument("--prompts", type=int, default=24, help="different prompts, of all kinds together")
     found.add_argument("--slots", type=int, default=8, help="requests in one pass; more must wait")
     found.add_argument("--cache-mb", type=int, default=256, help="small, so that it is soon full")
     found.add_argument("--threads", type=int, default=bandwidth.cores())
     found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--hostile", action="store_true", help="attacks beside ordinary streams")
+    found.add_argument("--attacks", type=_names, default=[], help="names, with commas; all if none is given")
+    found.add_argument("--warm-up", type=float, default=hostile_soak.WARM_UP_S, help="seconds before attacks")
+    found.add_argument("--calm", type=float, default=hostile_soak.CALM_S, help="seconds between attacks")
+    found.add_argument("--settle", type=float, default=hostile_soak.SETTLE_S, help="seconds after attacks")
     found.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
     return found
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := set(names) - set(ATTACKS):
+        raise argparse.ArgumentTypeError(unknown_name("attack", min(unknown), sorted(ATTACKS)))
+    return names
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(arguments) if arguments is not None else []
     options = parser().parse_args(given)
+    if options.clients is None:
+        options.clients = 2 if options.hostile else 12
     hub.resolve(options.model)
     servers.end_with_this_process()
     console = Console(width=None if Console().is_terminal else 140)
-    found = measure(options, lambda text: console.print(text, markup=False, highlight=False))
+    run = hostile_soak.measure if options.hostile else measure
+    found = run(options, lambda text: console.print(text, markup=False, highlight=False))
     result = {
         "machine": {"model": options.model, **machine.facts()},
         "command": shlex.join(["python", "-m", "bench", "soak", *given]),
@@ -169,6 +187,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for problem in result["problems"]:
         console.print(f"- {problem}", markup=False, highlight=False)
     if options.write:
-        results_folder.write(result, f"soak-{options.model}")
+        results_folder.write(result, f"{'hostile' if options.hostile else 'soak'}-{options.model}")
         pages.write()
     sys.exit(1 if result["failed"] else 0)

@@ -46,6 +46,15 @@ OVERHEAD: Final = (
     Column("whole answer", lambda r: spread(r["whole_answer_ratio"], 3)),
     Column("texts differ", lambda r: f"{r['differing_texts']} of {r['prompts']}"),
 )
+HOSTILE: Final = (
+    Column("attack", "attack"),
+    Column("runs", "runs"),
+    Column("answers", "answers"),
+    Column("expected", "expected"),
+    Column("longest, s", "seconds"),
+    Column("others' longest gap, ms", "gap_ms"),
+    Column("longest /health, ms", "health_ms"),
+)
 
 
 def tables(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -60,3 +69,5 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
         yield Table.of(OVERHEAD, cost, "the server over the bare engine, one stream")
     if figures := result.get("figures"):
         yield Table(["figure", "value"], [[name, str(value)] for name, value in figures.items()], "soak")
+    if hostile := result.get("hostile"):
+        yield Table.of(HOSTILE, hostile, "attacks")

@@ -12,8 +12,7 @@ from functools import partial
 from operator import index, le
 from typing import Any, Final, Literal, TypeVar, get_args
 
-from paceline.errors import HIDDEN, SettingError, UsageError
-from paceline.strings import unknown_name
+from paceline.errors import HIDDEN, SettingError, UsageError, unknown_name
 
 T = TypeVar("T")
 
@@ -122,10 +121,11 @@ class SamplingParams:
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives to report for each token; None: no logprobs
+    min_tokens: int = 0  # until then no end or stop token is possible, and stop texts do not count
 
     def __post_init__(self) -> None:
         freeze(self, "stop", "stop_tokens", "logit_bias")
-        require_whole(self, "top_k", "seed", "choice", "max_tokens", "stop_tokens", "logprobs")
+        require_whole(self, "top_k", "seed", "choice", "max_tokens", "min_tokens", "stop_tokens", "logprobs")
         object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
         require(lambda t: t == 0 or 1e-4 <= t < 1e6, "temperature", self.temperature, "0, or 0.0001 and more")
         require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
@@ -136,6 +136,7 @@ class SamplingParams:
         require(lambda x: all(abs(b) <= 1e4 for _, b in x), "logit_bias", self.logit_bias, "token id: bias")
         require(lambda x: x is None or 0 <= x < 2**64, "seed", self.seed, "a whole number of at most 64 bits")
         require_min(self, choice=0, max_tokens=1)
+        require_between(self, 0, self.max_tokens, "min_tokens")
         if not all(s and isinstance(s, str) for s in self.stop):  # texts of the user's are not repeated
             raise SettingError("stop", HIDDEN, "texts, none empty")
         require(lambda x: x is None or 0 <= x <= 20, "logprobs", self.logprobs, "0 to 20")

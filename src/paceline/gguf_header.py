@@ -152,15 +152,15 @@ def _parse(reader: _Reader) -> GgufHeader:
 
 
 def _metadata(reader: _Reader, count: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     try:
         for _ in range(count):
             key, value = reader.text(), reader.value(reader.whole(U32))
             if value is not None:
-                found[key] = value
+                metadata[key] = value
     except RecursionError:
         raise reader.damaged("arrays of arrays without end") from None
-    return found
+    return metadata
 
 
 def _tensor(reader: _Reader) -> TensorInfo:

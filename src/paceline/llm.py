@@ -10,6 +10,7 @@ from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
 from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, Whitespace
 from paceline.drafters.draft_model import DraftVocab
+from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.errors import PromptTooLong, SettingError, UsageError
@@ -19,6 +20,7 @@ from paceline.target.cost import CostMonitor
 from paceline.text import Detokenizer, StopChecker
 from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
+MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
 
@@ -93,12 +95,15 @@ class LLM:
         tenant: str = "",
         remember: bool = True,
         template: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
     ) -> RequestOutput:
         """Encodes the prompt and compiles the constraint of a request. May be called from any thread.
 
-        template: variables of the chat template.
+        template: variables of the chat template. The two after it: as for `stream`.
         """
-        tokens, prompt_end = self._encode(prompt, output, dict(template or {}))
+        rendering = self._rendering(prompt, add_generation_prompt, continue_final_message)
+        tokens, prompt_end = self._encode(prompt, output, rendering, dict(template or {}))
         if spec is None:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
@@ -109,12 +114,18 @@ class LLM:
             params=params,
             spec=spec,
             tenant=tenant,
-            prediction=tuple(self.tokenizer.encode(prediction, special=False)) if prediction else (),
+            prediction=self._prediction(prediction) if prediction else (),
             cursor=self._cursor(output, prompt_end, params.ignore_eos),
             remember=remember,
         )
         tool_format = self.tokenizer.tool_format if output.may_call else None
-        return self._output(seq, OutputParser(output.parser(prompt_end), tool_format))
+        return self._output(seq, OutputParser(output.parser(prompt_end), tool_format, output.only_calls))
+
+    def _prediction(self, text: str) -> PredictionIndex:
+        """As much of the text as the context could hold, indexed once for all choices of a request."""
+        limit = self.target.max_context
+        tokens = self.tokenizer.encode(text[: MAX_TOKEN_CHARACTERS * limit], special=False)
+        return PredictionIndex(tokens[:limit])
 
     def another_choice(self, first: RequestOutput, choice: int) -> RequestOutput:
         """A further choice of a prepared request that is not yet submitted: nothing is encoded again."""
@@ -129,9 +140,11 @@ class LLM:
 
     def _output(self, seq: Seq, parser: OutputParser) -> RequestOutput:
         marks = frozenset() if parser.tools is None else self.tokenizer.tool_marks
-        stop = seq.params.stop
-        seq.stopped_by = StopChecker(self.tokenizer, stop, keep=marks) if stop else None
-        return RequestOutput(seq, Detokenizer(self.tokenizer, stop, keep=marks), parser)
+        stop, min_tokens = seq.params.stop, seq.params.min_tokens
+        if not stop:
+            return RequestOutput(seq, Detokenizer(self.tokenizer, keep=marks), parser)
+        seq.stopped_by = checker = StopChecker(self.tokenizer, stop, keep=marks, min_tokens=min_tokens)
+        return RequestOutput(seq, checker, parser)
 
     def stream(
         self,
@@ -149,6 +162,8 @@ class LLM:
         tenant: str = "",
         remember: bool = True,
         learn: bool | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **sampling: Any,
     ) -> Stream:
         """Starts an answer.
@@ -162,6 +177,8 @@ class LLM:
         `Result.value` then has this type. whitespace: that of JSON.
         prediction: a text that the answer may resemble; without a spec it is the first drafter.
         remember=False: drafters remember nothing of it for later requests (`learn` is the name before 0.2).
+        continue_final_message: the answer continues the text of the last message, which need not be the
+        assistant's. add_generation_prompt=False: it follows the last message without a new turn.
         """
         if learn is not None:
             warn_renamed("learn", "remember")
@@ -181,6 +198,8 @@ class LLM:
             prediction=prediction,
             tenant=tenant,
             remember=remember if learn is None else learn,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         check_drafters(request.seq.spec, self.drafters)
         self.engine.submit(request.seq)
@@ -201,10 +220,23 @@ class LLM:
         """Several answers, which share passes of the target."""
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
-    def _encode(self, prompt: Prompt, output: OutputSpec, variables: dict[str, Any]) -> tuple[list[int], str]:
+    def _rendering(self, prompt: Prompt, generation_prompt: bool | None, continues: bool) -> dict[str, bool]:
+        """Arguments of `Tokenizer.render`."""
+        chat = not isinstance(prompt, str) and not _are_tokens(prompt)
+        if continues and not chat:
+            raise SettingError("continue_final_message", True, "false: the prompt has no messages")
+        if continues and generation_prompt:
+            raise SettingError("add_generation_prompt", True, "false, as continue_final_message is true")
+        adds = not continues if generation_prompt is None else generation_prompt
+        return {"add_generation_prompt": adds, "continue_final_message": continues}
+
+    def _encode(
+        self, prompt: Prompt, output: OutputSpec, rendering: dict[str, bool], variables: dict[str, Any]
+    ) -> tuple[list[int], str]:
         """The prompt's tokens, and the end of its text that may open the model's reasoning.
 
-        In a chat that end is the template's own: what a user writes never counts.
+        In a chat that end is the template's own, or the assistant's message that is continued: what a user
+        writes never counts.
         """
         if not prompt:
             raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
@@ -216,9 +248,12 @@ class LLM:
         if len(messages) != len(prompt):
             raise UsageError("a prompt is a text, a list of messages, or a list of tokens")
         tools = list(output.tools) or None
-        text = self.tokenizer.render(messages, tools, **variables)
+        text = self.tokenizer.render(messages, tools, **rendering, **variables)
         tokens = self.tokenizer.encode(self._within_context(text), bos=False)
-        if not output.constrained:
+        if rendering["continue_final_message"]:
+            own = messages[-1].get("role") == "assistant"
+            return tokens, str(messages[-1].get("content")) if own else ""
+        if not output.constrained or not rendering["add_generation_prompt"]:
             return tokens, ""
         return tokens, self.tokenizer.generation_prompt(text, messages, tools, **variables)
 

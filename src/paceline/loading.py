@@ -23,7 +23,7 @@ from paceline.drafters.draft_model import DRAFT_VOCABS, DraftVocab, ModelDrafter
 from paceline.drafters.draft_model.calibration_text import SAMPLES
 from paceline.drafters.draft_model.layer_search import TENANT, layers_for
 from paceline.drafters.heads import BlockDrafter, drafter_of
-from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError
+from paceline.errors import DrafterMismatch, ModelError, PacelineError, UnknownModel, UsageError, unknown_name
 from paceline.heads.base import TargetEmbeddings
 from paceline.heads.head_checkpoint import CARD, StoredHead, read, read_card
 from paceline.heads.local_heads import (
@@ -38,7 +38,6 @@ from paceline.heads.registry import HEAD_TYPES
 from paceline.heads.runner import HeadTarget
 from paceline.heads.versions import Version, current
 from paceline.hub.catalog import CATALOGUE
-from paceline.strings import unknown_name
 from paceline.target.base import ModelTarget
 from paceline.target.cost import CostTable, cost_table
 from paceline.target.eager.target import placement
@@ -52,11 +51,11 @@ log = logging.getLogger("paceline")
 
 Name = str | PathLike[str]  # of a head in the local store or the package, or its folder
 
-# Arguments of LLM that load a drafter.
+# Arguments of LLM and options of the commands that load a drafter.
 _LOADED_BY: Final = {
-    "model": "draft_model=...",
-    **{kind: f"trained=[...], a head of kind {kind}" for kind in HEAD_TYPES},
-    **{name: f"spec=SpecConfig(({name!r}, ...))" for name in TARGET_DRAFTERS},
+    "model": "draft_model=... (--draft-model)",
+    **{kind: f"trained=[...] (--trained), a head of kind {kind}" for kind in HEAD_TYPES},
+    **{name: f"spec=SpecConfig(({name!r}, ...)) (--drafters)" for name in TARGET_DRAFTERS},
 }
 
 
@@ -121,9 +120,10 @@ def load_model(
 def unusable(
     drafter: str, model: Path, config: EngineConfig | None = None, draft_model: Path | None = None
 ) -> str | None:
-    """Why a model cannot use a drafter of the registry, without reading weights; None: it can.
+    """The reason against a drafter of the registry for a model, without reading weights; None: there is none.
 
-    draft_model: the one in question for the drafter `model`.
+    draft_model: the one in question for the drafter `model`. One that cannot pay is not offered; named all
+    the same, it is loaded with this reason as a warning, for it works and it may be an experiment.
     """
     if drafter == "quantized":
         return unsupported_copy_reason(model, config or EngineConfig())
@@ -144,7 +144,7 @@ def _check_usable(
     config: EngineConfig,
     draft_model: str | None,
 ) -> None:
-    """Refuses drafters that cannot work; a draft model that cannot pay is the caller's choice."""
+    """Refuses drafters that cannot work; warns of a draft model that cannot pay."""
     for name in spec.drafters:
         if name in TARGET_DRAFTERS and name not in custom and (reason := unusable(name, model, config)):
             raise DrafterMismatch(f"{model.name} cannot use {name!r}: {reason}; leave `{name}` out")

@@ -47,9 +47,9 @@ def load(
 ) -> ctypes.CDLL:
     """The library, built if it is not in the cache; a cached one that does not load is built anew."""
     recipe = _recipe(name, units, headers, flags)
-    if found := _found(recipe):
+    if path := _cached(recipe):
         with suppress(OSError):
-            return ctypes.CDLL(str(found))
+            return ctypes.CDLL(str(path))
     path = _built(recipe)
     try:
         return ctypes.CDLL(str(path))
@@ -66,7 +66,7 @@ def library(
     Headers are those whose change asks for a new build; flags go to every compilation and to the linker.
     """
     recipe = _recipe(name, units, headers, flags)
-    return _found(recipe) or _built(recipe)
+    return _cached(recipe) or _built(recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _found(recipe: _Recipe) -> Path | None:
+def _cached(recipe: _Recipe) -> Path | None:
     """The library, if there is one that is whole; a damaged one is removed."""
     folders = [home() / "native", *([_own_folder()] if _own_folder.cache_info().currsize else [])]
     try:
@@ -165,10 +165,10 @@ def _compiler(name: str) -> tuple[str, ...]:
     install = "install g++ or clang++, or set CXX to a C++17 compiler"
     if os.environ.get("PACELINE_COMPILER") == "none":
         raise _not_compiled(name, "PACELINE_COMPILER=none forbids it", "unset it")
-    if given := shlex.split(os.environ.get("CXX", "")):
-        if shutil.which(given[0]) is None:
-            raise _not_compiled(name, f"CXX={given[0]} is not a program here", install)
-        return tuple(given)
+    if words := shlex.split(os.environ.get("CXX", "")):
+        if shutil.which(words[0]) is None:
+            raise _not_compiled(name, f"CXX={words[0]} is not a program here", install)
+        return tuple(words)
     for candidate in COMPILERS:
         if shutil.which(candidate):
             return (candidate,)

@@ -15,7 +15,7 @@ from paceline.text import (
     CallDelta,
     ContentDelta,
     Delta,
-    Detokenizer,
+    TextReader,
     ToolCall,
     ToolFormat,
     ToolStream,
@@ -77,6 +77,7 @@ class OutputParser:
 
     parse: Callable[[str], Any] | None = None
     tools: ToolFormat | None = None
+    only_calls: bool = False  # the answer has no text beside its tool calls
 
     def read(self, text: str, complete: bool) -> dict[str, Any]:
         """Fields of a result."""
@@ -109,7 +110,7 @@ class RequestOutput:
     """
 
     seq: Seq
-    detokenizer: Detokenizer
+    detokenizer: TextReader
     parser: OutputParser = field(default_factory=OutputParser)
     index: int = 0  # among the choices of the request
     started: float = field(default_factory=time.perf_counter)
@@ -121,6 +122,7 @@ class RequestOutput:
     accepted: Counter[str] = field(default_factory=Counter)
     passes: int = 0  # of the target; 0: it ended before its first
     deltas: list[Delta] = field(default_factory=list)
+    round_deltas: list[OutputDelta] = field(default_factory=list)  # the same, by round
     content_len: int = 0  # characters
     finish: Finish | None = None
     queue_s: float = 0.0  # until its first pass began
@@ -142,10 +144,11 @@ class RequestOutput:
         text = "".join(texts) if texts else rest
         self._texts.append(text)
         self.finish = r.finish
-        deltas = self._read(text, r.finish is not None)
+        deltas = self._read(text, r.finish)
         self.deltas += deltas
         self.content_len += sum(len(delta.text) for delta in deltas if isinstance(delta, ContentDelta))
-        return OutputDelta(tuple(texts), tuple(deltas), r.tokens, r.logprobs, r.finish)
+        self.round_deltas.append(OutputDelta(tuple(texts), tuple(deltas), r.tokens, r.logprobs, r.finish))
+        return self.round_deltas[-1]
 
     def _count(self, r: Round, now: float) -> None:
         if not self.rounds:
@@ -162,11 +165,17 @@ class RequestOutput:
             self.first_token_s = now if self.first_token_s is None else self.first_token_s
             self.last_token_s = now
 
-    def _read(self, text: str, last: bool) -> list[Delta]:
+    def _read(self, text: str, finish: Finish | None) -> list[Delta]:
         if self._tools is None:
             return [ContentDelta(text)] if text else []
         deltas = self._tools.push(text)
-        return deltas + self._tools.flush() if last else deltas
+        if finish is None:
+            return deltas
+        cut_off = finish == "length"
+        rest = self._tools.flush(cut_off)
+        if cut_off and self.parser.only_calls:  # the beginning of a call's mark
+            rest = [delta for delta in rest if isinstance(delta, CallDelta)]
+        return deltas + rest
 
     @property
     def text(self) -> str:

@@ -56,7 +56,7 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
-    prediction: tuple[int, ...] = ()  # the output the caller expects
+    prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
     computed: int = 0  # how many tokens the target's cache holds
@@ -64,6 +64,7 @@ class Seq:
     remember: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
     cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
+    end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property
     def pending(self) -> list[int]:

@@ -8,12 +8,15 @@ import pytest
 
 from bench import results_folder
 from bench.pages import results_page
-from bench.serve import concurrency, soak
+from bench.serve import concurrency, hostile_soak, soak
 from bench.serve.concurrency import Sample
+from bench.serve.hostile import ATTACKS, Attack
+from bench.serve.hostile_soak import AttackRecord
 from bench.serve.http_client import Reading, Refused, take
 from bench.serve.servers import RunningServer, ServerMode
 from bench.serve.soak_load import Tally
 from bench.serve.soak_requests import Expected, bad_bodies
+from bench.serve.victims import Records, Span, during, milliseconds
 
 SERVED: RunningServer = None  # type: ignore[assignment]  # never asked here
 OURS, THEIRS, SLOW = (
@@ -72,6 +75,40 @@ def test_a_soak_fails_for_wrong_texts_stuck_requests_and_growth() -> None:
     found = soak.figures(tally, flat, 106.0, {**left, soak.GAUGES[0]: 1.0})
     assert len(soak.faults(found, alive=True)) == 4
     assert found["completed answers compared"] == 2
+
+
+def hostile_records(gap_s: float, health_s: float) -> tuple[list[AttackRecord], Records]:
+    """An attack from second 10 to 11, gaps of 20 ms before it, and one of `gap_s` that overlaps its start."""
+    attack = AttackRecord(Attack("a bomb", frozenset({400}), lambda server: 400), [Span(10, 1)])
+    attack.statuses[400] += 1
+    records = Records(pairs=1, health=[Span(1, 0.001), Span(10.5, health_s)])
+    records.gaps = [Span(i / 50, 0.02) for i in range(400)] + [Span(9.99, gap_s)]
+    return [attack], records
+
+
+def test_gaps_during_an_attack_are_those_that_overlap_it() -> None:
+    attacks, records = hostile_records(0.5, 0.01)
+    windows = attacks[0].windows
+    assert during(records.gaps, windows) == [Span(9.99, 0.5)]
+    assert len(during(records.gaps, windows, inside=False)) == 400
+    assert milliseconds(records.gaps, 0.5) == 20.0
+    assert milliseconds(records.gaps, 1) == 500.0
+    assert hostile_soak.rows(attacks, records)[0]["gap_ms"] == 500.0
+
+
+def test_a_hostile_soak_fails_for_gaps_health_memory_and_unexpected_answers() -> None:
+    attacks, records = hostile_records(0.06, 0.1)
+    assert hostile_soak.faults(hostile_soak.figures(attacks, records, (100.0, 104.0)), alive=True) == []
+    attacks, records = hostile_records(0.08, 0.3)
+    attacks[0].statuses[503] += 1
+    records.wrong.append("a text")
+    records.refused.append((500, "an ordinary request"))
+    result = hostile_soak.figures(attacks, records, (100.0, 106.0))
+    assert len(hostile_soak.faults(result, alive=False)) == 7
+
+
+def test_every_attack_has_an_expected_answer() -> None:
+    assert all(attack.expected for attack in ATTACKS.values())
 
 
 def test_bad_bodies_are_all_different() -> None:

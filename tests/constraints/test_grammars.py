@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.constraints import Choice, Json, Lark, Regex, Whitespace, check, response_format
 from paceline.constraints.grammars import MAX_BYTES, RequestPart, after
-from paceline.constraints.match import fits
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from support import examples
 from support.legal_walks import legal_texts

@@ -1,11 +1,11 @@
-"""Under a grammar the output still has exactly the target's law, each row restricted to what may come there.
+"""Under a grammar the output has exactly the target's distribution, each row restricted to the valid tokens.
 
 By enumeration over small languages, with the real grammar engine. Nothing is sampled. Wrong ways to combine
 drafts and masks, those that other engines have shipped among them, are shown to be caught.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from paceline.constraints.draft_masks import Masks, masks
 from paceline.drafters.drafter_list import DrafterList, joined
 from paceline.drafters.grammar import Grammar
 from paceline.drafters.support.grammar_filter import grammar_valid
-from paceline.engine.accept import Coins, ProbsAt, block, match, residual
+from paceline.engine.accept import ProbsAt, block, residual
 from paceline.sampling import Doubles
-from paceline.testing import BranchCoins, every_outcome
-from paceline.types import Ask, Cursor, Draft, Seq, Verdict
+from paceline.testing import BranchCoins
+from paceline.types import Ask, Cursor, Draft, Seq
+from support.enumeration import Prefix, Rule, Table, joint_distribution, largest_difference, match_rule
 from support.grammars import small_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -30,14 +31,11 @@ WORDS = (VOCAB + 31) // 32
 COMPILER = Compiler(TOKENIZER, VOCAB)
 LANGUAGES = ["a(bc|b)a?", "(abc|ab|b)c[ab]", "ab(ca){1,2}", "aab?c|aabbc"]
 
-Prefix = tuple[int, ...]
-Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
-Drawer = Callable[[Table, Prefix, Cursor, BranchCoins], Draft]
+Sampler = Callable[[Table, Prefix, Cursor, BranchCoins], Draft]
 
 
 def table(seed: int) -> Table:
-    """A law after every prefix, over all tokens: most of them are illegal."""
+    """A distribution after every prefix, over all tokens: most of them are not valid."""
 
     @cache
     def at(prefix: Prefix) -> Doubles:
@@ -70,40 +68,32 @@ def row_of(cursor: Cursor) -> np.ndarray:
     return row
 
 
-def law_under(p: Table, prefix: Prefix, draft: Draft, of: Masks) -> ProbsAt:
-    def law(node: int) -> Doubles:
+def masked_probs(p: Table, prefix: Prefix, draft: Draft, of: Masks) -> ProbsAt:
+    def probs(node: int) -> Doubles:
         plain = p(prefix + tuple(draft.tokens[i] for i in draft.path(node)))
         row = of.after(node)
         return plain if row is None else masked(plain, row)
 
-    return law
+    return probs
 
 
-def joint_law(rule: Rule, p: Table, q: Table, draw: Drawer, language: str) -> dict[Prefix, float]:
+def engine_distribution(
+    rule: Rule, p: Table, q: Table, sample: Sampler, language: str
+) -> dict[Prefix, float]:
     """P(output) under repeated rounds of draft, masks and verdict, as the engine plays them."""
+    at = cache(partial(cursor_after, language))  # never moved
 
-    @cache
-    def after(prefix: Prefix) -> tuple[tuple[Prefix, float], ...]:
-        here = cursor_after(language, prefix)
-        if here.finished:
-            return ((prefix, 1.0),)
+    def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:
+        here = at(prefix)
+        draft = sample(q, prefix, here.fork(), coins)
+        verdict = rule(draft, masked_probs(p, prefix, draft, masks(here, draft, WORDS)), coins)
+        return committed(prefix, here, (*(draft.tokens[i] for i in verdict.path), verdict.token))
 
-        def one_round(coins: BranchCoins) -> Prefix:
-            draft = draw(q, prefix, here.fork(), coins)
-            verdict = rule(draft, law_under(p, prefix, draft, masks(here, draft, WORDS)), coins)
-            return committed(prefix, here, (*(draft.tokens[i] for i in verdict.path), verdict.token))
-
-        total: dict[Prefix, float] = {}
-        for chance, longer in every_outcome(one_round):
-            for end, p_end in after(longer):
-                total[end] = total.get(end, 0) + chance * p_end
-        return tuple(total.items())
-
-    return dict(after(()))
+    return joint_distribution(one_round, lambda prefix: prefix if at(prefix).finished else None)
 
 
 def committed(prefix: Prefix, here: Cursor, new: Prefix) -> Prefix:
-    """Up to the first token that ends the output; an illegal one ends it too, and shows."""
+    """Up to the first token that ends the output; one that is not valid ends it too, and shows."""
     at = here.fork()
     for token in new:
         prefix = (*prefix, token)
@@ -112,41 +102,41 @@ def committed(prefix: Prefix, here: Cursor, new: Prefix) -> Prefix:
     return prefix
 
 
-def true_law(p: Table, language: str) -> dict[Prefix, float]:
-    law: dict[Prefix, float] = {}
+def true_distribution(p: Table, language: str) -> dict[Prefix, float]:
+    chances: dict[Prefix, float] = {}
     open_ends: list[tuple[Prefix, float]] = [((), 1.0)]
     while open_ends:
         prefix, chance = open_ends.pop()
         here = cursor_after(language, prefix)
         if here.finished:
-            law[prefix] = law.get(prefix, 0) + chance
+            chances[prefix] = chances.get(prefix, 0) + chance
             continue
         at = masked(p(prefix), row_of(here))
         open_ends += [((*prefix, t), chance * float(at[t])) for t in allowed(here)]
-    return law
+    return chances
 
 
-def few(q: Doubles, cursor: Cursor, legal_only: bool) -> Doubles:
-    """q over a few tokens, so that they can be enumerated: the legal ones, and two that are not."""
+def few(q: Doubles, cursor: Cursor, valid_only: bool) -> Doubles:
+    """q over a few tokens, so that they can be enumerated: the valid ones, and two that are not."""
     if cursor.finished:
         return q
     keep = allowed(cursor)
-    if not legal_only:
+    if not valid_only:
         keep = [*keep, *[t for t in range(4) if t not in keep][:2]]
     thin = np.zeros(VOCAB)
     thin[keep] = q[keep]
     return np.asarray(thin / thin.sum())
 
 
-def drawn(
-    q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins, legal_only: bool, k: int = 2
+def sampled(
+    q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins, valid_only: bool, k: int = 2
 ) -> Draft:
     tokens: Prefix = ()
     rows: list[Doubles] = []
     for _ in range(k):
         if cursor.finished:
             break
-        rows.append(few(q(prefix + tokens), cursor, legal_only))
+        rows.append(few(q(prefix + tokens), cursor, valid_only))
         tokens += (coins.pick(rows[-1]),)
         if not cursor.advance(tokens[-1]):
             break
@@ -154,15 +144,15 @@ def drawn(
 
 
 def from_masked_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
-    return drawn(q, prefix, cursor, coins, legal_only=True)
+    return sampled(q, prefix, cursor, coins, valid_only=True)
 
 
 def from_unmasked_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
-    return drawn(q, prefix, cursor, coins, legal_only=False)
+    return sampled(q, prefix, cursor, coins, valid_only=False)
 
 
 def bare(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
-    d = drawn(q, prefix, cursor.fork(), coins, legal_only=False)
+    d = sampled(q, prefix, cursor.fork(), coins, valid_only=False)
     return grammar_valid(cursor, Draft(d.tokens, None, d.sources))
 
 
@@ -171,67 +161,63 @@ def forced(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draf
     return DrafterList([Grammar()]).draft([Ask(seq, 2, (), cursor, 4)])[0]
 
 
-def forced_then_drawn(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
+def forced_then_sampled(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
     first = forced(q, prefix, cursor, coins)
     at = cursor.fork()
     assert all(at.advance(token) for token in first.tokens)
     if at.finished:
         return first
-    second = drawn(q, prefix + first.tokens, at, coins, legal_only=True, k=1)
-    return joined([leg for leg in (first, second) if leg])
+    second = sampled(q, prefix + first.tokens, at, coins, valid_only=True, k=1)
+    return joined([segment for segment in (first, second) if segment])
 
 
-def match_rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    return match(draft, lambda node: coins.pick(law(node)))
-
-
-EXACT: dict[str, tuple[Rule, Drawer]] = {
+EXACT: dict[str, tuple[Rule, Sampler]] = {
     "match, bare": (match_rule, bare),
     "match, forced": (match_rule, forced),
     "residual, bare": (residual, bare),
     "residual, masked q": (residual, from_masked_q),
     "residual, unmasked q": (residual, from_unmasked_q),
-    "residual, forced then masked q": (residual, forced_then_drawn),
+    "residual, forced then masked q": (residual, forced_then_sampled),
     "block, masked q": (block, from_masked_q),
     "block, unmasked q": (block, from_unmasked_q),
-    "block, forced then masked q": (block, forced_then_drawn),
+    "block, forced then masked q": (block, forced_then_sampled),
 }
 
 
-def error(rule: Rule, draw: Drawer, language: str, seed: int = 1) -> float:
+def error(rule: Rule, sample: Sampler, language: str, seed: int = 1) -> float:
     p, q = table(seed), table(seed + 1000)
-    got, want = joint_law(rule, p, q, draw, language), true_law(p, language)
+    got, want = engine_distribution(rule, p, q, sample, language), true_distribution(p, language)
     assert abs(sum(want.values()) - 1) < 1e-9
-    return max(abs(got.get(s, 0) - want.get(s, 0)) for s in got.keys() | want.keys())
+    return largest_difference(got, want)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("case", EXACT)
-def test_the_joint_law_is_the_targets_under_the_grammar(case: str, language: str) -> None:
+def test_the_joint_distribution_is_the_targets_under_the_grammar(case: str, language: str) -> None:
     assert error(*EXACT[case], language) < 1e-12
 
 
-def drop_illegal_keep_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
-    """Wrong: what the grammar refuses is cut off, and the rest judged by the law it was drawn from."""
-    d = drawn(q, prefix, cursor.fork(), coins, legal_only=False)
-    kept = grammar_valid(cursor, Draft(d.tokens, None, d.sources))
-    return d.first(len(kept))
+def drop_invalid_keep_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
+    """Wrong: tokens that are not valid are cut off, and the rest is verified with its old q."""
+    d = sampled(q, prefix, cursor.fork(), coins, valid_only=False)
+    valid = grammar_valid(cursor, Draft(d.tokens, None, d.sources))
+    return d.first(len(valid))
 
 
-def q_of_another_law(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
-    """Wrong: drawn from the masked law, judged by the unmasked one."""
-    d = drawn(q, prefix, cursor.fork(), coins, legal_only=True)
+def another_q(q: Table, prefix: Prefix, cursor: Cursor, coins: BranchCoins) -> Draft:
+    """Wrong: sampled from the masked distribution, verified with the unmasked one."""
+    d = sampled(q, prefix, cursor.fork(), coins, valid_only=True)
     at = cursor.fork()
     rows = []
     for i, token in enumerate(d.tokens):
-        rows.append(few(q(prefix + d.tokens[:i]), at, legal_only=False))
+        rows.append(few(q(prefix + d.tokens[:i]), at, valid_only=False))
         at.advance(token)
     return Draft(d.tokens, None, d.sources, (), torch.from_numpy(np.stack(rows)))
 
 
-WRONG: dict[str, tuple[Rule, Drawer]] = {
-    "illegal guesses dropped, q kept": (residual, drop_illegal_keep_q),
-    "drawn from one law, judged by another": (residual, q_of_another_law),
+WRONG: dict[str, tuple[Rule, Sampler]] = {
+    "invalid tokens dropped, q unchanged": (residual, drop_invalid_keep_q),
+    "sampled from one q, verified with another": (residual, another_q),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.constraints import Json, tool_calls
 from paceline.constraints.json_schema import closed
-from paceline.constraints.match import fits
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from paceline.text import FORMATS
 

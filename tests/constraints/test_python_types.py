@@ -29,8 +29,8 @@ from typing_extensions import TypedDict  # that of typing serves Pydantic from P
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Output, Regex, output
 from paceline.constraints.compiler import check
-from paceline.constraints.match import fits
 from paceline.constraints.pydantic_schema import FORMATS
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from support.legal_walks import CLOSING, all_parse, legal_texts, walked

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.constraints import Choice, Compiler, Json, Lark, OutputSpec, Regex, StructuralTag, compiler
 from paceline.constraints.grammars import RequestPart
-from paceline.constraints.match import fits
 from paceline.constraints.request import Alternatives
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from paceline.text.tool_calls.formats import FORMATS
 from support.cursors import after, tokenizer_with

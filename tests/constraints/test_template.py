@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, Template, output
 from paceline.constraints.compiler import check
-from paceline.constraints.match import fits
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from support.legal_walks import CLOSING, byte_cursor, legal_texts, walked

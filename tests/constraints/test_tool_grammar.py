@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.constraints import Constraint, StructuralTag, tool_calls
 from paceline.constraints.json_schema import closed
-from paceline.constraints.match import fits
+from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
 from paceline.text import ToolCall, parse_tool_calls, render_calls
 from paceline.text.tool_calls.formats import FORMATS, ToolFormat

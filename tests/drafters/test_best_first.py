@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.support.best_first import Children, Tree, best_first
+from paceline.drafters.recycle.drafter import Children, Tree, best_first
 from paceline.types import ROOT, Draft
 
 DEPTH, WORDS = 3, 3

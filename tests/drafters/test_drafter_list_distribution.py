@@ -1,4 +1,4 @@
-"""Legs of every kind, under the residual rules, leave the text with exactly its law under the grammar."""
+"""Under the residual rules, segments of every kind leave the text its exact distribution."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,15 +10,13 @@ import torch
 
 from paceline.drafters.drafter_list import DrafterList
 from paceline.drafters.grammar import Grammar
-from paceline.engine.accept import Coins, ProbsAt, block, residual
+from paceline.engine.accept import block, residual
 from paceline.sampling import Doubles
-from paceline.testing import BranchCoins, ToyCursor, every_outcome
-from paceline.types import Ask, Draft, Drafter, Seq, Verdict
+from paceline.testing import BranchCoins, ToyCursor
+from paceline.types import Ask, Draft, Drafter, Seq
+from support.enumeration import Prefix, Rule, Table, distribution_of_table, joint_distribution
 
 VOCAB, LENGTH = 3, 4
-Prefix = tuple[int, ...]
-Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
 
 
 def rules(seed: int) -> Callable[[Prefix], set[int]]:
@@ -30,7 +28,7 @@ def rules(seed: int) -> Callable[[Prefix], set[int]]:
 
 
 def table(seed: int, allowed: Callable[[Prefix], set[int]] | None) -> Table:
-    """A different random law after every prefix, of what is allowed there."""
+    """A different random distribution after every prefix, of what is allowed there."""
 
     @cache
     def distribution(prefix: Prefix) -> Doubles:
@@ -42,10 +40,10 @@ def table(seed: int, allowed: Callable[[Prefix], set[int]] | None) -> Table:
     return distribution
 
 
-class Drawn(Drafter):
-    """Draws up to two tokens and says from what."""
+class Sampled(Drafter):
+    """Samples up to two tokens, and gives its q."""
 
-    name = "drawn"
+    name = "sampled"
 
     def __init__(self, q: Table, coins: BranchCoins) -> None:
         self._q, self._coins = q, coins
@@ -55,17 +53,17 @@ class Drawn(Drafter):
 
     def _one(self, ask: Ask) -> Draft:
         text = (*ask.seq.tokens, *ask.after)
-        laws: list[Doubles] = []
+        rows: list[Doubles] = []
         for _ in range(min(2, ask.budget, LENGTH - len(text))):
-            laws.append(self._q(text))
-            text = (*text, self._coins.pick(laws[-1]))
-        if not laws:
+            rows.append(self._q(text))
+            text = (*text, self._coins.pick(rows[-1]))
+        if not rows:
             return Draft()
-        return Draft(text[-len(laws) :], q=torch.from_numpy(np.stack(laws)))
+        return Draft(text[-len(rows) :], q=torch.from_numpy(np.stack(rows)))
 
 
 class Bare(Drafter):
-    """Always says the same."""
+    """Always drafts the same."""
 
     name = "bare"
 
@@ -74,49 +72,27 @@ class Bare(Drafter):
 
 
 def decoded(
-    seed: int, rule: Rule, lists: Callable[[Drawn], list[Drafter]], masked: bool
+    seed: int, rule: Rule, lists: Callable[[Sampled], list[Drafter]], masked: bool
 ) -> dict[Prefix, float]:
-    """The law of the text, every coin of every round falling every way."""
     allowed = rules(seed)
     p, q = table(seed, allowed), table(seed + 1000, allowed if masked else None)
 
-    @cache
-    def after(prefix: Prefix) -> tuple[tuple[Prefix, float], ...]:
-        if len(prefix) >= LENGTH:
-            return ((prefix[:LENGTH], 1.0),)
+    def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:
+        cursor = ToyCursor(allowed)
+        assert all(cursor.advance(token) for token in prefix)
+        ask = Ask(Seq("a", list(prefix), 0), 3, (), cursor, 2)
+        (draft,) = DrafterList(lists(Sampled(q, coins))).draft([ask])
+        verdict = rule(draft, lambda n: p(prefix + tuple(draft.tokens[i] for i in draft.path(n))), coins)
+        return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
 
-        def one_round(coins: BranchCoins) -> Prefix:
-            cursor = ToyCursor(allowed)
-            assert all(cursor.advance(token) for token in prefix)
-            ask = Ask(Seq("a", list(prefix), 0), 3, (), cursor, 2)
-            (draft,) = DrafterList(lists(Drawn(q, coins))).draft([ask])
-            verdict = rule(draft, lambda n: p(prefix + tuple(draft.tokens[i] for i in draft.path(n))), coins)
-            return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
-
-        total: dict[Prefix, float] = {}
-        for chance, longer in every_outcome(one_round):
-            for end, p_end in after(longer):
-                total[end] = total.get(end, 0) + chance * p_end
-        return tuple(total.items())
-
-    return dict(after(()))
+    return joint_distribution(one_round, lambda prefix: prefix[:LENGTH] if len(prefix) >= LENGTH else None)
 
 
-def true_law(seed: int) -> dict[Prefix, float]:
-    p = table(seed, rules(seed))
-    distribution: dict[Prefix, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        distribution = {
-            (*s, v): c * float(p(s)[v]) for s, c in distribution.items() for v in range(VOCAB) if p(s)[v] > 0
-        }
-    return distribution
-
-
-LISTS: dict[str, Callable[[Drawn], list[Drafter]]] = {
-    "grammar, drawn": lambda drawn: [Grammar(), drawn],
-    "drawn, grammar": lambda drawn: [drawn, Grammar()],
-    "grammar, bare, drawn": lambda drawn: [Grammar(), Bare(), drawn],
-    "drawn": lambda drawn: [drawn],
+LISTS: dict[str, Callable[[Sampled], list[Drafter]]] = {
+    "grammar, sampled": lambda sampled: [Grammar(), sampled],
+    "sampled, grammar": lambda sampled: [sampled, Grammar()],
+    "grammar, bare, sampled": lambda sampled: [Grammar(), Bare(), sampled],
+    "sampled": lambda sampled: [sampled],
 }
 
 
@@ -124,7 +100,8 @@ LISTS: dict[str, Callable[[Drawn], list[Drafter]]] = {
 @pytest.mark.parametrize("names", LISTS)
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_law_of_the_text_is_kept(rule: Rule, names: str, masked: bool, seed: int) -> None:
-    got, want = decoded(seed, rule, LISTS[names], masked), true_law(seed)
+def test_the_text_has_its_exact_distribution(rule: Rule, names: str, masked: bool, seed: int) -> None:
+    got = decoded(seed, rule, LISTS[names], masked)
+    want = distribution_of_table(table(seed, rules(seed)), VOCAB, LENGTH)
     assert {s for s, chance in got.items() if chance > 1e-12} <= want.keys()
     assert max(abs(got.get(s, 0) - want[s]) for s in want) < 1e-12

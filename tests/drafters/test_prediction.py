@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.prediction import Prediction
+from paceline.drafters.prediction import NGRAMS, Prediction, PredictionIndex
 from paceline.types import Ask, Draft, Seq
 
 TEXT = tuple(range(10, 30))
@@ -91,3 +91,32 @@ def test_a_guess_is_a_piece_of_the_prediction(text: list[int], output: list[int]
     pieces = {tuple(text[i : i + len(guessed)]) for i in range(len(text) + 1)}
     assert len(guessed) <= budget
     assert guessed in pieces
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(0, 3), min_size=2, max_size=4),
+    st.integers(0, 40),
+)
+def test_an_ngram_is_found_where_it_occurs_next(text: list[int], ngram: list[int], at: int) -> None:
+    n = len(ngram)
+    assert n in NGRAMS
+    ends = [end for end in range(n, len(text) + 1) if text[end - n : end] == ngram]
+    ahead = [end for end in ends if end >= at]
+    expected = ahead[0] if ahead else ends[-1] if ends else None
+    assert PredictionIndex(text).find(tuple(ngram), at) == expected
+
+
+def test_choices_share_an_index_that_was_made_before() -> None:
+    index, drafter = PredictionIndex(TEXT), Prediction()
+    for name in "ab":
+        seq = Seq(name, [1, 2], 2, prediction=index)
+        drafter.begin(seq)
+        assert drafter._alignments[name].text is index
+        assert drafter.draft([Ask(seq, 2)])[0].tokens == (10, 11)
+
+
+def test_an_index_is_small() -> None:
+    index = PredictionIndex(range(8192))
+    arrays = [array for pair in index._by_length.values() for array in pair]
+    assert sum(array.nbytes for array in arrays) <= 16 * 8192 * len(NGRAMS)

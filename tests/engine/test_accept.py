@@ -1,4 +1,4 @@
-"""The joint law of every acceptance rule, by exact enumeration over a tiny vocabulary. Nothing is sampled."""
+"""The joint distribution of every acceptance rule, by enumeration over a tiny vocabulary."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,17 +14,23 @@ from paceline.sampling import Doubles
 from paceline.testing import BranchCoins, every_outcome
 from paceline.types import ROOT, Draft, Verdict
 from support import examples
+from support.enumeration import (
+    Prefix,
+    Rule,
+    Table,
+    distribution_of_table,
+    joint_distribution,
+    largest_difference,
+    match_rule,
+)
 
 VOCAB = 3
 LENGTH = 3
-Prefix = tuple[int, ...]
-Table = Callable[[Prefix], Doubles]
-Rule = Callable[[Draft, ProbsAt, Coins], Verdict]
-Drawer = Callable[[Table, Prefix, BranchCoins], Draft]
+Sampler = Callable[[Table, Prefix, BranchCoins], Draft]
 
 
 def table(seed: int, zeros: bool = False) -> Table:
-    """A different random law after every prefix, some with impossible tokens."""
+    """A different random distribution after every prefix, some with impossible tokens."""
 
     @cache
     def at(prefix: Prefix) -> Doubles:
@@ -47,7 +53,7 @@ def chain(q: Table, prefix: Prefix, coins: BranchCoins, k: int = 2) -> Draft:
 
 
 def tree(q: Table, prefix: Prefix, coins: BranchCoins, replace: bool = False) -> Draft:
-    """Two guesses for the next token, one more after each of them."""
+    """Two drafted next tokens, one more after each of them."""
     tokens: list[int] = []
     parents: list[int] = []
     rows: list[Doubles] = []
@@ -67,43 +73,17 @@ def tree(q: Table, prefix: Prefix, coins: BranchCoins, replace: bool = False) ->
     return Draft(tuple(tokens), tuple(parents), ("toy",) * len(tokens), (), torch.from_numpy(np.stack(rows)))
 
 
-def joint_law(rule: Rule, p: Table, q: Table, draw: Drawer) -> dict[Prefix, float]:
-    """P(first LENGTH tokens) under repeated rounds of draft and verdict."""
-
-    @cache
-    def after(prefix: Prefix) -> tuple[tuple[Prefix, float], ...]:
-        if len(prefix) >= LENGTH:
-            return ((prefix[:LENGTH], 1.0),)
-
-        def one_round(coins: BranchCoins) -> Prefix:
-            draft = draw(q, prefix, coins)
-
-            def law(node: int) -> Doubles:
-                return p(prefix + tuple(draft.tokens[i] for i in draft.path(node)))
-
-            verdict = rule(draft, law, coins)
-            return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
-
-        total: dict[Prefix, float] = {}
-        for chance, longer in every_outcome(one_round):
-            for end, p_end in after(longer):
-                total[end] = total.get(end, 0) + chance * p_end
-        return tuple(total.items())
-
-    return dict(after(()))
-
-
-def true_law(p: Table) -> dict[Prefix, float]:
-    law: dict[Prefix, float] = {(): 1.0}
-    for _ in range(LENGTH):
-        law = {(*s, v): c * float(p(s)[v]) for s, c in law.items() for v in range(VOCAB) if p(s)[v] > 0}
-    return law
-
-
-def error(rule: Rule, draw: Drawer, seed: int, zeros: bool = False) -> float:
+def error(rule: Rule, sample: Sampler, seed: int, zeros: bool = False) -> float:
+    """Of P(first LENGTH tokens) under repeated rounds of draft and verdict."""
     p, q = table(seed, zeros), table(seed + 1000, zeros)
-    got, want = joint_law(rule, p, q, draw), true_law(p)
-    return max(abs(got.get(s, 0) - want.get(s, 0)) for s in got.keys() | want.keys())
+
+    def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:
+        draft = sample(q, prefix, coins)
+        verdict = rule(draft, lambda n: p(prefix + tuple(draft.tokens[i] for i in draft.path(n))), coins)
+        return prefix + tuple(draft.tokens[i] for i in verdict.path) + (verdict.token,)
+
+    got = joint_distribution(one_round, lambda prefix: prefix[:LENGTH] if len(prefix) >= LENGTH else None)
+    return largest_difference(got, distribution_of_table(p, VOCAB, LENGTH))
 
 
 def tree_with_replacement(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
@@ -120,39 +100,35 @@ def bare_tree(q: Table, prefix: Prefix, coins: BranchCoins) -> Draft:
     return Draft(d.tokens, d.parents, d.sources)
 
 
-def match_rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    return match(draft, lambda node: coins.pick(law(node)))
-
-
 EXACT = {
     "match, chain": (match_rule, bare),
     "match, tree": (match_rule, bare_tree),
     "residual, chain": (residual, chain),
     "residual, tree without replacement": (residual, tree),
     "residual, tree with replacement": (residual, tree_with_replacement),
-    "residual, bare guesses": (residual, bare),
+    "residual, bare chain": (residual, bare),
     "residual, bare tree": (residual, bare_tree),
     "block, chain": (block, chain),
-    "block, bare guesses": (block, bare),
+    "block, bare chain": (block, bare),
 }
 
 
 @pytest.mark.parametrize("case", EXACT)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_joint_law_is_the_targets(case: str, zeros: bool) -> None:
-    rule, draw = EXACT[case]
-    assert max(error(rule, draw, seed, zeros) for seed in range(4)) < 1e-12
+def test_the_joint_distribution_is_the_targets(case: str, zeros: bool) -> None:
+    rule, sample = EXACT[case]
+    assert max(error(rule, sample, seed, zeros) for seed in range(4)) < 1e-12
 
 
 @settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10_000))
-def test_joint_law_for_any_pair_of_tables(seed: int) -> None:
+def test_the_joint_distribution_for_any_pair_of_tables(seed: int) -> None:
     assert error(residual, chain, seed, zeros=True) < 1e-12
     assert error(block, chain, seed, zeros=True) < 1e-12
 
 
-def accept_when_likelier(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    """Wrong: keeps a guess whenever p >= q, and never otherwise."""
+def accept_when_likelier(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+    """Wrong: accepts a token whenever p >= q, and never otherwise."""
 
     class Hard(KeyedCoins):
         def flip(self, p: float) -> bool:
@@ -161,52 +137,52 @@ def accept_when_likelier(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
         def pick(self, p: Doubles) -> int:
             return coins.pick(p)
 
-    return residual(draft, law, Hard(0, 0, 0))
+    return residual(draft, probs, Hard(0, 0, 0))
 
 
-def resample_from_p(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    """Wrong: after a rejection draws from p, not from what q left of it."""
+def resample_from_p(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+    """Wrong: after a rejection samples from p, not from what q left of it."""
     assert draft.q is not None
     path: list[int] = []
     for i, x in enumerate(draft.tokens):
-        if not coins.flip(min(1.0, float(law(i - 1)[x] / draft.q[i][x]))):
+        if not coins.flip(min(1.0, float(probs(i - 1)[x] / draft.q[i][x]))):
             break
         path.append(i)
-    return Verdict(tuple(path), coins.pick(law(len(path) - 1)))
+    return Verdict(tuple(path), coins.pick(probs(len(path) - 1)))
 
 
-def one_row_late(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    """Wrong: reads the law of the row before."""
-    return residual(draft, lambda node: law(max(node - 1, ROOT)), coins)
+def one_row_late(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+    """Wrong: reads the distribution of the row before."""
+    return residual(draft, lambda node: probs(max(node - 1, ROOT)), coins)
 
 
-def prune_what_was_drawn(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-    """Wrong: drops a guess because of what it says."""
+def prune_sampled_tokens(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+    """Wrong: drops a token because of its value."""
     assert draft.q is not None
     unsure = [i for i, x in enumerate(draft.tokens) if float(draft.q[i][x]) < 0.4]
-    return residual(draft.first(unsure[0] if unsure else len(draft)), law, coins)
+    return residual(draft.first(unsure[0] if unsure else len(draft)), probs, coins)
 
 
-def greedy_walk(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
+def greedy_walk(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
     """Wrong above temperature 0: compares with the likeliest token."""
-    return match(draft, lambda node: int(law(node).argmax()))
+    return match(draft, lambda node: int(probs(node).argmax()))
 
 
 @pytest.mark.parametrize(
-    "mutant", [accept_when_likelier, resample_from_p, one_row_late, prune_what_was_drawn, greedy_walk]
+    "mutant", [accept_when_likelier, resample_from_p, one_row_late, prune_sampled_tokens, greedy_walk]
 )
 def test_a_wrong_rule_is_caught(mutant: Rule) -> None:
     assert max(error(mutant, chain, seed) for seed in range(4)) > 0.01
 
 
 def test_typical_is_lossy() -> None:
-    def rule(draft: Draft, law: ProbsAt, coins: Coins) -> Verdict:
-        return typical(draft, law, lambda node: coins.pick(law(node)))
+    def rule(draft: Draft, probs: ProbsAt, coins: Coins) -> Verdict:
+        return typical(draft, probs, lambda node: coins.pick(probs(node)))
 
     assert error(rule, chain, 0) > 0.01
 
 
-def test_block_keeps_at_least_as_many_as_residual() -> None:
+def test_block_accepts_at_least_as_many_as_residual() -> None:
     def accepted(rule: Rule, seed: int) -> float:
         p, q = table(seed), table(seed + 1000)
 

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import Compiler, Constraint, Json, Regex, StructuralTag, compiler
@@ -15,48 +13,24 @@ from paceline.engine.engine import Engine
 from paceline.errors import ConstraintError
 from paceline.testing import ToyTarget
 from paceline.text import Tokenizer
-from paceline.text.vocab.vocabulary import Vocabulary, byte_alphabet
 from paceline.types import Ask, Draft, Drafter, Round, Seq
+from support.grammars import small_tokenizer
 
 PLAIN = SpecConfig(("none",), max_draft=0)
 A, B, X = (ord(letter) for letter in "abx")
 HARD = "((x{1,30}){1,30}y){1,20}z"
 
 
-def _of(letters: list[str]) -> Tokenizer:
-    ids = {name: i for i, name in enumerate([*letters, "<eos>"])}
-    backend = Backend(models.BPE(vocab=ids, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>"])
-    end = frozenset({ids["<eos>"]})
-    return Tokenizer(
-        Vocabulary(
-            backend=backend,
-            spelling="byte-level",
-            size=len(ids),
-            control=end,
-            added=end,
-            bos_id=None,
-            adds_bos=False,
-            eos_ids=end,
-            strips_first_space=False,
-            names={},
-            templates={},
-        )
-    )
-
-
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """Each byte is a token."""
-    return _of(sorted(byte_alphabet(), key=lambda letter: byte_alphabet()[letter]))
+    return small_tokenizer(merges=())
 
 
 @pytest.fixture(scope="session")
 def lettered() -> Tokenizer:
     """Nothing can be written but a, b and c."""
-    return _of(["a", "b", "c"])
+    return small_tokenizer("abc", merges=())
 
 
 class Stubborn(Drafter):

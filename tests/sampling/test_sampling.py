@@ -22,9 +22,9 @@ def reference(logits: Logits, p: SamplingParams, history: History) -> NDArray[np
     x = logits.astype(np.float64)
     for token, bias in p.logit_bias:
         x[token] += bias
-    for t in {*history.tokens, *history.guessed}:
+    for t in {*history.tokens, *history.drafted}:
         x[t] = x[t] / p.repetition_penalty if x[t] > 0 else x[t] * p.repetition_penalty
-    said = [*history.tokens[history.prompt_len :], *history.guessed]
+    said = [*history.tokens[history.prompt_len :], *history.drafted]
     for t in set(said):
         x[t] -= p.presence_penalty + p.frequency_penalty * said.count(t)
     x /= p.temperature

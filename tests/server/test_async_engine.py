@@ -33,7 +33,7 @@ class CountingLLM:
         return self._output(SamplingParams(choice=choice))
 
     def _output(self, params: SamplingParams) -> RequestOutput:
-        return RequestOutput(Seq(f"r{params.choice}", [1], 1, params), NoText())  # type: ignore[arg-type]
+        return RequestOutput(Seq(f"r{params.choice}", [1], 1, params), NoText())
 
 
 class EndsAtOnce:

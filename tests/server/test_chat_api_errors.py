@@ -28,6 +28,12 @@ def schema(given: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": given}}
 
 
+def allowed(*names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+
+
+CONTINUE = {"continue_final_message": True}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"colour": "red"}}, "colour"),
     ({"temperature": -0.5}, "temperature"),
@@ -45,6 +51,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 65}, "stop"),
+    ({"stop": ["é" * 5000, "y" * 6385]}, "stop"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"extra_body": {"stop_token_ids": [1] * 65}}, "stop_token_ids"),
     ({"logit_bias": {"1000000": 1}}, "logit_bias"),
     ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
     ({"extra_body": {"stop_token_ids": [-1]}}, "stop_token_ids"),
@@ -52,12 +62,36 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*ASKED, {"role": "user"}]}, "messages[1].content"),
     ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
     ({"extra_body": {"mood": 1}}, "mood"),
-    ({"extra_body": {"reasoning_effort": "high"}}, "reasoning_effort"),
+    ({"extra_body": {"reasoning_effort": "huge"}}, "reasoning_effort"),
+    ({"extra_body": {"verbosity": "loud"}}, "verbosity"),
+    ({"extra_body": {"min_tokens": -1}}, "min_tokens"),
+    ({"extra_body": {"min_tokens": 9}, "max_tokens": 8}, "min_tokens"),
+    ({"extra_body": {"skip_special_tokens": False}}, "skip_special_tokens"),
+    (
+        {"extra_body": {"continue_final_message": True, "add_generation_prompt": True}},
+        "add_generation_prompt",
+    ),
+    ({"extra_body": {"chat_template_kwargs": {"continue_final_message": True}}}, "chat_template_kwargs"),
+    (
+        {"messages": [*ASKED, {"role": "assistant", "content": ""}], "extra_body": CONTINUE},
+        "messages",
+    ),
+    (
+        {"messages": [*ASKED, {"role": "assistant", "content": "x", "function_call": {}}]},
+        "messages[1].function_call",
+    ),
+    (
+        {"messages": [*ASKED, {"role": "assistant", "content": "x", "audio": {"id": "a"}}]},
+        "messages[1].audio",
+    ),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
-    ({"store": True}, "store"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"store": "yes"}, "store"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"tools": [TOOL], "tool_choice": allowed("fly")}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": 5}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": allowed()}, "tool_choice"),
     ({"modalities": ["audio"]}, "modalities[0]"),
     ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -292,7 +326,7 @@ def test_what_cannot_be_made_tokens(
     assert (found.status_code, found.json()["error"]["param"]) == (status, param)
 
 
-@pytest.mark.parametrize("name", ["echo", "store"])
+@pytest.mark.parametrize("name", ["echo", "include_stop_str_in_output"])
 def test_what_is_not_done_comes_with_advice(server: Running, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="Input should be false: "):
         server.client().completions.create(model=server.model, prompt="x", extra_body={name: True})

@@ -204,7 +204,11 @@ def test_a_request_that_is_not_http_has_a_line_too(served: Server, caplog: pytes
 
 
 def test_the_trace_of_a_call_says_so(served: Server) -> None:
-    chat = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": "required"}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [TOOL],
+        "tool_choice": "required",
+    }
     answer = served.ask("chat/completions", **chat, max_tokens=200)
     assert answer.json()["choices"][0]["finish_reason"] == "tool_calls"
     assert served.trace(answer.headers["x-request-id"])["finish"] == "tool_calls"
@@ -289,7 +293,7 @@ def test_a_client_that_has_ended_its_side_gets_its_answer(toy_server: Running, s
 
 
 def test_a_chat_with_an_empty_answer_in_it_is_answered(toy_server: Running) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
     url = f"{toy_server.url}/v1/chat/completions"
     texts = []
     for content in (None, ""):

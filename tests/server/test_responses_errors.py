@@ -14,17 +14,25 @@ def server(toy_server: Running) -> Running:
 
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": {}, "strict": True}
+
+
+def allowed(*names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": "auto", "tools": tools}
+
+
 UNKNOWN = {"type": "object", "properties": {"a": {"type": "string", "format": "hue"}}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"background": True}, "background"),
-    ({"store": True}, "store"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"service_tier": "flex"}, "service_tier"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
-    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"store": "yes"}, "store"),
+    ({"truncation": "middle"}, "truncation"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"include": ["message.output_text.colours"]}, "include[0]"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"extra_body": {"min_tokens": 9}, "max_output_tokens": 8}, "min_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -32,7 +40,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": [5]}, "input"),
     ({"input": [{"role": "user", "content": [5]}]}, "input[0].content"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -42,6 +51,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "fly"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": allowed("fly")}, "tool_choice"),
+    ({"tool_choice": allowed("get_weather")}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": UNKNOWN}}}, "text.format.schema"),
     ({"tools": [WEATHER, {**WEATHER, "name": "b", "parameters": UNKNOWN}]}, "tools[1].parameters"),
@@ -50,7 +61,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"extra_body": {"speculative_config": {"accept": "block", "tree_width": 2}}},
         "speculative_config.tree_width",
     ),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
     ({"extra_body": {"colour": "red"}}, "colour"),
     ({"extra_body": {"speculative_config": {"drafter": 1}}}, "speculative_config.drafter"),
     ({"extra_body": {"priority": 1000}}, "priority"),

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from paceline.config import SpecConfig
+from paceline.errors import SettingError
+from paceline.server.launch import ServerSettings
 from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.routes import (
     MAX_PROMPT_CHARS,
@@ -215,11 +217,16 @@ def test_an_old_name_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.messages == ["the field learn is now called remember; the old name will be removed"]
 
 
-def test_unknown_drafters_are_refused_if_the_known_ones_are_told(tmp_path: Path) -> None:
-    text = "routes: [{name: a, drafters: [suffix, sufix]}]"
-    (problem,) = problems(tmp_path, text, {"suffix", "ngram"})
-    assert problem == (
-        "routes[0].drafters[1]: unknown drafter 'sufix'; did you mean 'suffix'? Known: ngram, suffix"
+def test_drafters_that_are_not_loaded_are_refused_if_the_loaded_ones_are_known(tmp_path: Path) -> None:
+    a, b = "match: {path: x}, drafters: [suffix, sufix]", "drafters: [block]"
+    text = f"routes: [{{name: a, {a}}}, {{name: b, {b}}}]"
+    unknown, not_loaded = problems(tmp_path, text, {"suffix", "ngram"})
+    assert unknown.startswith(
+        "routes[0].drafters[1]: unknown drafter 'sufix'; did you mean 'suffix'? Known: "
+    )
+    assert not_loaded == (
+        "routes[1].drafters[0]: the drafter 'block' is known but not loaded: load the model with "
+        "trained=[...] (--trained), a head of kind block. Loaded: ngram, suffix"
     )
     assert load(tmp_path / "routes.yaml").routes[0].drafters == ("suffix", "sufix")
 
@@ -403,3 +410,23 @@ def test_a_route_limits_the_tokens_of_an_answer(tmp_path: Path) -> None:
             )
             assert answer.usage is not None
             assert answer.usage.completion_tokens == written
+
+
+def test_a_server_does_not_start_with_a_route_whose_drafter_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "routes.yaml").write_text("routes: [{name: a, drafters: [block]}]")
+    message = r"drafter 'block' is known but not loaded: .*--trained.*a head of kind block"
+    with (
+        pytest.raises(RouteError, match=message),
+        toy_running(tmp_path, routes=str(tmp_path / "routes.yaml")),
+    ):
+        pass
+
+
+def test_the_servers_max_draft_holds_where_no_route_says(tmp_path: Path) -> None:
+    (tmp_path / "routes.yaml").write_text("routes: [{name: a, match: {path: /x}, max_draft: 2}]")
+    with toy_running(tmp_path, max_draft=5, routes=str(tmp_path / "routes.yaml")) as server:
+        base = server.app.engine.llm.spec
+        routes = load(tmp_path / "routes.yaml").routes
+        assert [route.spec(base).max_draft for route in routes] == [2, 5]
+    with pytest.raises(SettingError, match="max_draft=65"):
+        ServerSettings("toy", max_draft=65)

@@ -1,7 +1,7 @@
 """Small grammars and their cursors."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -14,12 +14,12 @@ MERGES = [("a", "b"), ("b", "c"), ("ab", "c"), ("c", "a"), ("a", "a")]
 EOS = "<eos>"
 
 
-def small_tokenizer(letters: str = "") -> Tokenizer:
-    """These letters or else all bytes, five merged tokens, one end."""
+def small_tokenizer(letters: str = "", merges: Sequence[tuple[str, str]] = MERGES) -> Tokenizer:
+    """These letters or else all bytes, merged tokens, one end."""
     bytes_ = sorted(byte_alphabet(), key=lambda c: byte_alphabet()[c])
-    names = [*(letters or bytes_), *(left + right for left, right in MERGES), EOS]
+    names = [*(letters or bytes_), *(left + right for left, right in merges), EOS]
     ids = {name: i for i, name in enumerate(names)}
-    backend = Backend(models.BPE(vocab=ids, merges=MERGES))
+    backend = Backend(models.BPE(vocab=ids, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([EOS])
@@ -44,9 +44,9 @@ def small_tokenizer(letters: str = "") -> Tokenizer:
 VOCAB = 6
 
 
-def sentence(*places: set[int], eos: int | None = None) -> ToyCursor:
-    """One set of tokens for each place of the output, then the end."""
-    return ToyCursor(lambda tokens: places[len(tokens)] if len(tokens) < len(places) else set(), eos)
+def sentence(*positions: set[int], eos: int | None = None) -> ToyCursor:
+    """One set of tokens for each position of the output, then the end."""
+    return ToyCursor(lambda tokens: positions[len(tokens)] if len(tokens) < len(positions) else set(), eos)
 
 
 def random_rules(seed: int, longest: int = 6) -> Callable[[tuple[int, ...]], set[int]]:

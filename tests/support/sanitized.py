@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.heads.runner import ChainStart
-from paceline.target.native import kv_memory, library, packed_file
+from paceline.target.native import library, packed_file
+from paceline.target.native import target as native_module
 from paceline.target.native.packing import TO_FOUR_BITS
 from paceline.types import Draft, Feed, Seq
 from support import native_targets
@@ -44,7 +45,7 @@ def watch(flags: tuple[str, ...]) -> None:
     library.load = cache(lambda wanted, extra=(): real(wanted, flags))
     native_targets.library.load = library.load  # type: ignore[attr-defined]
     os.posix_fallocate = full  # weights in memory from malloc instead of a mapped file
-    kv_memory._memory = lambda nbytes: np.zeros(nbytes, np.uint8)  # type: ignore[assignment, return-value]
+    native_module._memory = lambda nbytes: np.zeros(nbytes, np.uint8)  # type: ignore[assignment, return-value]
     packed_file.log.disabled = True
 
 

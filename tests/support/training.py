@@ -13,9 +13,9 @@ import pytest
 
 from paceline.config import EngineConfig
 from paceline.text import Tokenizer
+from paceline.train.data.answer_plan import AnswersConfig
 from paceline.train.data.dataset import Answers, Batch
 from paceline.train.data.held_out import is_held_out
-from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.rollout import Rollout
 from paceline.train.head_pipeline import ANSWERS, PipelineProgress
 from paceline.train.trainer import Batches, take_steps

@@ -121,6 +121,22 @@ def test_stop_strings_speak_up_at_the_first_token_that_completes_one(
         assert told(token) is any(s in sent.decode(errors="ignore") for s in stop)
 
 
+@settings(max_examples=examples(300))
+@given(text=noisy, where=cuts, stop=stops, first=st.integers(1, 6))
+def test_stop_strings_count_only_after_the_shortest_length(
+    text: str, where: list[int], stop: list[str], first: int
+) -> None:
+    cut = Cut(text.encode(), where)
+    stream, checker = Detokenizer(cut, stop, min_tokens=first), StopChecker(cut, stop, min_tokens=first)
+    tokens = list(range(len(cut.parts)))
+    begin = b"".join(cut.parts[:first]).decode(errors="ignore")
+    shown = "".join(pieces_of(stream, tokens))
+    assert shown == begin + expected(text[len(begin) :], stop)
+    stopped = [checker(token) for token in tokens]
+    assert not any(stopped[:first])
+    assert any(stopped) == stream.stopped
+
+
 def test_control_tokens_are_not_shown_and_do_not_part_a_stop_string(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", byte_level_facts("smollm")))
     ids = tokenizer.encode("one ST<|im_end|>OP two")

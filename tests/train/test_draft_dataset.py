@@ -13,7 +13,7 @@ from paceline.drafters.draft_model.vocab_mapping import SameVocab
 from paceline.errors import UsageError
 from paceline.text import Tokenizer
 from paceline.train.data.dataset import Answers
-from paceline.train.draft_model.draft_dataset import retokenize, retokenizer_for, same_tokenizer
+from paceline.train.draft_model.pipeline import retokenize, retokenizer_for, same_tokenizer
 from paceline.types import Ask, Feed, Scores, Seq
 from support import examples
 from support.tokenizers import PASSAGE, Reader, pair

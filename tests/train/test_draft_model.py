@@ -16,7 +16,8 @@ from paceline.text import Tokenizer
 from paceline.train.draft_model import finetune as the_trainer
 from paceline.train.draft_model.card import DraftCard, read_draft_card
 from paceline.train.draft_model.finetune import FinetuneConfig
-from paceline.train.draft_model.pipeline import DraftJob, run
+from paceline.train.draft_model.pipeline import DraftJob, reason_to_hold, run
+from paceline.train.head_pipeline import CANDIDATE
 from support.models import some_layers
 from support.training import (
     ASKED,
@@ -84,6 +85,20 @@ def test_all_weights_learn_too(done: Done, tmp_path: Path) -> None:
     assert card.after.by_position[0] > 0.6
     assert card.after.tokens_per_pass[-1] > card.before.tokens_per_pass[-1] + 1
     assert not torch.equal(load(tmp_path).tensors["embed"], load(done.job.folder).tensors["embed"])
+
+
+def test_a_model_that_measures_worse_is_not_used_unasked(done: Done, tmp_path: Path) -> None:
+    spoiled = replace(TUNE, lora=0, lr=0.05, steps=2, checkpoint_seconds=1e9)
+    job = replace(done.job, folder=copied(done, tmp_path), finetune=spoiled)
+    card = run(job)
+    assert "small, which it started from" in reason_to_hold(card)
+    assert not (tmp_path / DRAFT_CARD).exists()
+    assert read_draft_card(tmp_path / CANDIDATE) == replace(
+        card, data=read_draft_card(tmp_path / CANDIDATE).data
+    )
+    run(replace(job, replace=True))
+    assert read_draft_card(tmp_path).after == card.after
+    assert not (tmp_path / CANDIDATE).exists()
 
 
 def test_the_card_tells_what_was_done(done: Done) -> None:

@@ -11,11 +11,11 @@ from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.block import BlockHead
 from paceline.heads.runner import TorchBlock
 from paceline.train import evaluate
-from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import DraftOutcome, RecordedText, acceptance, by_text_kind, replay
 from paceline.train.evaluate import held_out_texts as recorded_answers
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
+from paceline.train.publish import calibrate
 from paceline.types import HiddenRows
 from support.heads import answers, own, recorded, said, tiny_model, trained_net
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.train.draft_model.lora import MATRICES, LoraAdapter, add_adapters, merge
+from paceline.train.draft_model.model import MATRICES, LoraAdapter, add_adapters, merge
 from paceline.train.train_decoder import TrainDecoder
 from support.heads import tiny_weights
 from support.models import some_tokens

@@ -8,9 +8,8 @@ import torch
 from paceline.drafters.heads import drafter_of
 from paceline.heads.calibration import Calibration
 from paceline.heads.head_checkpoint import load
-from paceline.train.calibrate import calibrate
 from paceline.train.evaluate import acceptance, replay
-from paceline.train.publish import publish
+from paceline.train.publish import calibrate, publish
 from paceline.train.recipe import Recipe, new_recipe, pieces_of
 from support.heads import recorded, said, tiny_config, tiny_model, trained_net
 

@@ -8,7 +8,7 @@ from paceline.config import SamplingParams
 from paceline.sampling.choose import choose
 from paceline.sampling.distribution import distribution
 from paceline.sampling.noise import CHOICE, noise_key
-from paceline.train.data.rollout_sampling import greedy, nucleus
+from paceline.train.data.rollout import greedy, nucleus
 
 ROWS, VOCAB = 64, 700
 

@@ -1,6 +1,6 @@
 """A new drafter takes over a name only if it measures no worse than the drafter that has it."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,9 @@ import pytest
 
 from paceline.heads import local_heads
 from paceline.heads.head_checkpoint import Card, read_card, save
+from paceline.train.draft_model.card import DraftCard
+from paceline.train.draft_model.pipeline import reason_to_hold as reason_to_hold_model
+from paceline.train.evaluate import Acceptance
 from paceline.train.head_pipeline import (
     LITTLE_DATA,
     TrainJob,
@@ -66,6 +69,27 @@ def test_a_drafter_that_could_not_be_compared_is_held() -> None:
     assert "nothing was measured" in reason_to_hold(
         replace(in_use(tokens_per_pass=(1.5,)), tokens_per_pass=())
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "in_use", "against"),
+    [
+        (1.9, None, ""),
+        (2.0, 2.0, ""),
+        (2.01, None, "small, which it started from: 2.00 tokens per pass against 2.01"),
+        (1.5, 2.1, "the one in use: 2.00 tokens per pass against 2.10"),
+    ],
+)
+def test_a_worse_draft_model_is_held(before: float, in_use: float | None, against: str) -> None:
+    def measured(rate: float, anchors: int = 50) -> Acceptance:
+        return Acceptance(anchors, (0.5,), (rate,))
+
+    data = {} if in_use is None else {"in_use": asdict(measured(in_use))}
+    card = DraftCard("small", "tiny", "f", 16, measured(before), measured(2.0), data)
+    reason = reason_to_hold_model(card)
+    assert reason == (against and f"it measures worse than {against} on the same held-out answers")
+    unknown = reason_to_hold_model(replace(card, after=measured(0.0, anchors=0)))
+    assert bool(unknown) == (in_use is not None)
 
 
 def test_starting_from_a_trained_drafter_is_advised_where_data_is_scarce(home: Path) -> None:

@@ -11,11 +11,16 @@ from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.target.weights.reader import load
 from paceline.text import Tokenizer, parse_tool_calls
-from paceline.train.data.plan import AnswersConfig, plan_answers, select_prompts
+from paceline.train.data.answer_plan import AnswersConfig, plan_answers, select_prompts
 from paceline.train.data.prompts import Prompt, collect
 from paceline.train.data.rollout import Rollout
-from paceline.train.data.target_answers import AnswerSet, always_drafted, make_answers, via_rollout
-from paceline.train.data.via_engine import answer_all
+from paceline.train.data.target_answers import (
+    AnswerSet,
+    always_drafted,
+    answer_all,
+    make_answers,
+    via_rollout,
+)
 from support.training import called, record, result, said, user, write
 
 NEW = 24

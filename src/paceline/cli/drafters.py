@@ -81,10 +81,13 @@ def _row(name: str, info: DrafterInfo, model: str, trained: list[TrainedRow]) ->
 
     path = hub.resolve(model)
     given = [row.name for row in trained if row.kind == name and row.suits]
+    reason = unusable(name, path)
     if info.needs == "draft model":
         others = [m for m in hub.installed() if m.pulled and m.path != path]
-        given = [m.name for m in others if unusable(name, path, draft_model=m.path) is None] + given
-    reason = unusable(name, path)
+        against = {m.name: unusable(name, path, draft_model=m.path) for m in others}
+        given = [other for other, why in against.items() if why is None] + given
+        if not given:
+            reason = next((why for why in against.values() if why), None)
     missing = not given and info.needs in ("draft model", "trained")
     return DrafterRow(name, info.about, NEEDS[info.needs], not missing and reason is None, given, reason)
 

@@ -91,14 +91,16 @@ class DrafterOptions:
         return tuple(name.strip() for name in self.drafters.split(",") if name.strip())
 
 
+MaxDraft = Annotated[
+    int, typer.Option("--max-draft", "--num-speculative-tokens", help="Most drafted tokens in one pass.")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SpecOptions:
     """How a request speculates."""
 
-    max_draft: Annotated[
-        int,
-        typer.Option("--max-draft", "--num-speculative-tokens", help="Most drafted tokens in one pass."),
-    ] = 8
+    max_draft: MaxDraft = 8
     tree_width: Annotated[int, typer.Option(help="Most drafted tokens for one position; 1: a chain.")] = 1
     adaptive: Annotated[bool, typer.Option(help="Draft less where it does not pay.")] = True
     accept: Annotated[str, typer.Option(help="match, residual, block, or typical (lossy).")] = "match"
@@ -112,6 +114,7 @@ class SamplingOptions:
     """How the target chooses tokens."""
 
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256
+    min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0: off.")] = 0
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share; 1: off.")] = (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, grouped
+from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, MaxDraft, grouped
 from paceline.trace.online import OnlineTrainingConfig
 
 log = logging.getLogger("paceline")
@@ -100,6 +100,7 @@ def serve(
     memory: MemoryOptions,
     engine: EngineOptions,
     connection: ConnectionOptions,
+    max_draft: MaxDraft = 8,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
 ) -> None:
     """Serve a model to any OpenAI client."""
@@ -114,6 +115,7 @@ def serve(
         draft_model=drafter.draft_model,
         trained=tuple(drafter.trained) if drafter.trained else None,
         drafters=drafter.names,
+        max_draft=max_draft,
         engine=config,
         keys=listen.keys,
         routes=routes,

@@ -21,7 +21,7 @@ log = logging.getLogger("paceline")
 
 if TYPE_CHECKING:
     from paceline.heads.head_checkpoint import Card
-    from paceline.train.data.plan import AnswersConfig
+    from paceline.train.data.answer_plan import AnswersConfig
     from paceline.train.draft_model.card import DraftCard
     from paceline.train.evaluate import Acceptance
     from paceline.train.head_pipeline import Report, TrainJob
@@ -110,7 +110,7 @@ class AnswerOptions:
     max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt, at most.")] = 1536
 
     def config(self, schedule: "ScheduleOptions") -> "AnswersConfig":
-        from paceline.train.data.plan import AnswersConfig
+        from paceline.train.data.answer_plan import AnswersConfig
         from paceline.train.data.rollout import Rollout
 
         return AnswersConfig(
@@ -229,6 +229,7 @@ def _train_model(
     from paceline.loading import draft_model_path
     from paceline.train.draft_model.finetune import FinetuneConfig
     from paceline.train.draft_model.pipeline import DraftJob, run
+    from paceline.train.head_pipeline import CANDIDATE
 
     if drafter.start:
         raise UsageError("kind model starts from --draft: leave --start out")
@@ -242,13 +243,23 @@ def _train_model(
         raise UsageError("kind model needs --draft: the small model to start from, by name or folder")
     draft_model_path(model.draft)  # an error if there is no such model
     sources, folder = tuple(answers.traces), drafter.folder()
-    job = DraftJob(drafter.target, model.draft, sources, folder, answers.config(schedule), config)
+    job = DraftJob(
+        drafter.target,
+        model.draft,
+        sources,
+        folder,
+        answers.config(schedule),
+        config,
+        replace=drafter.replace,
+    )
     with _progress_bars() as report:
         card = run(job, report)
+    candidate = folder / CANDIDATE
+    held = candidate.exists()
     if as_json:
-        print((folder / DRAFT_CARD).read_text())
+        print(((candidate if held else folder) / DRAFT_CARD).read_text())
     else:
-        _show_model(card, folder)
+        _show_model(card, folder, held)
 
 
 @contextmanager
@@ -284,9 +295,7 @@ def _show_head(card: "Card", job: "TrainJob", folder: Path) -> None:
     else:
         out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
     if folder != job.folder:
-        out.print(f"{job.folder.name} stays as it was: {reason_to_hold(card)}.", markup=False, soft_wrap=True)
-        ways = "run the same command with --replace added, or name its folder with --trained"
-        out.print(f"To use the new drafter anyway, {ways}:", markup=False, soft_wrap=True)
+        _show_held(job.folder.name, reason_to_hold(card), "--trained", out)
     out.print(str(folder), markup=False, soft_wrap=True)
 
 
@@ -316,18 +325,27 @@ def _show_figures(card: "Card", out: Console) -> None:
     out.print(accepted, markup=False)
 
 
-def _show_model(card: "DraftCard", folder: Path) -> None:
+def _show_model(card: "DraftCard", folder: Path, held: bool) -> None:
     from paceline.train.data.held_out import nothing_measured
+    from paceline.train.draft_model.pipeline import reason_to_hold
+    from paceline.train.head_pipeline import CANDIDATE
 
     out = Console(highlight=False)
     if card.after.anchors:
         out.print(_model_table(card.before, card.after))
         _show_few(card.after.anchors, out)
-        if card.after.tokens_per_pass[-1] < card.before.tokens_per_pass[-1]:
-            out.print(f"It measures worse than {card.draft}, which it started from.", markup=False)
     else:
         out.print(nothing_measured(card.data["prompts"]), soft_wrap=True)
-    out.print(str(folder), markup=False, soft_wrap=True)
+    if held:
+        _show_held(folder.name, reason_to_hold(card), "--draft-model", out)
+    out.print(str(folder / CANDIDATE if held else folder), markup=False, soft_wrap=True)
+
+
+def _show_held(name: str, reason: str, option: str, out: Console) -> None:
+    """option: the one that loads the new drafter from its folder."""
+    out.print(f"{name} stays as it was: {reason}.", markup=False, soft_wrap=True)
+    ways = f"run the same command with --replace added, or name its folder with {option}"
+    out.print(f"To use the new drafter anyway, {ways}:", markup=False, soft_wrap=True)
 
 
 def _model_table(before: "Acceptance", after: "Acceptance") -> Table:

@@ -10,7 +10,7 @@ compiler.py         from a constraint to a cursor, for one tokenizer; caches com
 cursor.py           a position in a grammar
 trigger_cursor.py   free text until a trigger, then a grammar
 draft_masks.py      token masks for every node of a draft
-match.py            checks a whole text against a constraint
+text_matcher.py     checks a whole text against a constraint
 explain.py          errors of llguidance in the user's terms
 """
 

@@ -1,6 +1,6 @@
 """Token masks for every node of a draft, in one walk of the grammar."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,45 @@ def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
                 row = rejected(token)
         rows.append(row)
     return Masks(rows)
+
+
+def without_ends(found: Masks, draft: Draft, ends: frozenset[int], missing: int, vocab: int) -> Masks:
+    """The masks of a draft where `missing` more tokens must come before one of `ends` may.
+
+    A grammar that allows nothing else is complete: there the output may end.
+    """
+    forbidden = bits(ends, vocab)
+    rows = found.rows or [None] * (1 + len(draft))
+    nodes = (ROOT, *range(len(draft)))
+    return Masks(
+        [
+            _without(row, forbidden, vocab) if draft.depth(node) < missing else row
+            for node, row in zip(nodes, rows, strict=True)
+        ]
+    )
+
+
+def bits(tokens: Iterable[int], vocab: int) -> Bits:
+    """The row that allows these tokens."""
+    row: Bits = np.zeros(words(vocab), np.uint32)
+    ids = np.fromiter(tokens, np.int64)
+    ids = ids[(ids >= 0) & (ids < vocab)]
+    np.bitwise_or.at(row, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return row
+
+
+def _without(row: Row, forbidden: Bits, vocab: int) -> Row:
+    if isinstance(row, ConstraintError):
+        return row
+    rest = (_all(vocab) if row is None else row) & ~forbidden
+    return rest if rest.any() else row
+
+
+def _all(vocab: int) -> Bits:
+    row: Bits = np.full(words(vocab), 0xFFFFFFFF, np.uint32)
+    if vocab % 32:
+        row[-1] = (1 << vocab % 32) - 1
+    return row
 
 
 def _filled(cursor: Cursor, width: int) -> Row:

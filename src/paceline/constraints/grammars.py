@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, get_args
 
-from paceline.errors import ConstraintError
-from paceline.strings import short
+from paceline.errors import ConstraintError, short
 
 Spell = Callable[[str], str]  # fixed text as items of a rule: special tokens are single tokens
 

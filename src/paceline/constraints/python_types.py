@@ -10,10 +10,9 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Whitespace
-from paceline.constraints.match import fits
 from paceline.constraints.pydantic_schema import schema_of
-from paceline.errors import ConstraintError
-from paceline.strings import short
+from paceline.constraints.text_matcher import fits
+from paceline.errors import ConstraintError, short
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError

@@ -1,7 +1,7 @@
 """From the parameters of a request to one constraint: tools in a model family's format, a schema, a type."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,8 +20,7 @@ from paceline.constraints.grammars import (
 from paceline.constraints.json_schema import closed
 from paceline.constraints.python_types import Output
 from paceline.constraints.python_types import output as output_of
-from paceline.errors import ConstraintError
-from paceline.strings import short
+from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 
 THINKING: Final = ("<think>", "</think>")  # a prompt may end with the first; the answer follows the second
@@ -30,7 +29,10 @@ NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """The form of an answer, as the parameters of a request give it. Without any, every text is allowed."""
+    """The form of an answer, as the parameters of a request give it. Without any, every text is allowed.
+
+    A tool_choice of `allowed_tools` becomes its mode: all tools are offered, the allowed ones can be called.
+    """
 
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
@@ -46,13 +48,21 @@ class OutputSpec:
         if self.whitespace not in WHITESPACE:
             expected = f"expected one of {', '.join(WHITESPACE)}"
             raise ConstraintError(f"{short(self.whitespace)} is not usable: {expected}", "whitespace")
-        object.__setattr__(self, "_tools", read_tools(self.tools, self.whitespace))
+        known = read_tools(self.tools, self.whitespace)
+        mode, allowed = read_choice(self.tool_choice, known)
+        object.__setattr__(self, "tool_choice", mode)
+        object.__setattr__(self, "_tools", {name: known[name] for name in known if name in allowed})
         object.__setattr__(self, "_read", None if self.output is None else self._output())
 
     @property
     def may_call(self) -> bool:
         """True if the answer may contain tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def only_calls(self) -> bool:
+        """True if the answer is tool calls and nothing else."""
+        return bool(self.tools) and self.tool_choice not in ("auto", "none")
 
     def constraint(self, form: ToolFormat, prompt_end: str = "") -> Constraint | StructuralTag | None:
         """prompt_end: the end of the prompt's text. Reasoning that it opens is not constrained."""
@@ -200,6 +210,27 @@ def tool_grammar(
             form.trigger, Calls(calls, form, several), again=parallel, anywhere=form.anywhere
         )
     return Calls(calls, form, several=parallel and named is None)
+
+
+def read_choice(
+    choice: str | Mapping[str, Any], known: Collection[str]
+) -> tuple[str | Mapping[str, Any], Collection[str]]:
+    """The choice, or the mode of `allowed_tools`, and the tools that can be called.
+
+    The fields of `allowed_tools` stand in an object of that name (chat) or beside the type (responses).
+    """
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return choice, known
+    given = choice.get("allowed_tools", choice)
+    mode, tools = (given.get(name) for name in ("mode", "tools")) if isinstance(given, Mapping) else ("", ())
+    if mode not in ("auto", "required") or not isinstance(tools, Sequence) or not tools:
+        expected = 'expected allowed_tools with a mode, "auto" or "required", and a list of tools'
+        raise ConstraintError(f"{short(choice)} is not usable: {expected}", "tool_choice")
+    names = [_name(tool, "tool_choice") for tool in tools]
+    if unknown := [name for name in names if name not in known]:
+        expected = f"expected some of {', '.join(known)}" if known else "no tools are given"
+        raise ConstraintError(f"{short(unknown[0])} is unknown: {expected}", "tool_choice")
+    return str(mode), names
 
 
 def _named(choice: str | Mapping[str, Any], known: Mapping[str, Constraint]) -> str | None:

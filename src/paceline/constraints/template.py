@@ -12,8 +12,8 @@ from itertools import groupby, pairwise, zip_longest
 from typing import Any, Final
 
 from paceline.constraints.grammars import Choice, Constraint, Json, Regex, Spell, quoted
-from paceline.constraints.match import as_bytes, ends
 from paceline.constraints.python_types import Output, output
+from paceline.constraints.text_matcher import as_bytes, ends
 from paceline.errors import ConstraintError
 
 # Numbers and booleans are bare in JSON too; as patterns they may stand right before any text.

@@ -165,10 +165,10 @@ def _weights(
     weights["markov_out.weight"] = source.weight(MARKOV_OUT, shape.draft_vocab, rank)[rows]
     sure, bias = torch.zeros(1, width + rank), torch.zeros(1)
     if source.config.flag("enable_confidence_head", False):
-        given = source.weight(f"{SURE}.weight", 1, None)
-        if given.shape[1] != width:  # it reads the pairs, too
-            given = source.weight(f"{SURE}.weight", 1, width + rank)
-        sure[:, : given.shape[1]] = given
+        weight = source.weight(f"{SURE}.weight", 1, None)
+        if weight.shape[1] != width:  # it reads the pairs, too
+            weight = source.weight(f"{SURE}.weight", 1, width + rank)
+        sure[:, : weight.shape[1]] = weight
         bias = source.weight(f"{SURE}.bias", 1)
     return weights | {"sure.weight": sure, "sure.bias": bias}
 

@@ -129,8 +129,8 @@ def _require_known(source: SourceCheckpoint, layer: Fields) -> None:
 def _layers_read(config: Fields, target: TargetModel) -> object:
     """From the config, or the default of the authors' code."""
     key, layers = "eagle_aux_hidden_state_layer_ids", target.shape.layers
-    given = config.raw(key) or config.fields("eagle_config").raw(key)
-    return given or (2, layers // 2, layers - 3)
+    taps = config.raw(key) or config.fields("eagle_config").raw(key)
+    return taps or (2, layers // 2, layers - 3)
 
 
 def _slides(layer: Fields) -> bool:

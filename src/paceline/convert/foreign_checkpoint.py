@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.atomic import write_json
-from paceline.errors import CorruptModel, DrafterMismatch, UnknownModel, UsageError
+from paceline.errors import CorruptModel, DrafterMismatch, UnknownModel, UsageError, short
 from paceline.heads.base import DenseTargetEmbeddings, HeadConfig
 from paceline.heads.calibration import Calibration
-from paceline.strings import short
 from paceline.target.weights.checkpoint import Fields
 from paceline.target.weights.model_config import ModelConfig
 from paceline.target.weights.reader import load_embeddings, open_checkpoint

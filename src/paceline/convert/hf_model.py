@@ -80,8 +80,8 @@ def _named(shape: ModelConfig, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
     outer = {ours: PREFIX + theirs for theirs, ours in OUTER.items()} | {"head": HEAD}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
-        kept = tensor - 1.0 if gemma and part.endswith("norm") else tensor
-        yield (f"{PREFIX}{layer}.{parts[part]}" if layer else outer[name]), kept
+        stored = tensor - 1.0 if gemma and part.endswith("norm") else tensor
+        yield (f"{PREFIX}{layer}.{parts[part]}" if layer else outer[name]), stored
 
 
 def _copy_description(source: Path, folder: Path, dtype: str) -> None:
@@ -198,10 +198,10 @@ def _windows(shape: ModelConfig) -> dict[str, Any]:
 
 
 def _positions(shape: ModelConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_theta": shape.rope.theta, "rope_scaling": _scaling(shape.rope)}
+    config: dict[str, Any] = {"rope_theta": shape.rope.theta, "rope_scaling": _scaling(shape.rope)}
     if shape.local_rope is not None:
-        found["rope_local_base_freq"] = shape.local_rope.theta
-    return found
+        config["rope_local_base_freq"] = shape.local_rope.theta
+    return config
 
 
 def _scaling(rope: Rope) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """Drafters: one file or folder each, behind the protocol `types.Drafter`, and the registry of all of them.
 
-support/         shared by drafters: grammar filter, sampling, tree search, node list
+support/         shared by drafters: grammar filter, sampling, node list
 none.py          plain decoding
 ngram.py         prompt lookup
 suffix/          longest matching context, in this request and in past ones (SuffixDecoding)

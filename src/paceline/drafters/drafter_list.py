@@ -87,9 +87,9 @@ class DrafterList(Drafter):
 
     def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
         """Lets a head replace or continue drafts that other drafters made."""
-        asked = [(d, ask) for d in drafts if (ask := self._value.further_ask(head, d.ask, d.segments[0]))]
-        answers = self._ask(head, [ask for _, ask in asked]) if asked else []
-        for (draft, ask), answer in zip(asked, answers, strict=True):
+        pairs = [(d, ask) for d in drafts if (ask := self._value.further_ask(head, d.ask, d.segments[0]))]
+        answers = self._ask(head, [ask for _, ask in pairs]) if pairs else []
+        for (draft, ask), answer in zip(pairs, answers, strict=True):
             if ask is not draft.ask:
                 draft.segments += [answer] if answer else []
             elif _is_scored(answer) and self._value.gain(answer) > self._value.gain(draft.segments[0]):
@@ -109,13 +109,13 @@ class DrafterList(Drafter):
     def _add_segment(self, drafts: Sequence["_DraftInProgress"], before: int) -> None:
         """One more segment for each draft that a drafter can continue; all have `before` segments so far."""
         for drafter in self.drafters:
-            asked = [d for d in drafts if len(d.segments) == before and d.may_ask(drafter)]
-            free = [d for d in asked if d.ask.cursor is None] if drafter in self._heads else []
+            candidates = [d for d in drafts if len(d.segments) == before and d.may_ask(drafter)]
+            free = [d for d in candidates if d.ask.cursor is None] if drafter in self._heads else []
             if free and not self._value.pays(drafter):
-                asked = [d for d in asked if d not in free]
-            if asked:
-                answers = self._ask(drafter, [d.ask for d in asked])
-                for draft, answer in zip(asked, answers, strict=True):
+                candidates = [d for d in candidates if d not in free]
+            if candidates:
+                answers = self._ask(drafter, [d.ask for d in candidates])
+                for draft, answer in zip(candidates, answers, strict=True):
                     with self._guarded(drafter, "this round has none of its drafts"):
                         draft.add(drafter, answer)
 

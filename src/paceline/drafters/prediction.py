@@ -1,9 +1,11 @@
 """Predicted outputs: drafts along the text the caller expects, such as a file to be edited."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
@@ -11,15 +13,65 @@ NGRAMS: Final = (4, 3, 2)  # matching tokens that realign a lost output, longest
 INITIAL_MATCH: Final = 4  # matching tokens that the prediction counts as at the start
 DOUBT: Final = 0.8  # after m matching tokens, P(the next one matches) is m / (m + DOUBT)
 
-Positions = dict[tuple[int, ...], list[int]]
+_BASE: Final = 0x9E3779B97F4A7C15  # of the polynomial that hashes an n-gram to 64 bits
+_MASK: Final = (1 << 64) - 1
+
+
+class PredictionIndex(Sequence[int]):
+    """A prediction's tokens with the positions of their n-grams, for `Seq.prediction`.
+
+    Immutable, so that the choices of a request share it. It takes 16 bytes for each token and n.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tuple(tokens)
+        ids = np.array(self.tokens, np.uint64)
+        self._by_length = {n: _sorted_ngrams(ids, n) for n in NGRAMS}
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        return self.tokens[at]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def find(self, ngram: tuple[int, ...], at: int) -> int | None:
+        """The nearest position from `at` on right after this n-gram, else the last one before."""
+        hashes, positions = self._by_length[len(ngram)]
+        value = np.uint64(_hash(ngram))
+        first, stop = np.searchsorted(hashes, value, "left"), np.searchsorted(hashes, value, "right")
+        if first == stop:
+            return None
+        here = positions[first:stop]
+        position = int(here[min(int(np.searchsorted(here, at)), len(here) - 1)])
+        return position if self.tokens[position - len(ngram) : position] == ngram else None
+
+
+def _hash(ngram: tuple[int, ...]) -> int:
+    value = 0
+    for token in ngram:
+        value = (value * _BASE + token + 1) & _MASK
+    return value
+
+
+def _sorted_ngrams(ids: NDArray[np.uint64], n: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The hashes of all n-grams, sorted, and the position after each; positions of equal ones ascend."""
+    count = max(0, len(ids) - n + 1)
+    hashes = np.zeros(count, np.uint64)
+    for i in range(n):
+        hashes = hashes * np.uint64(_BASE) + ids[i : i + count] + np.uint64(1)
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], order + n
 
 
 @dataclass(slots=True)
 class _Alignment:
     """How far the output has followed the prediction."""
 
-    text: tuple[int, ...]
-    positions: Positions  # of the token after each n-gram, ascending
+    text: PredictionIndex
     at: int = 0  # the position expected next
     agreed: int = INITIAL_MATCH  # matching tokens in a row; 0: lost
     seen: int = 0  # output tokens so far
@@ -38,11 +90,9 @@ class _Alignment:
         """Realigns at the nearest position ahead where the last tokens occur, else at the last one behind."""
         self.agreed = 0
         for n in NGRAMS:
-            positions = self.positions.get(self.recent[-n:]) if len(self.recent) >= n else None
-            if positions:
-                ahead = bisect_left(positions, self.at)
-                self.at = positions[min(ahead, len(positions) - 1)]
-                self.agreed = n
+            position = self.text.find(self.recent[-n:], self.at) if len(self.recent) >= n else None
+            if position is not None:
+                self.at, self.agreed = position, n
                 return
 
 
@@ -53,7 +103,10 @@ class Prediction(Drafter):
         self._alignments: dict[str, _Alignment] = {}
 
     def begin(self, seq: Seq) -> None:
-        self._alignments[seq.id] = _Alignment(seq.prediction, _positions(seq.prediction))
+        text = seq.prediction
+        self._alignments[seq.id] = _Alignment(
+            text if isinstance(text, PredictionIndex) else PredictionIndex(text)
+        )
 
     def end(self, seq: Seq) -> None:
         self._alignments.pop(seq.id, None)
@@ -78,11 +131,3 @@ class Prediction(Drafter):
         for token in seq.tokens[seq.prompt_len + alignment.seen :]:
             alignment.advance(token)
         return alignment
-
-
-def _positions(text: tuple[int, ...]) -> Positions:
-    positions: Positions = {}
-    for n in NGRAMS:
-        for end in range(n, len(text) + 1):
-            positions.setdefault(text[end - n : end], []).append(end)
-    return positions

@@ -1,16 +1,16 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
 from torch import Tensor
 
 from paceline.drafters.drafter_list import DrafterList, Failure
-from paceline.engine.scheduler import Scheduled, by_drafters
-from paceline.errors import UsageError
-from paceline.strings import unknown_name
+from paceline.engine.scheduler import Scheduled
+from paceline.errors import UsageError, unknown_name
 from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
@@ -73,7 +73,7 @@ class Drafting:
         """Sets the drafts; returns microseconds by drafter."""
         draft_ns: Counter[str] = Counter()
         asking = [s for s in scheduled if s.budget or s.forced_budget]
-        for group in by_drafters(asking):
+        for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             asks = [Ask(s.seq, s.budget, cursor=s.seq.cursor, forced_budget=s.forced_budget) for s in group]
             for s, draft in zip(group, drafter.draft(asks), strict=True):
@@ -91,7 +91,7 @@ class Drafting:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
         self._show_hidden(scheduled, scores)
         number = {s.seq.id: i for i, s in enumerate(scheduled)}
-        for group in by_drafters([s for s in scheduled if s.verdict is not None]):
+        for group in _by_drafters([s for s in scheduled if s.verdict is not None]):
             feeds = [number[s.seq.id] for s in group]
             verdicts = [s.verdict for s in group if s.verdict is not None]
             starts = tuple(scores.starts[i] for i in feeds)
@@ -102,7 +102,7 @@ class Drafting:
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
         committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps]
-        for group in by_drafters(committed):
+        for group in _by_drafters(committed):
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
             drafter.on_hidden(
@@ -121,12 +121,22 @@ class Drafting:
         return draft.first(next(bad, len(draft)))
 
 
-def _hidden_rows(s: Scheduled, kept: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]) -> HiddenRows:
+def _by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
+    """Sequences with the same list of drafters, together."""
+    ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
+    for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
+        yield list(group)
+
+
+def _hidden_rows(
+    s: Scheduled, nodes: tuple[int, ...], first: int, hidden: Mapping[int, Tensor]
+) -> HiddenRows:
+    """nodes: those whose cache rows stay. first: the sequence's first row of the pass."""
     fed, seq = len(s.fed), s.seq
-    rows: slice | list[int] = slice(first, first + fed + len(kept))
-    if kept != tuple(range(len(kept))):
-        rows = [*range(first, first + fed), *(first + fed + node for node in kept)]
-    start = seq.computed - fed - len(kept)
+    rows: slice | list[int] = slice(first, first + fed + len(nodes))
+    if nodes != tuple(range(len(nodes))):
+        rows = [*range(first, first + fed), *(first + fed + node for node in nodes)]
+    start = seq.computed - fed - len(nodes)
     return HiddenRows(seq, start, hidden, rows)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from paceline.config import EngineConfig
-from paceline.constraints.draft_masks import masks, rejected, words
+from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
@@ -23,6 +23,7 @@ from paceline.sampling import Floats, chooser
 from paceline.types import (
     NO_DRAFT,
     Controller,
+    Draft,
     Drafter,
     Feed,
     Finish,
@@ -85,6 +86,8 @@ class Engine:
     def submit(self, seq: Seq, slots: int = 1) -> None:
         """slots: outputs of its request that must find room together; 0: admitted with an earlier one."""
         seq.params = seq.params.seeded()
+        eos = frozenset[int]() if seq.params.ignore_eos else self._eos
+        seq.end_tokens = eos.union(seq.params.stop_tokens)
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
             raise PromptTooLong(
@@ -226,14 +229,20 @@ class Engine:
     @contextmanager
     def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
-        bound = [(s, s.seq.cursor) for s in scheduled if s.seq.cursor is not None and s.scored]
-        futures = [
-            (s, self._mask_pool.submit(masks, cursor, s.draft, words(self.target.vocab_size)))
-            for s, cursor in bound
-        ]
+        masked = [s for s in scheduled if s.scored and (s.seq.cursor is not None or _must_go_on(s.seq))]
+        futures = [(s, self._mask_pool.submit(self._masks, s.seq, s.draft)) for s in masked]
         yield
         for s, future in futures:
             s.masks = future.result()
+
+    def _masks(self, seq: Seq, draft: Draft) -> Masks:
+        """Those of the grammar; before `min_tokens` without the tokens that end the output."""
+        vocab = self.target.vocab_size
+        found = FREE if seq.cursor is None else masks(seq.cursor, draft, words(vocab))
+        if not _must_go_on(seq):
+            return found
+        missing = seq.params.min_tokens - (len(seq.tokens) - seq.prompt_len)
+        return without_ends(found, draft, seq.end_tokens, missing, vocab)
 
     def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int, cost: Pass) -> Round:
         """A failure here ends this output and no other."""
@@ -274,8 +283,7 @@ class Engine:
         return None
 
     def _ends(self, seq: Seq, token: int) -> Finish | None:
-        ends = token in seq.params.stop_tokens or (token in self._eos and not seq.params.ignore_eos)
-        ends = ends or (seq.cursor is not None and seq.cursor.finished)
+        ends = token in seq.end_tokens or (seq.cursor is not None and seq.cursor.finished)
         if (seq.stopped_by is not None and seq.stopped_by(token)) or ends:
             return "stop"
         full = len(seq.tokens) >= self.target.max_context
@@ -294,6 +302,11 @@ class Engine:
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)
+
+
+def _must_go_on(seq: Seq) -> bool:
+    """True while `min_tokens` forbids the end of the output."""
+    return len(seq.tokens) - seq.prompt_len < seq.params.min_tokens and bool(seq.end_tokens)
 
 
 class _RowsOnHost:

@@ -1,9 +1,8 @@
 """Continuous batching with chunked prefill: which sequences run, and which tokens go into a pass."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from paceline.constraints.draft_masks import FREE, Masks
 from paceline.errors import Busy, PacelineError
@@ -165,10 +164,3 @@ class Scheduled:
             drafted=self.drafted,
             draft_us_by=cost.draft_us_by,
         )
-
-
-def by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
-    """Sequences with the same list of drafters, together."""
-    ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
-    for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
-        yield list(group)

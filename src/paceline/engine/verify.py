@@ -27,9 +27,9 @@ def sampler_of(seq: Seq) -> Sampler | None:
     params = seq.params
     if seq.spec.accept != "match" or seq.cursor is not None or params.logprobs is not None:
         return None
-    if params.logit_bias or penalises(params):
-        return None
     index, seed = len(seq.tokens) - seq.prompt_len, params.noise_seed & (2**64 - 1)
+    if params.logit_bias or penalises(params) or index < params.min_tokens:
+        return None
     if params.temperature == 0:
         return Sampler(0.0, seed, params.choice, index)  # a cut keeps the largest
     inverse = float(np.float32(1 / params.temperature))

@@ -7,7 +7,6 @@ medusa            Medusa: independent output heads
 registry          the kinds of heads by name
 runner            inference with a block head: interface, and implementation in torch
 calibration       Platt scaling of confidence; intervals of acceptance rates
-draft_vocab       changes the draft vocabulary of a trained head
 head_checkpoint   drafter.json and drafter.safetensors
 local_heads       finds drafters: local store, package, folders
 versions          versions of a drafter from online training

@@ -194,24 +194,24 @@ def _card(table: dict[str, Any]) -> Card:
 
 def _shape(cls: type[HeadConfig], table: Mapping[str, Any]) -> HeadConfig:
     """Checks each value against the type of its field; numbers must be positive."""
-    given: dict[str, Any] = dict(table)
+    values: dict[str, Any] = dict(table)
     for f in fields(cls):  # type: ignore[arg-type]
-        value = given.get(f.name)
+        value = values.get(f.name)
         if f.type in (int, float) and value is not None:
             types = (int,) if f.type is int else (int, float)
             if isinstance(value, bool) or not isinstance(value, types) or not 0 < value < 2**31:
                 raise ValueError(f"{f.name} is {value!r}")
         elif f.type is bool:
-            if f.name in given and not isinstance(value, bool):
+            if f.name in values and not isinstance(value, bool):
                 raise ValueError(f"{f.name} is {value!r}")
         elif get_origin(f.type) is Literal:
-            if f.name in given and value not in get_args(f.type):
+            if f.name in values and value not in get_args(f.type):
                 raise ValueError(f"{f.name} is {value!r}")
         elif isinstance(value, list):
             if not all(isinstance(x, int) and 0 <= x < 1000 for x in value):
                 raise ValueError(f"{f.name} is {value!r}")
-            given[f.name] = tuple(value)
-    return cls(**given)
+            values[f.name] = tuple(value)
+    return cls(**values)
 
 
 def _floats(values: Any) -> tuple[float, ...]:

@@ -17,8 +17,8 @@ def store_folder() -> Path:
 
 def output_path(name: str | os.PathLike[str]) -> Path:
     """The folder for a new drafter: a path, or a name in the local store."""
-    given = Path(name).expanduser()
-    return given if given.parts[1:] or given.exists() else store_folder() / given
+    path = Path(name).expanduser()
+    return path if path.parts[1:] or path.exists() else store_folder() / path
 
 
 def drafter_path(name: str | os.PathLike[str]) -> Path:
@@ -30,9 +30,9 @@ def drafter_path(name: str | os.PathLike[str]) -> Path:
 
 def available_heads() -> list[Path]:
     """Folders of all heads, by name; one in the store hides one of the same name in the package."""
-    found = {folder.name: folder for folder in shipped()}
-    found |= {card.parent.name: card.parent for card in store_folder().glob(f"*/{CARD}")}
-    return [found[name] for name in sorted(found)]
+    folders = {folder.name: folder for folder in shipped()}
+    folders |= {card.parent.name: card.parent for card in store_folder().glob(f"*/{CARD}")}
+    return [folders[name] for name in sorted(folders)]
 
 
 def in_package(folder: Path) -> bool:

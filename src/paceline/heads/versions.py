@@ -51,8 +51,8 @@ def current(root: Path) -> Version:
 
 def numbers(root: Path) -> list[int]:
     """All versions on disk, ascending; the first is always 0."""
-    found = (path.parent.name for path in (root / FOLDER).glob(f"*/{CARD}"))
-    return [0, *sorted(int(name) for name in found if name.isdecimal() and int(name))]
+    names = (path.parent.name for path in (root / FOLDER).glob(f"*/{CARD}"))
+    return [0, *sorted(int(name) for name in names if name.isdecimal() and int(name))]
 
 
 def folder_of(root: Path, number: int) -> Path:

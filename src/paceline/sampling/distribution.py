@@ -24,10 +24,10 @@ class History:
 
     tokens: Sequence[int] | Ids = ()
     prompt_len: int = 0
-    guessed: Sequence[int] = ()  # the draft's tokens before the row
+    drafted: Sequence[int] = ()  # the draft's tokens before the row
 
     def text(self) -> Ids:
-        return np.concatenate([np.asarray(self.tokens, np.int64), np.asarray(self.guessed, np.int64)])
+        return np.concatenate([np.asarray(self.tokens, np.int64), np.asarray(self.drafted, np.int64)])
 
 
 NO_HISTORY: Final = History()
@@ -47,8 +47,8 @@ class Distribution:
         whole = weights.sum(dtype=np.float64)
         if self.ids is None:
             return [float(weights[token] / whole) for token in tokens]
-        places = zip(tokens, np.searchsorted(self.ids, np.asarray(tokens, np.int64)), strict=True)
-        inside = [(at, at < len(self.ids) and self.ids[at] == token) for token, at in places]
+        slots = zip(tokens, np.searchsorted(self.ids, np.asarray(tokens, np.int64)), strict=True)
+        inside = [(at, at < len(self.ids) and self.ids[at] == token) for token, at in slots]
         return [float(weights[at] / whole) if there else 0.0 for at, there in inside]
 
     def probabilities(self) -> Doubles:

@@ -20,7 +20,9 @@ from paceline.sampling.noise import Key
 from paceline.types import Bits
 
 SOURCE: Final = Path(__file__).parent / "csrc" / "choose.cpp"
-HEADERS: Final = tuple(SOURCE.with_name(name) for name in ("cutoff.h", "mask.h", "exact_math.h"))
+HEADERS: Final = tuple(
+    SOURCE.with_name(name) for name in ("cutoff.h", "mask.h", "exact_math.h", "exact_exp.h")
+)
 NO_MEMORY: Final = -2  # instead of a token: as in choose.cpp
 
 Function = Callable[..., int]
@@ -116,8 +118,8 @@ class NativeChooser(Chooser):
 @lru_cache(maxsize=64)
 def chooser(params: SamplingParams) -> Chooser:
     """The fastest there is on this machine."""
-    found = _functions()
-    return Chooser(params) if found is None else NativeChooser(params, *found)
+    functions = _functions()
+    return Chooser(params) if functions is None else NativeChooser(params, *functions)
 
 
 @cache

@@ -10,9 +10,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.errors import short
 from paceline.server.admission import RequestContext
 from paceline.server.request_log import finish_of
-from paceline.strings import short
 from paceline.web.api_errors import ApiError, api_error, error_code
 from paceline.web.request_id import request_id
 

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from paceline.errors import PromptTooLong, ShuttingDown
+from paceline.errors import PromptTooLong, ShuttingDown, short
 from paceline.output import RequestOutput
 from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
-from paceline.strings import short
 from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
 from paceline.web.rate_limit import RateLimiter, Rejection, Ticket

@@ -39,6 +39,8 @@ class GenerateParams:
     n: int
     prediction: str
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
 
 class AsyncEngine:
@@ -107,6 +109,8 @@ class AsyncEngine:
             tenant=context.tenant,
             remember=context.remember,
             template=params.template,
+            add_generation_prompt=params.add_generation_prompt,
+            continue_final_message=params.continue_final_message,
         )
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
         outputs = [first, *(self.llm.another_choice(first, choice) for choice in range(1, params.n))]

@@ -29,6 +29,7 @@ from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
 from paceline.server.routes import RouteFile
+from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
 from paceline.target.hardware import limit_heap_arenas
@@ -60,12 +61,11 @@ class ServerSettings:
     draft_model: str | None = None
     trained: tuple[str, ...] | None = None  # heads of `paceline train`, by name or folder; None: the default
     drafters: tuple[str, ...] | None = None  # None: the default ones
+    max_draft: int = 8  # drafted tokens in one pass at most, where neither request nor route says
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # without limits, beside those of the file
-    served_model_name: tuple[
-        str, ...
-    ] = ()  # the model's id, then other names it answers to; default: its own
+    served_model_name: tuple[str, ...] = ()  # the model's id, then other names; default: its own
     routes: str | None = None  # a file of routes
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
@@ -96,6 +96,7 @@ class ServerSettings:
             if value is not None:
                 log.warning("the setting %s is now called %s; the old name will be removed", old, new)
                 object.__setattr__(self, new, value)
+        SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
         if not 0 <= self.port < 65536:
             raise SettingError("port", self.port, "0 to 65535")
         if self.log_level not in LOG_LEVELS:
@@ -131,7 +132,8 @@ def default_name(model: str) -> str:
 
 def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
-    routes = RouteFile(settings.routes) if settings.routes else None  # a broken file shows before the weights
+    if settings.routes:
+        load_routes(settings.routes)  # a broken file shows before the weights are read
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
     store = _store(settings)
     recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
@@ -144,6 +146,8 @@ def build(settings: ServerSettings) -> App:
         config=settings.engine,
     )
     llm.name, *aliases = settings.names
+    llm.spec = replace(llm.spec, max_draft=settings.max_draft)
+    routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
     thread = EngineThread(llm.engine)
     metrics = Metrics(
         llm.name,

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, AliasChoices, Field
 
 from paceline.config import Accept, SpecConfig
 from paceline.errors import SettingError
-from paceline.strings import unknown_name
 from paceline.web.config_file import (
     ConfigFileError,
     ReloadingFile,
@@ -246,7 +245,9 @@ def _drafter_problems(
         drafters = route.get("drafters")
         for j, name in enumerate(drafters if isinstance(drafters, list) else ()):
             if isinstance(name, str) and name not in known:
-                yield f"routes[{i}].drafters[{j}]: {unknown_name('drafter', name, sorted(known))}"
+                from paceline.loading import not_loaded  # takes seconds: `routes check` starts without it
+
+                yield f"routes[{i}].drafters[{j}]: {not_loaded(name, known)}"
 
 
 class RouteFile(ReloadingFile[Routes]):

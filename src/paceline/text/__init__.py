@@ -4,11 +4,12 @@ tokenizer.py      one model's tokenizer: text to tokens and back
 vocab/            a tokenizer from a model's files: a Hugging Face folder or a GGUF file
 chat_template.py  conversations and tools to a prompt, with the model's own template in a sandbox
 detokenizer.py    tokens to text as they come: whole characters, nothing from a stop string on
+stop_strings.py   stop strings as one automaton
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
 from paceline.text.chat_template import Message, Tool, content_text
-from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker
+from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker, TextReader
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tool_calls import (
     FORMATS,
@@ -33,6 +34,7 @@ __all__ = [
     "IncrementalDecoder",
     "Message",
     "StopChecker",
+    "TextReader",
     "Tokenizer",
     "Tool",
     "ToolCall",

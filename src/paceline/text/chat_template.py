@@ -7,8 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import TextError
-from paceline.strings import one_line
+from paceline.errors import TextError, one_line
 from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 MAX_GENERATION_PROMPTS: Final = 256  # cached for one template
+_OPEN_END: Final = "\ue000the text goes on here\ue000"  # stands at the end of a message that is continued
 MAX_CACHED_VARIABLES: Final = 1024  # characters of JSON: longer ones, which a client may send, are not cached
 _PROBE_TOOL: Final = {
     "type": "function",
@@ -96,6 +96,23 @@ class ChatTemplate:
             RecursionError,
         ) as problem:
             raise TextError(f"the chat template refused these messages: {one_line(problem)}") from problem
+
+    def render_open(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]
+    ) -> str:
+        """The conversation up to the last character of its final message, which the model continues.
+
+        As `continue_final_message` of transformers: the message is rendered with a mark at its end, and all
+        that the template writes from the mark on is cut off.
+        """
+        *earlier, final = messages
+        if final.get("tool_calls") or not (text := _text_of(final)):
+            raise TextError("the final message cannot be continued: expected one with text and without calls")
+        chat = [*earlier, {**final, "content": text + _OPEN_END}]
+        begin, *rest = self.render(chat, tools, False, variables).split(_OPEN_END)
+        if len(rest) != 1:
+            raise TextError("the final message cannot be continued: the chat template changes its text")
+        return begin
 
     def generation_prompt(
         self,
@@ -232,7 +249,14 @@ def _message(message: Any, source: str) -> dict[str, Any]:
     if message["role"] == "developer" and "developer" not in source:
         message = {**message, "role": "system"}  # the newer name of the role, which few templates know
     content = message.get("content")
-    return {**message, "content": content_text(content)} if isinstance(content, list) else message
+    if isinstance(content, list):
+        content = content_text(content)
+    if message["role"] == "assistant" and content is None:  # a refusal is what the assistant said
+        content = message.get("refusal") or (None if message.get("tool_calls") else "")
+    # Clients send back their own objects, with null for every field that is not set: a template may ask
+    # whether a message has calls by the mere name.
+    given = {name: value for name, value in message.items() if value is not None and name != "refusal"}
+    return {**given, "content": content}
 
 
 def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
@@ -294,13 +318,19 @@ def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[
     return [{"role": "system", "content": system}, *chat]
 
 
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    return content_text(content) if isinstance(content, list) else str(content or "")
+
+
 def content_text(parts: list[Any]) -> str:
     """The text of a message's content that comes in parts."""
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+    if not all(isinstance(part, dict) and part.get("type") in ("text", "refusal") for part in parts):
         raise TextError("a message's content holds parts that are not text: only text can be read")
-    if not all(isinstance(part.get("text"), str) for part in parts):
+    texts = [part.get(part["type"]) for part in parts]
+    if not all(isinstance(text, str) for text in texts):
         raise TextError("a message's content holds a part without its text: expected type and text")
-    return "".join(part["text"] for part in parts)
+    return "".join(texts)
 
 
 def _plain_role(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,11 @@
 """Incremental detokenization: whole characters only, and nothing from a stop string on."""
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
+
+from paceline.text.stop_strings import START, stop_automaton
 
 
 class TokenDecoder(Protocol):
@@ -11,6 +14,13 @@ class TokenDecoder(Protocol):
     strips_first_space: bool
 
     def shown(self, token: int, skip_special: bool) -> bytes: ...
+
+
+class TextReader(Protocol):
+    """The text of each token, and the rest after the last one."""
+
+    def push(self, token: int) -> str: ...
+    def flush(self) -> str: ...
 
 
 class IncrementalDecoder:
@@ -46,7 +56,8 @@ class IncrementalDecoder:
 class Detokenizer:
     """Text that ends before the first stop string; no part of one is ever returned.
 
-    The first stop string is the one completed first; of two that end together, the longer.
+    The first stop string is the one completed first; of two that end together, the longer. min_tokens: the
+    text of so many tokens is not searched.
     """
 
     def __init__(
@@ -55,14 +66,23 @@ class Detokenizer:
         stop: Sequence[str] = (),
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDecoder(tokenizer, skip_special, keep)
-        self._stop = tuple(stop)
+        self._not_searched = min_tokens  # tokens still to come
+        self._stop = stop_automaton(tuple(stop)) if stop else None
+        self._state = START
         self._held = ""  # possible beginning of a stop string
         self.stopped = False
 
     def push(self, token: int) -> str:
-        return "" if self.stopped else self._release(self._detokenizer.push(token))
+        if self.stopped:
+            return ""
+        text = self._detokenizer.push(token)
+        if self._not_searched > 0:
+            self._not_searched -= 1
+            return text
+        return self._release(text)
 
     def flush(self) -> str:
         """The rest, after the last token."""
@@ -73,14 +93,17 @@ class Detokenizer:
         return text + rest
 
     def _release(self, text: str) -> str:
-        if not text:
-            return ""
-        text, self._held = self._held + text, ""
-        matches = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
-        if matches:
-            self.stopped = True
-            return text[: min(matches)[1]]
-        keep = partial_match_len(text, self._stop)
+        if self._stop is None or not text:
+            return text
+        before, state = len(self._held), self._state
+        text = self._held + text
+        for end in range(before, len(text)):
+            state = self._stop.after(state, text[end])
+            if length := self._stop.complete(state):
+                self.stopped, self._held = True, ""
+                return text[: end + 1 - length]
+        self._state = state
+        keep = self._stop.begun(state)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -96,7 +119,11 @@ def _starts(marks: Sequence[str], length: int) -> tuple[str, ...]:
 
 
 class StopChecker:
-    """Called with each new token: True once the output contains a stop string. For `Seq.stopped_by`."""
+    """Called with each new token: True once the output contains a stop string. For `Seq.stopped_by`.
+
+    The engine's thread calls it; the reader of the output then takes the text of the same tokens, in their
+    order, with `push` and `flush`. So stop strings are matched once.
+    """
 
     def __init__(
         self,
@@ -104,9 +131,18 @@ class StopChecker:
         stop: Sequence[str],
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
     ) -> None:
-        self._stream = Detokenizer(tokenizer, stop, skip_special, keep)
+        self._detokenizer = Detokenizer(tokenizer, stop, skip_special, keep, min_tokens)
+        self._texts: deque[str] = deque()  # of tokens that the reader has not taken yet
 
     def __call__(self, token: int) -> bool:
-        self._stream.push(token)
-        return self._stream.stopped
+        self._texts.append(self._detokenizer.push(token))
+        return self._detokenizer.stopped
+
+    def push(self, token: int) -> str:
+        return self._texts.popleft()
+
+    def flush(self) -> str:
+        """The rest, once the engine has ended the output."""
+        return self._detokenizer.flush()

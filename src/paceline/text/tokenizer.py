@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import CorruptModel, ModelError, PacelineError, TextError, UnknownModel
-from paceline.strings import one_line
+from paceline.errors import CorruptModel, ModelError, PacelineError, TextError, UnknownModel, one_line
 from paceline.text.chat_template import TOOL_TEMPLATE, ChatTemplate, Message, Tool
 from paceline.text.tool_calls.formats import ToolFormat, tool_format
 from paceline.text.vocab.from_folder import vocabulary_from_folder
@@ -136,9 +135,15 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The conversation as one text, which the model continues."""
+        """The conversation as one text, which the model continues.
+
+        continue_final_message: at the end of the final message, which then needs no generation prompt.
+        """
+        if continue_final_message:
+            return self.template.render_open(messages, tools, variables)
         return self.template.render(messages, tools, add_generation_prompt, variables)
 
     def generation_prompt(
@@ -157,7 +162,9 @@ class Tokenizer:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The tokens of the rendered conversation. The template writes the begin token itself, if any."""
-        return self.encode(self.render(messages, tools, add_generation_prompt, **variables), bos=False)
+        text = self.render(messages, tools, add_generation_prompt, continue_final_message, **variables)
+        return self.encode(text, bos=False)

@@ -106,11 +106,11 @@ def rejected_positions(rounds: Iterable[Round]) -> dict[str, tuple[int, ...]]:
 
     A draft that a stop condition cut off was not verified to its end, and does not count.
     """
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    positions: defaultdict[str, list[int]] = defaultdict(list)
     for r in rounds:
         if len(r.tokens) <= len(r.path) or len(r.draft) == len(r.path):
             continue
         rejected = r.draft.children(r.path[-1] if r.path else ROOT)
         for name in {r.draft.sources[node] for node in rejected}:
-            found[name].append(r.start - 1)
-    return {name: tuple(at) for name, at in found.items()}
+            positions[name].append(r.start - 1)
+    return {name: tuple(at) for name, at in positions.items()}

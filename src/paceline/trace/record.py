@@ -196,4 +196,4 @@ def _round_as_dict(r: RoundRecord) -> dict[str, Any]:
 def write_json(value: object) -> str:
     """JSON that can always be stored: a lone surrogate, which UTF-8 has no bytes for, becomes an escape."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -4,9 +4,8 @@ config          settings common to all trainings
 recipe          settings of head training; a network and its loss for each kind of head
 trainer         the training loop, with checkpoints that resume
 head_pipeline   answers, training, evaluation and publishing of a draft head
-publish         writes a drafter's folder and measures it as stored
+publish         writes a drafter's folder, measures it as stored, calibrates its confidence
 evaluate        acceptance on held-out text, through the code that serves
-calibrate       Platt scaling of a head's confidence
 optim           AdamW and Muon
 train_decoder   a batched decoder of the target in plain torch
 

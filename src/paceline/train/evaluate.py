@@ -208,14 +208,14 @@ def by_text_kind(
         groups[of[g.text, g.anchor]].append(g)
     at = {(g.text, g.anchor): g.right for g in drafts}
     walks = [list(_passes(at, texts, k)) for k in range(1, max_draft + 1)]
-    found = {}
+    by_kind = {}
     for name, group in sorted(groups.items()):
         own = [[n for text, anchor, n in walk if of[text, anchor] == name] for walk in walks]
         rates = tuple(sum(tokens) / max(1, len(tokens)) for tokens in own)
         own_figures = acceptance(group, texts, max_draft)
         accepted = _accepted(group, walks[-1], max_draft)
-        found[name] = replace(own_figures, tokens_per_pass=rates, accepted=accepted)
-    return found
+        by_kind[name] = replace(own_figures, tokens_per_pass=rates, accepted=accepted)
+    return by_kind
 
 
 def _accepted(

@@ -22,7 +22,6 @@ from paceline.drafters.heads import drafter_of
 from paceline.errors import DataError, DrafterMismatch, PacelineError, SettingError, UsageError
 from paceline.heads import head_checkpoint as drafter_folder
 from paceline.heads.base import DraftHead
-from paceline.heads.draft_vocab import with_draft_vocab
 from paceline.heads.head_checkpoint import CARD, WEIGHTS, Card, LoadedHead, read_card
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.versions import current
@@ -31,14 +30,14 @@ from paceline.target.eager.target import placement
 from paceline.target.weights.model_config import Weights
 from paceline.target.weights.reader import load, open_checkpoint
 from paceline.text import Tokenizer
+from paceline.train.data.answer_plan import AnswersConfig
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.plan import AnswersConfig
 from paceline.train.data.target_answers import make_answers
 from paceline.train.data.text_kind import TextKind, text_kinds
 from paceline.train.evaluate import Acceptance, RecordedText, acceptance, held_out_texts, replay
 from paceline.train.publish import EVAL_DRAFT, REPLAY_BATCH, publish
-from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of
+from paceline.train.recipe import Recipe, TrainConfig, loss_of, new_recipe, pieces_of, with_draft_vocab
 from paceline.train.train_decoder import TrainDecoder
 from paceline.train.trainer import TrainProgress, train
 

@@ -1,8 +1,8 @@
 """Settings of head training, and a recipe for each kind of head: a network and its loss."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -97,6 +97,25 @@ def new_recipe(
         net.init_from_target(weights, model.shape.layers)
     net.normalize_taps(_tap_rms(model, net.shape.taps, draft_ids, generator))
     return Recipe(config.kind, net, loss_of(config.kind, net, model, config.anchors))
+
+
+@torch.no_grad()
+def with_draft_vocab(kind: str, net: DraftHead, embeddings: DenseTargetEmbeddings, ids: Tensor) -> DraftHead:
+    """The same network for the tokens `ids`, ascending. Rows of tokens that it had before are kept."""
+    shape = replace(cast(Any, net.shape), draft_vocab=len(ids))
+    new = HEAD_TYPES[kind].net(shape, embeddings, ids)
+    new.init_weights(embeddings, torch.Generator().manual_seed(0))
+    others = net.shape.draft_vocab
+    before = net.draft_index[ids.to(net.draft_index.device)]  # `others` for a token that is new
+    for name, weight in new.named_parameters():
+        theirs = net.get_parameter(name)
+        if not name.startswith(net.vocab_parameters):
+            weight.copy_(theirs)
+        elif len(theirs) > others:  # with a last row for all other tokens
+            weight.copy_(theirs[torch.cat((before, before.new_full((1,), others)))])
+        else:
+            weight[before < others] = theirs[before[before < others]]
+    return new
 
 
 def loss_of(kind: str, net: Any, model: TrainDecoder, anchors: int) -> Loss:

@@ -212,9 +212,9 @@ def _current_form(identity: dict[str, Any]) -> dict[str, Any]:
 
     Before 0.2 the shape was a repr: "BlockShape(width=64, ...)".
     """
-    kept = {name: value for name, value in identity.items() if name not in _EVAL_STEPS}
-    shape = kept.get("shape")
-    return kept | {"shape": _shape_from_repr(shape)} if isinstance(shape, str) else kept
+    current = {name: value for name, value in identity.items() if name not in _EVAL_STEPS}
+    shape = current.get("shape")
+    return current | {"shape": _shape_from_repr(shape)} if isinstance(shape, str) else current
 
 
 def _shape_from_repr(text: str) -> dict[str, Any]:

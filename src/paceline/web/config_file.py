@@ -14,8 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from paceline.errors import PacelineError
-from paceline.strings import short
+from paceline.errors import PacelineError, short
 from paceline.web.request_body import json_path, unknown_key
 
 log = logging.getLogger("paceline.web")

@@ -21,8 +21,7 @@ from pydantic_core import CoreSchema, core_schema
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.errors import Busy
-from paceline.strings import short, unknown_name
+from paceline.errors import Busy, short, unknown_name
 from paceline.web.api_errors import ApiError, api_error
 
 log = logging.getLogger(__name__)

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +15,7 @@ MEDIA_TYPE: Final = "text/event-stream"
 DONE: Final = b"data: [DONE]\n\n"  # the last event of OpenAI's completion streams
 KEEP_ALIVE: Final = b": keep-alive\n\n"  # a comment: clients skip it, proxies see bytes
 
+T = TypeVar("T")
 Events = AsyncGenerator[bytes, None]
 
 
@@ -125,6 +126,32 @@ async def cancelled_by_disconnect(request: Request) -> AsyncIterator[None]:
         raise raised
     if disconnected:
         raise ClientDisconnect
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]], limit: int) -> AsyncGenerator[T, None]:
+    """The items of several streams as they come, of at most `limit` streams at a time.
+
+    No stream goes on before its last item was taken. The first that fails ends the others.
+    """
+    items: asyncio.Queue[tuple[T, asyncio.Event] | None] = asyncio.Queue()  # None: all have ended
+
+    async def drain(stream: AsyncGenerator[T, None]) -> None:
+        async with aclosing(stream):
+            async for item in stream:
+                items.put_nowait((item, taken := asyncio.Event()))
+                await taken.wait()
+
+    draining = asyncio.ensure_future(gather_limited(map(drain, streams), limit))
+    draining.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (entry := await items.get()) is not None:
+            item, taken = entry
+            yield item
+            taken.set()
+        draining.result()
+    finally:
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
 
 
 async def gather_limited(jobs: Iterable[Coroutine[Any, Any, None]], limit: int) -> None:

@@ -1,7 +1,6 @@
 """A trained block of guesses in service: the text is the target's own, and the guesses are the network's."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,30 +21,22 @@ from paceline.heads.block import BlockHead
 from paceline.heads.calibration import Calibration
 from paceline.heads.runner import ChainStart, TorchBlock
 from paceline.sampling import Floats, History, distribution
-from paceline.target.eager.target import TorchTarget
-from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.engines import PLAIN, Rules, accepted, outputs_of, torch_target
 from support.heads import own, random_net, said, tiny_model, tiny_weights, trained_net
-from support.models import CONFIG, VOCAB
+from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
 
-PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
-Rules = Callable[[tuple[int, ...]], set[int] | None]
 
 
 @pytest.fixture
 def net() -> BlockHead:
     return trained_net()
-
-
-def a_target() -> TorchTarget:
-    weights = tiny_weights()
-    return TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
 
 
 def run(
@@ -55,28 +46,8 @@ def run(
     batch: int = 1,
     rules: Rules | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    engine = Engine(a_target(), {d.name: d for d in drafters} | {"none": NoGuess()}, Fixed())
-    seqs = []
-    for i in range(batch):
-        prompt = said()[i, : 3 + 2 * i].tolist()
-        cursor = ToyCursor(rules) if rules else None
-        seqs.append(Seq(f"s{i}", prompt, len(prompt), replace(params, choice=i), spec, cursor=cursor))
-        engine.submit(seqs[-1])
-    rounds = []
-    while engine.busy:
-        rounds += engine.step()
-    return [seq.output for seq in seqs], rounds
-
-
-class NoGuess(Drafter):
-    name = "none"
-
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [NO_DRAFT] * len(asks)
-
-
-def accepted(rounds: Sequence[Round]) -> int:
-    return sum(len(r.path) for r in rounds)
+    prompts = [said()[i, : 3 + 2 * i].tolist() for i in range(batch)]
+    return outputs_of(torch_target(tiny_weights()), drafters, prompts, params, spec, rules)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -360,11 +331,11 @@ def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(ne
     params = SamplingParams(max_tokens=8)
     spec = SpecConfig(("block",), adaptive=False)
     first = [*said()[0].tolist(), *said()[1].tolist()]  # more than a page
-    engine = Engine(a_target(), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
+    engine = Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
     drafts: list[list[Draft]] = []
     for turn, fresh in ((first, engine), (None, engine), (None, None)):
         prompt = turn or [*first, *said()[2, :9].tolist()]
-        on = fresh or Engine(a_target(), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
+        on = fresh or Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
         seq = Seq("turn", list(prompt), len(prompt), params, spec)
         on.submit(seq)
         rounds = []

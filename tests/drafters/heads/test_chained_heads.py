@@ -10,7 +10,6 @@ from torch import Tensor
 
 from paceline.config import Accept, SamplingParams, SpecConfig
 from paceline.constraints.draft_masks import Masks
-from paceline.drafters.grammar import Grammar
 from paceline.drafters.heads import tree_growth as grow_module
 from paceline.drafters.heads.eagle import EagleDrafter
 from paceline.drafters.heads.medusa import MedusaDrafter
@@ -24,21 +23,18 @@ from paceline.engine.engine import Engine
 from paceline.heads.eagle import EagleHead
 from paceline.heads.medusa import MedusaHead
 from paceline.sampling import CHOICE, Floats, History, choose, distribution, noise_key
-from paceline.target.eager.target import TorchTarget
-from paceline.target.weights.model_config import Weights
 from paceline.testing import ToyCursor
 from paceline.train.losses.eagle import eagle_loss, unrolled
 from paceline.train.losses.medusa import medusa_loss
 from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
+from support.engines import PLAIN, Rules, accepted, outputs_of, torch_target
 from support.heads import MODEL, a_lesson, eagle_net, every_place, medusa_net, said, tiny_weights
-from support.models import CONFIG, VOCAB
+from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
 
-PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 30
 TAPS = (0, 2, 4)
-Rules = Callable[[tuple[int, ...]], set[int] | None]
 
 
 def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) -> None:
@@ -70,11 +66,6 @@ def drafter(request: pytest.FixtureRequest) -> Drafter:
     return MedusaDrafter(net) if request.param == "medusa" else EagleDrafter(net)
 
 
-def a_target() -> TorchTarget:
-    weights = tiny_weights()
-    return TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
-
-
 def run(
     spec: SpecConfig,
     params: SamplingParams,
@@ -82,22 +73,8 @@ def run(
     batch: int = 1,
     rules: Rules | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    known: dict[str, Drafter] = {d.name: d for d in (NoDrafter(), Grammar(), *drafters)}
-    engine = Engine(a_target(), known, Fixed())
-    seqs = []
-    for i in range(batch):
-        prompt = said()[i, : 3 + 2 * i].tolist()
-        cursor = ToyCursor(rules) if rules else None
-        seqs.append(Seq(f"s{i}", prompt, len(prompt), replace(params, choice=i), spec, cursor=cursor))
-        engine.submit(seqs[-1])
-    rounds = []
-    while engine.busy:
-        rounds += engine.step()
-    return [seq.output for seq in seqs], rounds
-
-
-def accepted(rounds: Sequence[Round]) -> int:
-    return sum(len(r.path) for r in rounds)
+    prompts = [said()[i, : 3 + 2 * i].tolist() for i in range(batch)]
+    return outputs_of(torch_target(tiny_weights()), drafters, prompts, params, spec, rules)
 
 
 def spec_of(drafter: Drafter, width: int = 1, accept: Accept = "match", budget: int = 4) -> SpecConfig:
@@ -371,7 +348,7 @@ def test_the_next_turn_begins_with_what_the_last_one_showed(eagle: EagleHead) ->
     """The target finds the text of the first turn in its cache; the drafter knows it all the same."""
 
     def first_draft(drafter: EagleDrafter, turns: Sequence[Seq]) -> Draft:
-        engine = Engine(a_target(), {"eagle": drafter, "none": NoDrafter()}, Fixed())
+        engine = Engine(torch_target(tiny_weights()), {"eagle": drafter, "none": NoDrafter()}, Fixed())
         for seq in turns:
             engine.submit(seq)
             drafts = []

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.errors import CacheFull
-from paceline.target.kv.block_table import FreeRuns
-from paceline.target.kv.cache import SLACK, TorchKVMemory
+from paceline.target.kv.cache import SLACK, FreeRuns, TorchKVMemory
 from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts

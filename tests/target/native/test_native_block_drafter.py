@@ -1,34 +1,24 @@
 """The block drafter on the C++ runner: the text is the target's own, and the guesses are the network's."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.drafters.heads.block import BlockDrafter
+from paceline.drafters.none import NoDrafter
 from paceline.engine import accept, verify
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.heads.runner import BlockRunner, TorchBlock
-from paceline.target.eager.target import TorchTarget
-from paceline.target.weights.model_config import Weights
-from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, Round, Seq, Verdict
-from support.models import CONFIG
+from paceline.types import ROOT, Draft, Drafter, Round, Seq, Verdict
+from support.engines import PLAIN, accepted, outputs_of, torch_target
 from support.native_targets import a_pool, a_target, a_trained_net, beside, its_words
 
 pytestmark = pytest.mark.slow
 
-PLAIN = SpecConfig(("none",), max_draft=0)
 LENGTH = 24
-
-
-class NoGuess(Drafter):
-    name = "none"
-
-    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [NO_DRAFT] * len(asks)
 
 
 def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
@@ -39,22 +29,8 @@ def drafter(runner: BlockRunner | None = None) -> BlockDrafter:
 def run(
     spec: SpecConfig, params: SamplingParams, drafters: Sequence[Drafter] = (), batch: int = 1
 ) -> tuple[list[list[int]], list[Round]]:
-    weights = a_target()
-    target = TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
-    engine = Engine(target, {d.name: d for d in drafters} | {"none": NoGuess()}, Fixed())
-    seqs = []
-    for i in range(batch):
-        prompt = its_words()[i][: 3 + 2 * i]
-        seqs.append(Seq(f"s{i}", list(prompt), len(prompt), replace(params, choice=i), spec))
-        engine.submit(seqs[-1])
-    rounds = []
-    while engine.busy:
-        rounds += engine.step()
-    return [seq.output for seq in seqs], rounds
-
-
-def accepted(rounds: Sequence[Round]) -> int:
-    return sum(len(r.path) for r in rounds)
+    prompts = [its_words()[i][: 3 + 2 * i] for i in range(batch)]
+    return outputs_of(torch_target(a_target()), drafters, prompts, params, spec)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -112,8 +88,7 @@ def test_a_prompt_of_one_token_is_guessed_from_as_well(caplog: pytest.LogCapture
     weights = a_target()
     texts = []
     for spec in (PLAIN, SpecConfig(("block",), adaptive=False)):
-        target = TorchTarget(Weights(weights.shape, dict(weights.tensors), weights.fingerprint), CONFIG)
-        engine = Engine(target, {"none": NoGuess(), "block": drafter()}, Fixed())
+        engine = Engine(torch_target(weights), {"none": NoDrafter(), "block": drafter()}, Fixed())
         seqs = [Seq(str(n), its_words()[0][:n], n, SamplingParams(max_tokens=8), spec) for n in (1, 6)]
         for seq in seqs:
             engine.submit(seq)

@@ -45,7 +45,9 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def files(model: Path) -> list[Path]:
-    return sorted(f for f in (model.parent / "home" / "packed").iterdir() if f.suffix != ".lock")
+    return sorted(
+        f for f in (model.parent / "home" / "packed").iterdir() if f.suffix not in (".lock", ".boot")
+    )
 
 
 def told(model: Path) -> list[Tensor]:
@@ -124,6 +126,40 @@ def test_a_flipped_bit_anywhere_is_found(
         assert file.read_bytes() == whole
         if at > 100:
             assert caplog.messages[-1] == f"{file.name} is damaged: the weights are packed again"
+
+
+def test_a_mapped_file_is_checked_once_after_a_boot(
+    model: Path, fills: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    digests: list[int] = []
+
+    def counted(data: packing.Bytes, *others: Any) -> str:
+        digests.append(len(data))
+        return real(data, *others)
+
+    real = packed_file.content_digest
+    boot = tmp_path / "boot_id"
+    boot.write_text("first\n")
+    monkeypatch.setattr(hardware, "available_memory", lambda: 0)
+    monkeypatch.setattr(packed_file, "_BOOT_ID", boot)
+    native_target(model)
+    (file,) = files(model)
+    monkeypatch.setattr(packed_file, "content_digest", counted)
+    native_target(model)
+    assert len(digests) == 1, "too new to tell another write by its time"
+    monkeypatch.setattr(packed_file, "_TICK_NS", 0)
+    for checks, change in ((2, None), (2, None), (3, "second\n"), (3, None)):
+        if change:
+            boot.write_text(change)
+        native_target(model)
+        assert len(digests) == checks
+    os.utime(file)
+    native_target(model)
+    assert len(digests) == 4
+    boot.unlink()  # another system
+    native_target(model)
+    assert len(digests) == 5
+    assert len(fills) == 1
 
 
 def test_the_checksum_is_xxh64() -> None:

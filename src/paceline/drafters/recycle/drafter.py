@@ -3,20 +3,22 @@
 Special here: chances are calibrated by how often candidates are right, and each tenant has its own table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from paceline.config import require_min, warn_renamed
 from paceline.drafters.recycle.table import Successors, Table, largest
-from paceline.drafters.support.best_first import best_first
 from paceline.drafters.support.grammar_filter import unforced
-from paceline.types import NO_DRAFT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
+from paceline.types import NO_DRAFT, ROOT, Ask, Cursor, Draft, Drafter, Scores, Seq, Verdict
 
 if TYPE_CHECKING:  # a command that needs no model starts without torch
     from torch import Tensor
+
+Children: TypeAlias = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +126,45 @@ class _Children:
             if len(taken) == self._width:
                 break
         return [(token, unforced(chance / max(free, chance))) for token, chance in taken]
+
+
+class Tree(NamedTuple):
+    """The parts of a `Draft`; scores are P(node | its parent)."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+def best_first(children: Children, budget: int, width: int, min_chance: float = 0.0) -> Tree:
+    """Best-first search: the `budget` nodes most likely to be accepted, most likely first.
+
+    children: from a path of tokens to the tokens that may follow, each once, with probabilities. It is called
+    for nodes in the tree only, in their order, and not once the tree is full. width: the largest number of
+    children; 1 makes a chain. min_chance: a node less likely to be accepted is not added. Of equally likely
+    nodes the one whose parent came first is first, then the one its parent listed first.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    # -chance of the path, parent, rank among its siblings, chance, path
+    waiting: list[tuple[float, int, int, float, tuple[int, ...]]] = []
+    path: tuple[int, ...] = ()
+    node, reach = ROOT, 1.0
+    while len(tokens) < budget:
+        ranked = sorted(children(path), key=_chance, reverse=True)
+        for rank, (token, chance) in enumerate(ranked[:width]):
+            if chance > 0 and reach * chance >= min_chance:
+                heappush(waiting, (-reach * chance, node, rank, chance, (*path, token)))
+        if not waiting:
+            break
+        minus_reach, parent, _, chance, path = heappop(waiting)
+        node, reach = len(tokens), -minus_reach
+        tokens.append(path[-1])
+        parents.append(parent)
+        scores.append(chance)
+    return Tree(tuple(tokens), tuple(parents), tuple(scores))
+
+
+def _chance(child: tuple[int, float]) -> float:
+    return child[1]

@@ -2,7 +2,6 @@
 
 drafter.py  Suffix: matches in the request and in its tenant's memory, then a vote
 index.py    ContextIndex: an incremental suffix array over reversed contexts
-vote.py     from matches to a tree: each votes for the token that followed it
 memory.py   Memory: past sequences by tenant, bounded, saved to one file
 """
 

@@ -168,8 +168,8 @@ def _pack(memory: Memory, tokenizer: str) -> Arrays:
         "order": np.array([number[tenant] for tenant in memory.order], np.int64),
     }
     for i, of_tenant in enumerate(memory.tenants.values()):
-        log, places, spans = of_tenant.index.snapshot()
-        arrays |= {f"log.{i}": log, f"places.{i}": places, f"spans.{i}": spans}
+        log, positions, spans = of_tenant.index.snapshot()
+        arrays |= {f"log.{i}": log, f"places.{i}": positions, f"spans.{i}": spans}
         arrays[f"marks.{i}"] = np.array([mark for marks in of_tenant.hashes for mark in marks], np.uint64)
         arrays[f"counts.{i}"] = np.array([len(marks) for marks in of_tenant.hashes], np.int64)
     return arrays

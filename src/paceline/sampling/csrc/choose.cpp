@@ -52,7 +52,7 @@ FOR_EACH_MACHINE float largest(const float* x, int64_t n, bool& has_nan) {
     for (int64_t i = 0; i < n; i++) {
         const int32_t rank = rank_of(x[i]);
         best = rank > best ? rank : best;
-        nan |= (bits_of(x[i]) & 0x7FFFFFFF) > bits_of(INF);
+        nan |= (as_bits(x[i]) & 0x7FFFFFFF) > as_bits(INF);
     }
     has_nan = nan != 0;
     return of_rank(best);
@@ -136,7 +136,7 @@ inline void depths_of_block(const float* x, float top, float per_temperature, fl
     for (int64_t j = 0; j < BLOCK; j++) {
         const float d = (top - x[j]) * per_temperature + 0.0f;  // and no zero has a sign
         depth[j] = d < FAR ? d : FAR;
-        const auto bits = static_cast<int32_t>(bits_of(depth[j]));  // of floats >= 0: in the floats' order
+        const auto bits = static_cast<int32_t>(as_bits(depth[j]));  // of floats >= 0: in the floats' order
         lowest = bits < lowest ? bits : lowest;
     }
     lowest_bits = static_cast<uint32_t>(lowest);
@@ -245,7 +245,7 @@ int64_t race(const Scratch& own, const Row& row, int64_t top, Cutoff cutoff, Key
     const int64_t blocks = (row.n + BLOCK - 1) / BLOCK;
     for (int64_t b = 0;; b++) {
         const float reach = std::min(cutoff.depth, static_cast<float>(MAX_NOISE - leader.score));
-        b = next_block(own.depth.data(), own.lowest.data(), row.ids, row.n, b, blocks, bits_of(reach), key,
+        b = next_block(own.depth.data(), own.lowest.data(), row.ids, row.n, b, blocks, as_bits(reach), key,
                        bar_of(leader.score));
         if (b == blocks) return leader.at;
         race_of(own, row, b * BLOCK, std::min((b + 1) * BLOCK, row.n), cutoff, key, leader);

@@ -44,7 +44,7 @@ FOR_EACH_MACHINE int64_t total_weight(const float* depth, int64_t n) {
 FOR_EACH_MACHINE int64_t weigh(const uint32_t* level, int64_t* weight, int64_t n) {
     int64_t sum = 0;
     for (int64_t i = 0; i < n; i++) {
-        weight[i] = weight_of(float_of(level[i]));
+        weight[i] = weight_of(as_float(level[i]));
         sum += weight[i];
     }
     return sum;
@@ -60,14 +60,14 @@ FOR_EACH_MACHINE int64_t weight_up_to(uint32_t cutoff, const uint32_t* level, co
 // Gathers the tokens down to a depth that the cutoff keeps; returns what they weigh together.
 int64_t gather(Scratch& own, int64_t length, float deepest, Cutoff cutoff, bool counted) {
     int64_t n = 0;
-    const uint32_t limit = bits_of(std::min(deepest, cutoff.depth));
+    const uint32_t limit = as_bits(std::min(deepest, cutoff.depth));
     for (int64_t first = 0; first < length; first += BLOCK) {
         if (own.lowest[first / BLOCK] > limit) continue;
         for (int64_t i = first; i < std::min(first + BLOCK, length); i++) {
             const float depth = own.depth[i];
             own.near[n] = i;
-            own.level[n] = bits_of(depth);
-            n += (bits_of(depth) <= limit) & ((depth != cutoff.depth) | (i <= cutoff.last));  // without a branch
+            own.level[n] = as_bits(depth);
+            n += (as_bits(depth) <= limit) & ((depth != cutoff.depth) | (i <= cutoff.last));  // without a branch
         }
     }
     own.gathered = n;
@@ -93,7 +93,7 @@ int64_t narrow(Scratch& own, int64_t n, uint32_t low, uint32_t high, int64_t& ab
 // The cutoff of the fewest gathered tokens whose weight reaches the target, as that of all of them does.
 Cutoff cutoff_of_gathered(Scratch& own, double target) {
     int64_t n = own.gathered;
-    uint32_t low = 0, high = bits_of(FAR);  // the cutoff's level is in low..high
+    uint32_t low = 0, high = as_bits(FAR);  // the cutoff's level is in low..high
     int64_t above = 0;                      // what the tokens that were dropped for being less deep weigh
     while (low < high) {
         for (int step = 0; step < 4 && low < high; step++) {
@@ -109,8 +109,8 @@ Cutoff cutoff_of_gathered(Scratch& own, double target) {
     const int64_t each = own.weight[0];  // the n tokens left are equally deep
     int64_t spare = 0;                   // of them, those before the last that is needed
     while (spare < n - 1 && static_cast<double>(above + each * (spare + 1)) < target) spare++;
-    const auto is_last = [&](int64_t at) { return bits_of(own.depth[at]) == low && spare-- == 0; };
-    return {float_of(low), *std::find_if(own.near.begin(), own.near.begin() + own.gathered, is_last)};
+    const auto is_last = [&](int64_t at) { return as_bits(own.depth[at]) == low && spare-- == 0; };
+    return {as_float(low), *std::find_if(own.near.begin(), own.near.begin() + own.gathered, is_last)};
 }
 
 Cutoff nearest(Scratch& own, int64_t length, double target, Cutoff cutoff, bool counted) {

@@ -8,5 +8,5 @@ serving.py             the parts that endpoints share
 protocol.py            request bodies; responses_protocol.py: those of /v1/responses
 params.py              from a request body to GenerateParams
 responses_events.py    output items of /v1/responses and their events
-openapi.py             the OpenAPI document; openapi_schemas.py: schemas of responses
+openapi.py             the OpenAPI document
 """

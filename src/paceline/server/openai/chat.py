@@ -13,7 +13,7 @@ from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest
-from paceline.server.openai.serving import ChunkServing, usage
+from paceline.server.openai.serving import ChunkServing, token_logprobs, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
 from paceline.web.request_body import read_request
@@ -31,7 +31,7 @@ class ChatServing(ChunkServing):
             params = chat_params(request, context.route.spec(llm.spec), self.drafters, llm.tokenizer.template)
             params = self.limited(context, params)
         if request.stream:
-            return await self.stream(http, context, params)
+            return await self.stream(http, context, [params])
         await self.run(http, context, [params])
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 
@@ -129,12 +129,4 @@ class ChatServing(ChunkServing):
 
 
 def _logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        piece = tokenizer.piece(token)
-        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
-
-    content = [
-        {**entry(t.token, t.logprob), "top_logprobs": [entry(token, p) for token, p in t.top]}
-        for t in logprobs
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": token_logprobs(tokenizer, logprobs), "refusal": None}

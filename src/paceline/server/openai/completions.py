@@ -13,7 +13,6 @@ from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import ContentDelta, Tokenizer
 from paceline.types import TokenLogprob
-from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 
 OBJECT: Final = "text_completion"
@@ -25,14 +24,10 @@ class CompletionServing(ChunkServing):
         context = self.admission.admit(http, body, request, "cmpl-")
         with self.recorded(context):
             prompts, spec = read_prompts(request.prompt), context.route.spec(self.engine.llm.spec)
-            if request.stream and len(prompts) > 1:
-                raise ApiError(
-                    400, "several prompts cannot be streamed: send them one by one", param="prompt"
-                )
             params = [completion_params(request, prompt, spec, self.drafters) for prompt in prompts]
             params = [self.limited(context, one) for one in params]
         if request.stream:
-            return await self.stream(http, context, params[0])
+            return await self.stream(http, context, params)
         await self.run(http, context, params)
         return JSONResponse(self._completion(context) | self.log.response_metrics(context))
 

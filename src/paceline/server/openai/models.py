@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paceline.errors import PacelineError
-from paceline.server.openai.params import check_messages
+from paceline.errors import PacelineError, SettingError
+from paceline.server.openai.params import check_messages, template_variables
 from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.serving import Serving, request_error
 from paceline.text import Tokenizer
@@ -60,7 +60,16 @@ def _encode(request: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, A
             return tokenizer.encode(request.prompt, special=request.add_special_tokens)
         messages = request.messages or []
         check_messages(messages)
-        return tokenizer.encode_chat(messages, request.tools, request.add_generation_prompt)
+        continues = bool(request.continue_final_message)
+        if continues and request.add_generation_prompt:
+            raise SettingError("add_generation_prompt", True, "false, as continue_final_message is true")
+        return tokenizer.encode_chat(
+            messages,
+            request.tools,
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continue_final_message=continues,
+            **template_variables(request.chat_template_kwargs or {}),
+        )
     except PacelineError as error:
         raise request_error(error, body) from error
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from paceline import __version__
-from paceline.server.openai.openapi_schemas import BODIES, MESSAGE
 from paceline.server.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.responses_protocol import ResponsesRequest
 
@@ -17,17 +16,21 @@ _REF: Final = "#/components/schemas/{model}"
 _PROBLEMS: Final = {
     400: "The request cannot be done; `param` names the parameter.",
     401: "The server has API keys, and none of them was sent.",
+    403: "A page of another site, by its `Origin` or `Host`.",
     404: "No such model.",
     405: "No such method here; `Allow` names those there are.",
-    408: "The route's deadline came before the answer's end.",
+    408: "The request did not arrive in time, or the route's deadline came before the answer's end.",
     413: "The body is too large.",
+    415: "The body is not declared as `application/json`.",
     429: "Too many requests, of this key or of all; `Retry-After` says when to try again.",
+    431: "The headers are too large.",
     500: "The server failed; its log says more.",
     503: "No room in the cache, or the server is shutting down.",
 }
 _RETRY_LATER: Final = (429, 503)
-_BODY: Final = (400, 401, 405, 413, 500)
-_GENERATES: Final = (*_BODY, 404, 408, 429, 503)
+_ANY: Final = (403, 405, 408, 431, 500)
+_BODY: Final = (*_ANY, 400, 401, 413, 415, 429)
+_GENERATES: Final = (*_BODY, 404, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Operation:
     summary: str
     answer: str  # one of BODIES
     request: type[BaseModel] | None = None
-    problems: tuple[int, ...] = (405, 500)
+    problems: tuple[int, ...] = _ANY
     streams: bool = False
     public: bool = False  # needs no API key
     media: str = "application/json"
@@ -57,8 +60,8 @@ _OPERATIONS: Final = (
     Operation(
         "/v1/responses", "Answer a list of items", "Response", ResponsesRequest, _GENERATES, streams=True
     ),
-    Operation("/v1/models", "The models served", "ModelList", problems=(401, 405, 500)),
-    Operation("/v1/models/{name}", "One model", "Model", problems=(401, 404, 405, 500)),
+    Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
+    Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
     Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
     Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
     Operation("/health", "True if the engine runs", "Health", unready=True, public=True),
@@ -156,3 +159,80 @@ def _served(shape: Schema, model: str) -> Schema:
 
 def _ref(name: str) -> Schema:
     return {"$ref": _REF.format(model=name)}
+
+
+_STRING: Final = {"type": "string"}
+_COUNT: Final = {"type": "integer", "minimum": 0}
+_MAYBE: Final = {"type": ["string", "null"]}
+_TOKEN: Final = {"type": "integer", "minimum": 0}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """All of these are always there; others may be."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_USAGE: Final = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
+_REASON: Final = {"enum": ["stop", "length", "tool_calls"]}
+_HEAD: Final = {"id": _STRING, "created": _COUNT, "model": _STRING, "system_fingerprint": _STRING}
+
+MESSAGE: Final = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [
+                _STRING,
+                {"type": "null"},
+                _list(_object(type={"const": "text"}, text=_STRING)),
+            ]
+        },
+    },
+    "required": ["role", "content"],
+}
+
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    "ErrorBody": _object(error=_object(message=_STRING, type=_STRING, param=_MAYBE, code=_MAYBE)),
+    "ChatCompletion": _object(
+        **_HEAD,
+        object={"const": "chat.completion"},
+        choices=_list(
+            _object(
+                index=_COUNT,
+                finish_reason=_REASON,
+                message=_object(role={"const": "assistant"}, content=_MAYBE, refusal={"type": "null"}),
+            )
+        ),
+        usage=_USAGE,
+    ),
+    "Completion": _object(
+        **_HEAD,
+        object={"const": "text_completion"},
+        choices=_list(_object(index=_COUNT, text=_STRING, finish_reason=_REASON)),
+        usage=_USAGE,
+    ),
+    "Response": _object(
+        id=_STRING,
+        object={"const": "response"},
+        created_at=_COUNT,
+        status={"enum": ["completed", "incomplete"]},
+        model=_STRING,
+        output=_list(_object(id=_STRING, type={"enum": ["message", "function_call"]}, status=_STRING)),
+        usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
+    ),
+    "Model": _object(
+        id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT
+    ),
+    "ModelList": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
+    "Tokens": _object(tokens=_list(_TOKEN), count=_COUNT, max_model_len=_COUNT),
+    "Text": _object(prompt=_STRING),
+    "Health": _object(status=_STRING),
+    "Ready": _object(ready={"type": "boolean"}),
+    "Metrics": _STRING,
+    "Version": _object(version=_STRING),
+    "Document": _object(openapi=_STRING, info={"type": "object"}, paths={"type": "object"}),
+}

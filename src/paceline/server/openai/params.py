@@ -2,13 +2,13 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import UNCONSTRAINED, Choice, Constraint, Json, Lark, OutputSpec, Regex, Whitespace
-from paceline.errors import ConstraintError, SettingError
+from paceline.errors import ConstraintError, SettingError, short
 from paceline.llm import Prompt
 from paceline.loading import not_loaded
 from paceline.server.async_engine import GenerateParams
@@ -20,16 +20,27 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     StructuredOutputs,
 )
-from paceline.strings import short
 from paceline.text.chat_template import ChatTemplate
 from paceline.web.api_errors import ApiError
 
 log = logging.getLogger("paceline.server")
 
+Values = TypeVar("Values", bound=Sized)
+
 MAX_PROMPTS: Final = 128  # of one request
+MAX_STOPS: Final = 64  # stop strings, stop tokens
+MAX_STOP_BYTES: Final = 16 << 10  # of all stop strings together
+MAX_BIASES: Final = 1024  # tokens of logit_bias
 MAX_WARNINGS: Final = 64  # template variables: the log has each name once
 ROLES = ("system", "developer", "user", "assistant", "tool")
-OWN_VARIABLES = ("self", "messages", "tools", "add_generation_prompt", "documents")
+OWN_VARIABLES = (
+    "self",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+)
 UNLIMITED = 1 << 30  # tokens: an answer without a limit ends where the model's context does
 STRUCTURED: Final[Mapping[str, Callable[[Any, Whitespace], Constraint]]] = {  # fields of StructuredOutputs
     "json_": Json.of,
@@ -57,7 +68,9 @@ def chat_params(
         spec=_spec(request.speculative_config, default, drafters, bool(request.prediction)),
         n=request.n or 1,
         prediction=_text(request.prediction),
-        template=_template(request.chat_template_kwargs or {}),
+        template=_template(request, chat_template),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=bool(request.continue_final_message),
     )
 
 
@@ -65,6 +78,10 @@ def completion_params(
     request: CompletionRequest, prompt: Prompt, default: SpecConfig, drafters: Mapping[str, str]
 ) -> GenerateParams:
     _check_stream(request)
+    if request.best_of not in (None, request.n or 1):
+        raise ApiError(
+            400, f"best_of: expected {request.n or 1}: every choice that is made is returned", param="best_of"
+        )
     return GenerateParams(
         prompt=prompt,
         params=_params(request, 16 if request.max_tokens is None else request.max_tokens, request.logprobs),
@@ -101,12 +118,12 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
         "seed": secrets.randbits(32) if request.seed is None else request.seed % (1 << 64),
         "max_tokens": UNLIMITED if max_tokens is None else max_tokens,
         "logprobs": logprobs,
-        "stop": () if request.stop is None else request.stop,
-        "stop_tokens": request.stop_token_ids or (),
-        "logit_bias": request.logit_bias or {},
+        "stop": _stop(request.stop),
+        "stop_tokens": _limited(request.stop_token_ids or (), "stop_token_ids", MAX_STOPS),
+        "logit_bias": _limited(request.logit_bias or {}, "logit_bias", MAX_BIASES),
     }
     same = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    for name in (*same, "ignore_eos"):
+    for name in (*same, "ignore_eos", "min_tokens"):
         if (value := getattr(request, name)) is not None:
             params[name] = value
     if request.top_k == -1:
@@ -114,6 +131,21 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
     if params["temperature"] < 1e-4:  # as small as makes no difference
         params["temperature"] = 0.0 if params["temperature"] >= 0 else params["temperature"]
     return SamplingParams(**params)
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    _limited(stops, "stop", MAX_STOPS)
+    if (size := sum(len(text.encode("utf-8", "surrogatepass")) for text in stops)) > MAX_STOP_BYTES:
+        reason = f"stop: {size:,} bytes are given, at most {MAX_STOP_BYTES:,} are taken"
+        raise ApiError(400, reason, param="stop")
+    return stops
+
+
+def _limited(values: Values, param: str, limit: int) -> Values:
+    if len(values) > limit:
+        raise ApiError(400, f"{param}: {len(values):,} are given, at most {limit:,} are taken", param=param)
+    return values
 
 
 def _output_spec(request: ChatRequest) -> OutputSpec:
@@ -196,6 +228,9 @@ def _loaded(names: Sequence[str], where: str, drafters: Mapping[str, str]) -> tu
     return tuple(drafters[name] for name in names)
 
 
+_INSTEAD: Final = {"function_call": "send tool_calls", "audio": "send its text as content"}
+
+
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if message.get("role") not in ROLES:
@@ -203,6 +238,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         if message["role"] != "assistant" and message.get("content") is None:
             where = f"messages[{i}].content"
             raise ApiError(400, f"{where}: expected a text, or a list of texts", param=where)
+        for name, instead in _INSTEAD.items():
+            if message.get(name) is not None:
+                where = f"messages[{i}].{name}"
+                raise ApiError(400, f"{where}: not supported: {instead}", param=where)
 
 
 _warned: set[str] = set()  # template variables
@@ -218,7 +257,15 @@ def _warn_of_unread_variables(variables: Mapping[str, Any] | None, template: Cha
             log.warning("chat_template_kwargs: the chat template does not read %s: ignored", short(name))
 
 
-def _template(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+def _template(request: ChatRequest, template: ChatTemplate) -> Mapping[str, Any]:
+    """The variables of the chat template. `reasoning_effort` is one where the template reads it."""
+    variables = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None and template.reads("reasoning_effort"):
+        variables = {"reasoning_effort": request.reasoning_effort} | variables
+    return template_variables(variables)
+
+
+def template_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in variables:
         if name in OWN_VARIABLES or not name.isidentifier():
             raise ApiError(

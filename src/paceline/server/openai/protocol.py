@@ -1,7 +1,7 @@
 """Request bodies of OpenAI's API, as pydantic models. An unknown parameter is an error that names it."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -29,7 +29,28 @@ def never(advice: str) -> BeforeValidator:
     return exactly(False, advice)
 
 
+def absent(advice: str, *empty: object) -> BeforeValidator:
+    """A parameter that must be null, or a value that says as little. advice: the alternative."""
+
+    def check(value: Any) -> None:
+        if value is not None and not any(type(value) is type(e) and value == e for e in empty):
+            raise PydanticCustomError("unsupported", "not supported: {advice}", {"advice": advice})
+
+    return BeforeValidator(check)
+
+
 Never = Annotated[Literal[False] | None, exactly(False)]
+
+# Hints of OpenAI's: they choose between ways of serving that the server does not have, so that no value of
+# theirs changes an answer.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
+Hints = dict[str, Any]
+
+Store = bool | None  # nothing is stored, and a response says so; False: no part in online training
+NO_MODERATION: Final = "there is no moderation here: call a moderation service yourself"
 
 
 def _labels(labels: dict[str, str]) -> dict[str, str]:
@@ -93,7 +114,7 @@ class StructuredOutputs(RequestBody):
 
 
 class GenerationRequest(RequestBody):
-    """The parameters that chat and plain completions share."""
+    """The parameters that chat and plain completions share. docs/server.md decides about each of OpenAI's."""
 
     model: str
     temperature: float | None = None
@@ -110,6 +131,12 @@ class GenerationRequest(RequestBody):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int | None = Field(None, ge=0)
+    skip_special_tokens: Annotated[
+        Literal[True] | None, exactly(True, "special tokens are never part of a text")
+    ] = None
+    spaces_between_special_tokens: bool | None = None  # of tokens that are never part of a text
+    include_stop_str_in_output: Annotated[Never, never("append the stop text yourself")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -119,8 +146,8 @@ class GenerationRequest(RequestBody):
     remember: Remember = None
     metrics: bool | Literal["summary", "detailed"] | None = None  # report on speculation with the answer
     metadata: Metadata | None = None
-    store: Annotated[Never, never("nothing is stored here, send false or leave it out")] = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: Store = None
+    service_tier: ServiceTier | None = None
 
     @property
     def end_user(self) -> str | None:
@@ -144,8 +171,19 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Hints | None = None
+    prompt_cache_retention: CacheRetention | None = None
     safety_identifier: str | None = None
+    reasoning_effort: Effort | None = None  # a variable of the chat template, where that reads it
+    verbosity: Verbosity | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    audio: Annotated[None, absent("the answer is text")] = None
+    functions: Annotated[None, absent("send tools", [])] = None
+    function_call: Annotated[None, absent("send tool_choice", "auto", "none")] = None
+    moderation: Annotated[None, absent(NO_MODERATION)] = None
+    web_search_options: Annotated[None, absent("offer a tool that searches", {})] = None
 
     @property
     def end_user(self) -> str | None:
@@ -160,8 +198,8 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Annotated[Never, never("put the prompt before the text yourself")] = None
-    suffix: None = None
-    best_of: Annotated[Literal[1] | None, exactly(1)] = None
+    suffix: Annotated[None, absent("write the model's own marks for infilling into the prompt", "")] = None
+    best_of: int | None = None  # only the number of choices that are returned
     prediction: Prediction | None = None
 
 
@@ -171,7 +209,9 @@ class TokenizeRequest(RequestBody):
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(RequestBody):

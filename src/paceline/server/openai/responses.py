@@ -11,28 +11,31 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from paceline.errors import short
 from paceline.llm import LLM
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
 from paceline.server.async_engine import GenerateParams
 from paceline.server.openai.params import chat_params
 from paceline.server.openai.protocol import ChatRequest, Message
-from paceline.server.openai.responses_events import Event, Items, copied
+from paceline.server.openai.responses_events import Event, Items, TextLogprobs, copied
 from paceline.server.openai.responses_protocol import (
+    LOGPROBS,
+    AllowedTools,
     CallItem,
     FunctionTool,
     Item,
     JsonSchema,
     MessageItem,
     NamedTool,
+    ReasoningItem,
     ResponsesRequest,
     TextSettings,
     read_items,
     read_text,
     read_tools,
 )
-from paceline.server.openai.serving import Serving, usage
-from paceline.strings import short
+from paceline.server.openai.serving import Serving, token_logprobs, usage
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 from paceline.web.streaming import event
@@ -53,6 +56,8 @@ _SAME: Final = (
     "speculative_config",
     "priority",
     "remember",
+    "min_tokens",
+    "chat_template_kwargs",
 )
 
 
@@ -98,7 +103,10 @@ def as_chat(request: ResponsesRequest) -> ChatRequest:
         "messages": _messages(request),
         "max_completion_tokens": request.max_output_tokens,
         "response_format": _response_format(request.text),
+        "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
     }
+    if LOGPROBS in (request.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     if tools:
         chat |= {"tools": [_chat_tool(tool) for tool in tools]}
     if request.tool_choice is not None:
@@ -117,6 +125,8 @@ def _messages(request: ResponsesRequest) -> list[Message]:
     called: set[str] = set()
     for i, item in enumerate(read_items(request.input)):
         _add(chat, item, f"input[{i}]", called)
+    if not chat:
+        raise ApiError(400, "input holds nothing but reasoning: give a message", param="input")
     return chat
 
 
@@ -141,7 +151,7 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
             last.setdefault("tool_calls", []).append(call)
         else:
             chat.append({"role": "assistant", "content": None, "tool_calls": [call]})
-    else:
+    elif not isinstance(item, ReasoningItem):
         if item.call_id not in called:
             raise ApiError(
                 400,
@@ -157,8 +167,12 @@ def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 
-def _tool_choice(choice: str | NamedTool, tools: Sequence[FunctionTool]) -> str | dict[str, Any]:
+def _tool_choice(
+    choice: str | NamedTool | AllowedTools, tools: Sequence[FunctionTool]
+) -> str | dict[str, Any]:
     known = [tool.name for tool in tools]
+    if isinstance(choice, AllowedTools):
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": choice.tools}
     if isinstance(choice, NamedTool):
         if choice.name not in known:
             raise ApiError(
@@ -186,7 +200,9 @@ class ResponseBuilder:
 
     def __init__(self, context: RequestContext, request: ResponsesRequest, llm: LLM) -> None:
         self._context, self._request, self._model = context, request, llm.name
+        self._tokenizer = llm.tokenizer
         self._items = Items(context.id, llm.tokenizer.tool_format)
+        self._logprobs = TextLogprobs()
         self._sent = 0  # events
 
     def created(self) -> Event:
@@ -196,8 +212,7 @@ class ResponseBuilder:
         events: list[Event] = []
         if self._sent == 1:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
-        for part in delta.deltas:
-            events += self._items.take(part)
+        events += self._take(delta)
         if delta.finish is not None:
             closing, response = self._closed(output)
             events += [*closing, {"type": f"response.{response['status']}", "response": response}]
@@ -208,9 +223,17 @@ class ResponseBuilder:
         return self._numbered({"type": "response.failed", "response": self._response("failed", error=error)})
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
-        for delta in output.deltas:
-            self._items.take(delta)
+        for delta in output.round_deltas:
+            self._take(delta)
         return self._closed(output)[1]
+
+    def _take(self, delta: OutputDelta) -> list[Event]:
+        self._logprobs.push(delta)
+        events: list[Event] = []
+        for part in delta.deltas:
+            logprobs = token_logprobs(self._tokenizer, self._logprobs.take(part))
+            events += self._items.take(part, logprobs)
+        return events
 
     def _numbered(self, event: Event) -> Event:
         self._sent += 1
@@ -261,9 +284,9 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "store": False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": shown},
-        "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": tools,
-        "top_logprobs": 0,
+        "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
         "user": request.user,

@@ -1,11 +1,40 @@
 """The output items of a response as they grow, and the events of each change."""
 
 import hashlib
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+from paceline.output import OutputDelta
 from paceline.text import CallDelta, ContentDelta, Delta, ToolFormat, call_id
+from paceline.types import TokenLogprob
 
 Event = dict[str, Any]
+
+
+class TextLogprobs:
+    """Hands out the log-probabilities of an answer with its texts: tokens of calls and of its end have none.
+
+    A token's text may be held back, and then comes with a later one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[str, TokenLogprob]] = deque()
+
+    def push(self, delta: OutputDelta) -> None:
+        self._waiting.extend(zip(delta.texts, delta.logprobs, strict=False))  # none were requested: none
+
+    def take(self, part: Delta) -> list[TokenLogprob]:
+        if isinstance(part, CallDelta):
+            self._waiting.clear()
+            return []
+        taken: list[TokenLogprob] = []
+        length = 0
+        while self._waiting and length < len(part.text):
+            text, logprob = self._waiting.popleft()
+            taken.append(logprob)
+            length += len(text)
+        return taken
 
 
 class Items:
@@ -18,11 +47,11 @@ class Items:
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # the open item's index among the calls
 
-    def take(self, delta: Delta) -> list[Event]:
+    def take(self, delta: Delta, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         match delta:
             case ContentDelta():
                 events = [] if self._is_open("message") else self._begin_message()
-                return [*events, self._text(delta.text)]
+                return [*events, self._text(delta.text, logprobs)]
             case CallDelta():
                 events = [] if self._call == delta.index else self._begin_call(delta)
                 return [*events, *self._arguments(delta.arguments)]
@@ -66,10 +95,16 @@ class Items:
         self._call = delta.index
         return began
 
-    def _text(self, text: str) -> Event:
+    def _text(self, text: str, logprobs: Sequence[dict[str, Any]]) -> Event:
         assert self._open is not None
-        self._open["content"][0]["text"] += text
-        return {**self._at("response.output_text.delta", part=True), "delta": text, "logprobs": []}
+        part = self._open["content"][0]
+        part["text"] += text
+        part["logprobs"] = [*part["logprobs"], *logprobs]
+        return {
+            **self._at("response.output_text.delta", part=True),
+            "delta": text,
+            "logprobs": list(logprobs),
+        }
 
     def _arguments(self, text: str) -> list[Event]:
         if not text:
@@ -92,7 +127,11 @@ class Items:
     def _message_ended(self, item: dict[str, Any]) -> list[Event]:
         part = item["content"][0]
         return [
-            {**self._at("response.output_text.done", part=True), "text": part["text"], "logprobs": []},
+            {
+                **self._at("response.output_text.done", part=True),
+                "text": part["text"],
+                "logprobs": part["logprobs"],
+            },
             {**self._at("response.content_part.done", part=True), "part": dict(part)},
         ]
 

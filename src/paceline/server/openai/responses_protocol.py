@@ -3,33 +3,31 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, ConfigDict, Field
 
+from paceline.errors import short
 from paceline.server.openai.protocol import (
+    NO_MODERATION,
+    CacheRetention,
+    Effort,
+    Hints,
     Metadata,
     Never,
     Remember,
     RequestBody,
+    ServiceTier,
     SpeculativeConfig,
-    exactly,
+    Store,
+    Verbosity,
+    absent,
     never,
 )
-from paceline.strings import short
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import parse_request
 
 Status = Literal["in_progress", "completed", "incomplete"]
-
-
-def _absent(advice: str) -> BeforeValidator:
-    """A parameter that must be null. advice: the alternative."""
-
-    def check(value: Any) -> None:
-        if value is not None:
-            raise PydanticCustomError("unsupported", "not supported: {advice}", {"advice": advice})
-
-    return BeforeValidator(check)
+# Whether a call may be answered later; `async_` is the name in the openai package's objects.
+NotAsync = Annotated[Never, Field(validation_alias=AliasChoices("async", "async_"))]
 
 
 class TextPart(RequestBody):
@@ -38,6 +36,12 @@ class TextPart(RequestBody):
     annotations: list[Any] | None = None  # these come back with our own answers, and say nothing to a model
     logprobs: list[Any] | None = None
     parsed: Any = None
+    prompt_cache_breakpoint: Hints | None = None
+
+
+class RefusalPart(RequestBody):
+    type: Literal["refusal"]
+    refusal: str
 
 
 class MessageItem(RequestBody):
@@ -58,6 +62,8 @@ class CallItem(RequestBody):
     status: Status | None = None
     parsed_arguments: Any = None
     caller: dict[Literal["type"], Literal["direct"]] | None = None
+    namespace: str | None = None
+    async_: NotAsync = None
 
 
 class ResultItem(RequestBody):
@@ -68,13 +74,26 @@ class ResultItem(RequestBody):
     status: Status | None = None
     name: str | None = None
     caller: dict[Literal["type"], Literal["direct"]] | None = None
+    namespace: str | None = None
 
 
-Item = MessageItem | CallItem | ResultItem
+class ReasoningItem(RequestBody):
+    """Another model's reasoning, in a conversation that began elsewhere: not shown to the model."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[dict[str, Any]] | None = None
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+Item = MessageItem | CallItem | ResultItem | ReasoningItem
 _ITEMS: Final[dict[str, type[Item]]] = {
     "message": MessageItem,
     "function_call": CallItem,
     "function_call_output": ResultItem,
+    "reasoning": ReasoningItem,
 }
 
 
@@ -85,12 +104,20 @@ class FunctionTool(RequestBody):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # arguments follow the schema in any case
     defer_loading: Never = None
+    output_schema: dict[str, Any] | None = None  # of results: they are the client's
+    async_: NotAsync = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 
 class NamedTool(RequestBody):
     type: Literal["function"]
     name: str
+
+
+class AllowedTools(RequestBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]] = Field(min_length=1)
 
 
 class PlainText(RequestBody):
@@ -112,13 +139,30 @@ class JsonSchema(RequestBody):
 
 class TextSettings(RequestBody):
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(RequestBody):
-    effort: Literal["none"] | None = None
-    summary: Literal["auto"] | None = None  # of reasoning that there is none of
-    generate_summary: Literal["auto"] | None = None
+    """Of a model that reasons apart from its answer: there is none."""
+
+    effort: Effort | None = None  # a variable of the chat template, where that reads it
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+LOGPROBS: Final = "message.output_text.logprobs"
+Includable = Literal[  # all but the log-probabilities are of items that the server never makes
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 
 
 class ResponsesStreamOptions(RequestBody):
@@ -130,7 +174,7 @@ class ResponsesRequest(RequestBody):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "required", "none"] | NamedTool | None = None
+    tool_choice: Literal["auto", "required", "none"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     max_tool_calls: int | None = Field(None, ge=1)  # of tools that the server runs: there are none
@@ -141,18 +185,27 @@ class ResponsesRequest(RequestBody):
     stream_options: ResponsesStreamOptions | None = None
     user: str | None = None
     metadata: Metadata | None = None
-    store: Annotated[Never, never("nothing is stored here, send false or leave it out")] = None
-    truncation: Literal["disabled"] | None = None
-    previous_response_id: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
-    conversation: Annotated[None, _absent("nothing is stored here, send the whole input")] = None
-    prompt: Annotated[None, _absent("no prompts are stored here, send instructions and input")] = None
+    store: Store = None
+    truncation: Literal["auto", "disabled"] | None = None  # a conversation that is too long is an error
+    previous_response_id: Annotated[None, absent("nothing is stored here, send the whole input")] = None
+    conversation: Annotated[None, absent("nothing is stored here, send the whole input")] = None
+    prompt: Annotated[None, absent("no prompts are stored here, send instructions and input")] = None
     background: Annotated[Never, never("read the answer from this request, whole or as a stream")] = None
     reasoning: Reasoning | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # of reasoning that there is none of
-    service_tier: Literal["auto", "default"] | None = None
-    top_logprobs: Annotated[Literal[0] | None, exactly(0)] = None
+    include: list[Includable] | None = None
+    service_tier: ServiceTier | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)  # beside each token, if `include` has LOGPROBS
     prompt_cache_key: str | None = None
+    prompt_cache_options: Hints | None = None
+    prompt_cache_retention: CacheRetention | None = None
     safety_identifier: str | None = None
+    access_programs: Hints | None = None
+    client_metadata: Hints | None = None  # of the Codex client
+    image: Hints | None = None
+    context_management: Annotated[None, absent("shorten the conversation yourself", [])] = None
+    moderation: Annotated[None, absent(NO_MODERATION)] = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    min_tokens: int | None = Field(None, ge=0)
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None
     priority: int | None = Field(None, ge=-100, le=100)
@@ -181,12 +234,16 @@ def read_text(content: str | Sequence[dict[str, Any]], where: str) -> str:
     """The text of a content that may come in parts."""
     if isinstance(content, str):
         return content
-    texts = []
-    for i, data in enumerate(content):
-        if data.get("type") not in ("input_text", "output_text"):
-            raise _unknown(f"{where}[{i}].type", data.get("type"), ["input_text", "output_text"])
-        texts.append(parse_request(data, TextPart, f"{where}[{i}]").text)
-    return "".join(texts)
+    return "".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(data: dict[str, Any], where: str) -> str:
+    kind = data.get("type")
+    if kind == "refusal":
+        return parse_request(data, RefusalPart, where).refusal
+    if kind not in ("input_text", "output_text"):
+        raise _unknown(f"{where}.type", kind, ["input_text", "output_text", "refusal"])
+    return parse_request(data, TextPart, where).text
 
 
 def _unknown(where: str, value: object, known: Sequence[str] | dict[str, Any]) -> ApiError:

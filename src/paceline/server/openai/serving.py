@@ -15,8 +15,17 @@ from paceline.server.admission import Admission, RequestContext
 from paceline.server.async_engine import AsyncEngine, GenerateParams
 from paceline.server.openai.protocol import StreamOptions
 from paceline.server.request_log import RequestLog
+from paceline.text import Tokenizer
+from paceline.types import TokenLogprob
 from paceline.web.api_errors import ApiError, api_error, log_and_convert
-from paceline.web.streaming import DONE, cancelled_by_disconnect, event, gather_limited, streaming_response
+from paceline.web.streaming import (
+    DONE,
+    cancelled_by_disconnect,
+    event,
+    gather_limited,
+    merged,
+    streaming_response,
+)
 
 MAX_BODY: Final = 8 << 20  # bytes
 MAX_PARALLEL: Final = 16
@@ -65,7 +74,8 @@ class Serving:
         """The parameters within the limits of the route. The span gets them too."""
         limit = context.route.max_tokens
         if limit is not None and params.params.max_tokens > limit:
-            params = replace(params, params=replace(params.params, max_tokens=limit))
+            fewest = min(params.params.min_tokens, limit)
+            params = replace(params, params=replace(params.params, max_tokens=limit, min_tokens=fewest))
         context.span.set_request(params.params, params.n, bool(context.request.stream))
         return params
 
@@ -114,17 +124,22 @@ class ChunkServing(Serving):
     ) -> Iterator[dict[str, Any]]:
         """The chunks of one round."""
 
-    async def stream(self, http: Request, context: RequestContext, params: GenerateParams) -> Response:
+    async def stream(
+        self, http: Request, context: RequestContext, params: Sequence[GenerateParams]
+    ) -> Response:
         return await self.event_stream(
             http, context, self._events(context, params), lambda error: event(error.body) + DONE
         )
 
-    async def _events(self, context: RequestContext, params: GenerateParams) -> AsyncGenerator[bytes, None]:
-        """The chunks of each round, the usage if it is requested, and DONE."""
+    async def _events(
+        self, context: RequestContext, params: Sequence[GenerateParams]
+    ) -> AsyncGenerator[bytes, None]:
+        """The chunks of each round as they come, whatever its prompt; the usage if requested; DONE."""
         options = context.request.stream_options or StreamOptions()
         begun: set[int] = set()
         with self.recorded(context):
-            async with aclosing(self.engine.generate(context, params)) as deltas:
+            streams = [self.engine.generate(context, one, i * one.n) for i, one in enumerate(params)]
+            async with aclosing(merged(streams, max(1, self.max_parallel // params[0].n))) as deltas:
                 async for output, delta in deltas:
                     if output.index not in begun:
                         begun.add(output.index)
@@ -132,11 +147,25 @@ class ChunkServing(Serving):
                         yield event(self.first_chunk(context, output) | unused)
                     for chunk in self.chunks(context, output, delta):
                         yield event(chunk | usage_so_far(options, context.outputs))
+        context.outputs.sort(key=lambda output: output.index)
         self.log.finished(context)
         if options.include_usage:
             end = {"choices": [], "usage": usage(context.outputs)}
             yield event(self.head(context) | end | self.log.response_metrics(context))
         yield DONE
+
+
+def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """OpenAI's objects for tokens with their alternatives, in chats and responses."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        piece = tokenizer.piece(token)
+        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+
+    return [
+        {**entry(t.token, t.logprob), "top_logprobs": [entry(token, p) for token, p in t.top]}
+        for t in logprobs
+    ]
 
 
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:

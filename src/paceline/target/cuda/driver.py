@@ -25,7 +25,11 @@ from paceline.errors import NotCompiled
 from paceline.paths import home
 
 SOURCES: Final = Path(__file__).parent / "csrc"
-HEADERS: Final = ("ptx.h", "pass.h", "linear.h", "attention.h", "cut.h", "choose.h", "rows.h")
+SAMPLING: Final = Path(__file__).parents[2] / "sampling" / "csrc"
+HEADERS: Final = (
+    SAMPLING / "exact_exp.h",
+    *(SOURCES / f"{name}.h" for name in ("ptx", "pass", "linear", "attention", "cut", "choose", "rows")),
+)
 # Without -fmad=false the compiler contracts a product and a sum in one row count and not in another.
 OPTIONS: Final = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 MIN_CAPABILITY: Final = (8, 0)  # bf16 matrix instructions, asynchronous copies
@@ -166,9 +170,9 @@ class CpuLauncher:
 
     def __init__(self, defines: Sequence[str] = (), multiprocessors: int = 5) -> None:
         self.multiprocessors = multiprocessors
-        unit = native_build.Unit(SOURCES / "kernels.cu", ("-O1", "-DON_CPU", "-xc++", "-w", *defines))
-        headers = [SOURCES / name for name in (*HEADERS, "cpu_shim.h")]
-        self.library = native_build.load("cuda-shim", [unit], headers)
+        flags = ("-O1", "-DON_CPU", "-xc++", "-w", f"-I{SAMPLING}", *defines)
+        unit = native_build.Unit(SOURCES / "kernels.cu", flags)
+        self.library = native_build.load("cuda-shim", [unit], [*HEADERS, SOURCES / "cpu_shim.h"])
 
     def launch(self, name: str, grid: int, threads: int, shared_bytes: int, argument: c.Structure) -> None:
         kernel = c.cast(getattr(self.library, name), c.c_void_p)
@@ -208,7 +212,7 @@ def unusable(device: torch.device) -> str | None:
 def cubin(arch: str, defines: Sequence[str] = ()) -> bytes:
     """The compiled kernels: from the cache, or built in a few seconds."""
     compiler = _Nvrtc()
-    sources = {name: (SOURCES / name).read_bytes() for name in ("kernels.cu", *HEADERS)}
+    sources = {path.name: path.read_bytes() for path in (SOURCES / "kernels.cu", *HEADERS)}
     options = [f"--gpu-architecture={arch}", *OPTIONS, *defines]
     recipe = hashlib.sha256(repr((sources, options, compiler.version)).encode()).hexdigest()[:24]
     path = home() / "cuda" / f"kernels-{recipe}.cubin"

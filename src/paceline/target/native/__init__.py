@@ -1,8 +1,7 @@
 """The decoder in C++: quantised weights as they are, the whole pass in one parallel region. In reading order:
 
-target.py        the target: feeds to one native pass, kept rows
+target.py        the target: feeds to one native pass; the KV memory, in half precision
 batch.py         the rows of a pass; branches of a draft tree get scratch blocks
-kv_memory.py     the memory of the KV cache, in half precision
 packing.py       the layout of packed weights, and the repacking of a file's blocks
 packed_file.py   the file of packed weights, checked as it is read
 library.py       the C++ of csrc/, built for one kind of processor, and its structures

@@ -157,9 +157,10 @@ class NativeBlock(BlockRunner):
 
     def _states(self, part: TapInput) -> tuple[list[Tensor], int]:
         """Hidden states of each tapped layer, contiguous float32, and the index of the first row."""
-        found = [part.hidden[tap] for tap in self._taps]
-        if found[0].dtype == torch.float32 and found[0].is_contiguous():  # then so are the others of the pass
-            return found, part.first
+        hidden = [part.hidden[tap] for tap in self._taps]
+        first = hidden[0]  # the others of the pass are like it
+        if first.dtype == torch.float32 and first.is_contiguous():
+            return hidden, part.first
         return [part.of(tap).float().contiguous() for tap in self._taps], 0
 
     def _filling(self, texts: Sequence[AnchorContext], slots: int) -> list[BlockOutput]:
@@ -215,9 +216,9 @@ class NativeBlock(BlockRunner):
         logits: int = 0,
     ) -> None:
         """last: the position before which all lies that is computed."""
-        given = self._call.whole(self._rotations.up_to(last), parts, texts, slots, chains, steps, logits)
+        call = self._call.whole(self._rotations.up_to(last), parts, texts, slots, chains, steps, logits)
         self._pool.held = self._held, self._pool.held  # both: threads may still fetch the old ones
-        if self._native(self._filler, given):
+        if self._native(self._filler, call):
             raise ModelError("no memory for a pass of the drafter: give a smaller prefill_chunk or max_batch")
         self._pool.held = self._held
 

@@ -33,8 +33,8 @@ class PackedTable:
         if ids.size and not 0 <= ids.min() <= ids.max() < self._vocab:
             raise IndexError(f"a token is not one of the model's {self._vocab}")
         rows = torch.empty(*tokens.shape, self.linear.inputs)
-        given = ids.ctypes.data, ids.size, rows.data_ptr()
-        self._lib.paceline_unpack(ctypes.byref(self.linear), *given)
+        arguments = ids.ctypes.data, ids.size, rows.data_ptr()
+        self._lib.paceline_unpack(ctypes.byref(self.linear), *arguments)
         return rows[..., : self._width]
 
 

@@ -46,7 +46,7 @@ class Int8Weights:
         pair = 2 * len(weights)
         first_codes = self._take(outputs // 2 * pair * codes // TILE)
         first_scales = self._take(outputs // 2 * pair * scales // TILE)
-        found = []
+        linears = []
         for i, weight in enumerate(weights):
             linear = library.Linear(
                 format=library.FORMATS.index(_FORMAT),
@@ -58,8 +58,8 @@ class Int8Weights:
                 scales_pair=pair * scales,
             )
             self._pack(weight, linear)
-            found.append(linear)
-        return found
+            linears.append(linear)
+        return linears
 
     def matrix(self, weight: Tensor) -> library.Linear:
         return self.matrices([weight])[0]
@@ -77,8 +77,8 @@ class Int8Weights:
         order = np.full(to.outputs, -1, np.int32)
         order[: len(rows)] = np.arange(len(rows))
         encoding = list(ENCODINGS).index(_ENCODING)
-        given = ctypes.c_void_p(rows.ctypes.data), rows.strides[0], to.inputs // GROUP
-        self._lib.paceline_pack(encoding, *given, order.ctypes.data, ctypes.byref(to), 0, to.outputs // TILE)
+        source = ctypes.c_void_p(rows.ctypes.data), rows.strides[0], to.inputs // GROUP
+        self._lib.paceline_pack(encoding, *source, order.ctypes.data, ctypes.byref(to), 0, to.outputs // TILE)
 
     def _take(self, nbytes: int) -> int:
         start = self._at
@@ -93,8 +93,8 @@ def bytes_for(sizes: Iterable[tuple[int, ...]]) -> int:
 
 
 def _floats(values: Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = values.detach().to("cpu", torch.float32).contiguous().numpy()
-    return found
+    floats: NDArray[np.float32] = values.detach().to("cpu", torch.float32).contiguous().numpy()
+    return floats
 
 
 def _up(n: int, multiple: int) -> int:

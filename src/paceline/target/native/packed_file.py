@@ -2,6 +2,7 @@
 
 home/packed/FINGERPRINT.bin    4096 bytes: magic, a hash of what was packed and how, a hash of the data, zeros
                                then the data, as packing.plan lays it out
+home/packed/FINGERPRINT.boot   the boot and the state of the file in which a mapped one was checked last
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import json
 import logging
 import mmap
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -30,6 +32,8 @@ MAGIC: Final = b"paceline packed weights\n"
 _HEADER: Final = 4096  # bytes before the data
 _CHUNK: Final = 4 << 20  # bytes read and hashed at once by one thread
 _HUGE: Final = 2 << 20
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")  # of Linux
+_TICK_NS: Final = 2 * 10**9  # longer than any file system's
 _SPARE_MEMORY: Final = 2.0  # times the weights: free memory that a copy in huge pages needs
 
 log = logging.getLogger("paceline")
@@ -112,14 +116,45 @@ def _read(path: Path, key: bytes, nbytes: int, lib: ctypes.CDLL) -> Bytes | None
             else:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 data = np.frombuffer(mapped, np.uint8)[_HEADER:]
+                if _checked_this_boot(path, file.fileno()):
+                    return data
                 digest = content_digest(data, lib)
                 _unmap_pages(mapped)  # memory is short
+                if header == _header(key, digest):
+                    _note_check(path, file.fileno())
     except OSError:
         return None
     if header != _header(key, digest):
         log.warning("%s is damaged: the weights are packed again", path.name)
         return None
     return data
+
+
+def _checked_this_boot(path: Path, file: int) -> bool:
+    """True if the file was whole after this boot and has not been written since.
+
+    A copy is checked as it is made; a mapping would have to be read for it, where memory is short.
+    """
+    try:
+        return path.with_suffix(".boot").read_text() == _boot_and_state(file)
+    except OSError:  # never checked, or a system without boot ids
+        return False
+
+
+def _note_check(path: Path, file: int) -> None:
+    """Unless it was just written: another write within one tick of the clock would look the same."""
+    if time.time_ns() - os.fstat(file).st_ctime_ns < _TICK_NS:
+        return
+    with suppress(OSError):  # else it is checked again next time
+        state = _boot_and_state(file)
+        with replacing(path.with_suffix(".boot"), mode=0o600) as fresh:
+            fresh.write_text(state)
+
+
+def _boot_and_state(file: int) -> str:
+    stat = os.fstat(file)
+    state = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    return f"{_BOOT_ID.read_text().strip()} {state}"
 
 
 def _huge_pages(nbytes: int) -> Bytes:

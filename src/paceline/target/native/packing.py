@@ -78,13 +78,13 @@ class PackedWeights:
 
     def floats(self, name: str) -> NDArray[np.float32]:
         """A copy of a vector, padded."""
-        found = self.layout.vectors[name]
-        return self._data[found.offset :][: 4 * found.length].view(np.float32).copy()
+        entry = self.layout.vectors[name]
+        return self._data[entry.offset :][: 4 * entry.length].view(np.float32).copy()
 
     def vector(self, name: str) -> int | None:
         """Its address, or None if the model has none of that name."""
-        found = self.layout.vectors.get(name)
-        return None if found is None else self._start + found.offset
+        entry = self.layout.vectors.get(name)
+        return None if entry is None else self._start + entry.offset
 
 
 def unsupported_reason(shape: ModelConfig, tensors: Mapping[str, TensorEntry], quantise: bool) -> str | None:

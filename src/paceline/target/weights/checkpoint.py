@@ -59,8 +59,10 @@ class Fields:
         return Fields(self.source, value)
 
     def unusable(self, key: str, value: object, expected: str) -> CorruptModel:
-        found = f"is {str(value)[:40]!r}" if value is not None else "is missing"
-        return CorruptModel(f"{self.source}: {self.prefix}{key} {found}, expected {expected}; pull it again")
+        problem = f"is {str(value)[:40]!r}" if value is not None else "is missing"
+        return CorruptModel(
+            f"{self.source}: {self.prefix}{key} {problem}, expected {expected}; pull it again"
+        )
 
     def _value(self, key: str, default: object) -> object:
         value = self.raw(key)

@@ -78,9 +78,9 @@ def _entries(path: Path, header: GgufHeader) -> dict[str, TensorEntry]:
 def _canonical(name: str) -> str | None:
     if name in OUTER:
         return OUTER[name]
-    found = LAYER.fullmatch(name)
-    part = PARTS.get(found[2]) if found else None
-    return f"layers.{int(found[1])}.{part}" if found and part else None
+    match = LAYER.fullmatch(name)
+    part = PARTS.get(match[2]) if match else None
+    return f"layers.{int(match[1])}.{part}" if match and part else None
 
 
 def _shape(path: Path, family: str, keys: Fields, tensors: Mapping[str, TensorEntry]) -> ModelConfig:

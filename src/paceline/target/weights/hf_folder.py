@@ -125,9 +125,9 @@ def _canonical_entries(
 def _canonical(name: str, parts: Mapping[str, str]) -> str | None:
     if name in OUTER:
         return OUTER[name]
-    found = LAYER.fullmatch(name)
-    part = parts.get(found[2]) if found else None
-    return f"layers.{int(found[1])}.{part}" if found and part else None
+    match = LAYER.fullmatch(name)
+    part = parts.get(match[2]) if match else None
+    return f"layers.{int(match[1])}.{part}" if match and part else None
 
 
 def _shape(family: str, text: Fields) -> ModelConfig:
@@ -154,9 +154,9 @@ def _shape(family: str, text: Fields) -> ModelConfig:
 
 
 def _require_activation(text: Fields, expected: str) -> None:
-    found = text.raw("hidden_activation") or text.raw("hidden_act") or expected
-    if found != expected:
-        raise unsupported(text.source, f"the activation {str(found)[:40]!r}")
+    activation = text.raw("hidden_activation") or text.raw("hidden_act") or expected
+    if activation != expected:
+        raise unsupported(text.source, f"the activation {str(activation)[:40]!r}")
 
 
 def _rope(text: Fields, default_theta: float, context: int) -> Rope:

@@ -52,11 +52,11 @@ class TensorEntry:
 
 def require_whole(file: Path, ends: Mapping[str, int]) -> None:
     """Checks that every tensor ends (in bytes from the start) inside the file."""
-    found = file.stat().st_size
-    outside = [name for name, end in ends.items() if end > found]
+    size = file.stat().st_size
+    outside = [name for name, end in ends.items() if end > size]
     if outside:
         raise CorruptModel(
-            f"{file.name} is truncated: expected {max(ends.values())} bytes, found {found}, "
+            f"{file.name} is truncated: expected {max(ends.values())} bytes, found {size}, "
             f"so {outside[0]} is incomplete; pull it again"
         )
 

@@ -107,9 +107,12 @@ class ToolCallParser:
         events, self._events = self._events, []
         return events
 
-    def flush(self) -> list[Event]:
-        """The rest, at the end of the text."""
+    def flush(self, cut_off: bool = False) -> list[Event]:
+        """The rest, at the end of the text. cut_off: without a call that has begun and has no name yet."""
         self._last = True
+        if cut_off and self._step in (self._opening, self._item, self._object):
+            self._text = self._lead = ""
+            return []
         return self.push("")
 
     def _outside(self) -> bool:

@@ -51,9 +51,9 @@ class ToolStream:
     def push(self, text: str) -> list[Delta]:
         return self._deltas(self._parser.push(text))
 
-    def flush(self) -> list[Delta]:
-        """The rest, at the end of the text."""
-        return self._deltas(self._parser.flush())
+    def flush(self, cut_off: bool = False) -> list[Delta]:
+        """The rest, at the end of the text. cut_off: by a limit, so that a call without an end is no text."""
+        return self._deltas(self._parser.flush(cut_off))
 
     def _deltas(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []

@@ -117,7 +117,7 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         raise StoreError(f"the store at {path} cannot be read: {error.strerror}") from None
     if first != SQLITE_FIRST_BYTES:
-        raise StoreError(f"{path} is not a trace store, nor any SQLite file; name another place")
+        raise StoreError(f"{path} is not a trace store, nor any SQLite file; give another path")
     reading = create_engine("sqlite://", creator=lambda: _read_only(path), poolclass=NullPool)
     with errors(f"the store at {path} cannot be used"), reading.connect() as connection:
         version(connection)

@@ -29,31 +29,31 @@ def version(connection: Connection) -> int | None:
     """None: nothing is there yet. A store that is not ours, or newer than we know, is an error."""
     tables = set(inspect(connection).get_table_names())
     if VERSIONS.name in tables:
-        found = connection.execute(select(func.max(VERSIONS.c.version))).scalar()
-        return _known(found)
+        stored = connection.execute(select(func.max(VERSIONS.c.version))).scalar()
+        return _known(stored)
     shared = connection.dialect.name == "postgresql"  # a database may hold others' tables too, a file may not
     if tables & set(METADATA.tables) if shared else tables:
-        raise StoreError("it holds other tables and is no trace store; name another place")
+        raise StoreError("it holds other tables and is no trace store; give another path or URL")
     return None
 
 
-def _known(found: int | None) -> int:
-    if found is None:
-        raise StoreError("it does not say its version; restore it from a copy, or name another place")
-    if found > latest():
-        raise StoreError(f"it has version {found}, this paceline knows {latest()}; update paceline")
-    return found
+def _known(stored: int | None) -> int:
+    if stored is None:
+        raise StoreError("it does not say its version; restore it from a copy, or give another path or URL")
+    if stored > latest():
+        raise StoreError(f"it has version {stored}, this paceline knows {latest()}; update paceline")
+    return stored
 
 
 def migrate(connection: Connection) -> None:
     """Makes or updates the tables, in the caller's transaction, which must be one that writes."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ONE_AT_A_TIME})
-    found = version(connection)  # again: another process may have been quicker
-    if found is None:
+    stored = version(connection)  # again: another process may have been quicker
+    if stored is None:
         METADATA.create_all(connection)
         connection.execute(insert(VERSIONS).values(version=latest()))
         return
-    for step in STEPS[found - 1 :]:
+    for step in STEPS[stored - 1 :]:
         step(connection)
     connection.execute(update(VERSIONS).values(version=latest()))

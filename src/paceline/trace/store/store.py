@@ -101,8 +101,8 @@ class Store:
     def _make_current(self) -> None:
         with connect.errors(f"the store at {self.name} cannot be used"):
             with self._engine.begin() as connection:
-                found = version(connection)
-            if found != latest():
+                stored = version(connection)
+            if stored != latest():
                 with self._writing.begin() as connection:
                     migrate(connection)
 
@@ -148,8 +148,8 @@ class Store:
             key = _key(connection, id)
             if key is None:
                 return None
-            (found,) = _whole(connection, [key])
-            return found
+            (stored,) = _whole(connection, [key])
+            return stored
 
     def export(self, since: float | None = None) -> Iterator[dict[str, Any]]:
         """One JSON object for each request, with its rounds, in the order they were saved."""
@@ -238,10 +238,10 @@ class Store:
 
 def _older_than(connection: Connection, id: str) -> Any:
     position = select(REQUESTS.c.created, REQUESTS.c.key).where(REQUESTS.c.id == id)
-    found = connection.execute(position).one_or_none()
-    if found is None:
+    stored = connection.execute(position).one_or_none()
+    if stored is None:
         raise StoreError(f"there is no request {id!r} to list those before it")
-    created, key = found
+    created, key = stored
     earlier = REQUESTS.c.created < created
     return or_(earlier, and_(REQUESTS.c.created == created, REQUESTS.c.key < key))
 

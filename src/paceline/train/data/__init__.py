@@ -4,12 +4,10 @@ conversations      conversations from .jsonl files or a trace store
 held_out           the held-out split
 prompts            prompts in the target's chat template
 synthetic          further requests, written by the target
-plan               which answers are written, and how
-target_answers     writes them: the whole step from conversations to a dataset
-via_engine         on a CPU, through the engine
-rollout            on a GPU, with continuous batching
+answer_plan        which answers are written, and how
+target_answers     writes them, on a CPU through the engine: the whole step from conversations to a dataset
+rollout            on a GPU, with continuous batching; greedy or sampled
 rollout_cache      its KV cache and decode step
-rollout_sampling   its sampling
 dataset            answers in a file, and batches of them
 text_kind          prose, code or JSON, token by token
 """

@@ -19,8 +19,8 @@ def held_out(conversations: Sequence[Conversation], share: float = SHARE) -> lis
     grouped: dict[str, bool] = {}  # by opening
     for conversation in conversations:
         if conversation.group and conversation.opening:
-            kept = grouped.get(conversation.opening, False)
-            grouped[conversation.opening] = kept or is_held_out(conversation.group, share)
+            before = grouped.get(conversation.opening, False)
+            grouped[conversation.opening] = before or is_held_out(conversation.group, share)
     return [
         is_held_out(c.group, share) if c.group else grouped.get(c.opening, is_held_out(c.opening, share))
         for c in conversations

@@ -46,23 +46,23 @@ def collect(
     ]
     with ThreadPoolExecutor() as pool:  # the tokenizer releases the GIL
         all_fitted = pool.map(lambda one: _fitted(tokenizer, one[2], one[0], max_tokens), requests)
-    found: dict[Tokens, Prompt] = {}
+    prompts: dict[Tokens, Prompt] = {}
     cut = 0
     for (tools, out, history, called), fitted in zip(requests, all_fitted, strict=True):
         if isinstance(fitted, str):
             rejected[fitted] += 1
             continue
         messages, tokens = fitted
-        before = found.get(tokens)
+        before = prompts.get(tokens)
         if before is not None:
             rejected["the same prompt again"] += 1
         if before is None or (out and not before.held_out):
-            found[tokens] = Prompt(tokens, out, messages, tools, called)
+            prompts[tokens] = Prompt(tokens, out, messages, tools, called)
             cut += len(messages) < len(history)
-    if not found:
+    if not prompts:
         why = ", ".join(f"{reason}: {count}" for reason, count in rejected.items()) or "they are empty"
         raise UsageError(f"no prompt could be made of {', '.join(map(str, sources))} ({why})")
-    return Prompts(tuple(found.values()), dict(rejected), cut)
+    return Prompts(tuple(prompts.values()), dict(rejected), cut)
 
 
 def _fitted(

@@ -59,7 +59,7 @@ class _OpenRequest:
     """A conversation up to where the target continues."""
 
     origin: Prompt
-    kept: str  # the part of the recorded request that is kept
+    opening: str  # the part of the recorded request that is kept
     job: Job
 
 
@@ -70,16 +70,16 @@ def _is_usable(prompt: Prompt) -> bool:
 
 def _open_request(tokenizer: Tokenizer, origin: Prompt, nth: int, seed: int) -> _OpenRequest | None:
     """None if the template does not render the user's last message."""
-    kept = ""
+    opening = ""
     if nth % 2:
         words = words_of(origin.messages[-1]).split(" ")
-        kept = " ".join(words[: _number(origin, seed, -nth) % len(words)])
-    messages = [*origin.messages[:-1], {"role": "user", "content": kept + MARK}]
+        opening = " ".join(words[: _number(origin, seed, -nth) % len(words)])
+    messages = [*origin.messages[:-1], {"role": "user", "content": opening + MARK}]
     text = tokenizer.render(messages, list(origin.tools) or None)
     if MARK not in text:
         return None
     start = tokenizer.encode(text[: text.rfind(MARK)], bos=False)
-    return _OpenRequest(origin, kept, Job(start, True, _number(origin, seed, nth)))
+    return _OpenRequest(origin, opening, Job(start, True, _number(origin, seed, nth)))
 
 
 def _prompt(tokenizer: Tokenizer, request: _OpenRequest, continuation: Sequence[int]) -> Prompt | None:
@@ -88,7 +88,7 @@ def _prompt(tokenizer: Tokenizer, request: _OpenRequest, continuation: Sequence[
         return None
     origin, words = (
         request.origin,
-        (request.kept + tokenizer.decode(continuation[:-1], skip_special=True)).strip(),
+        (request.opening + tokenizer.decode(continuation[:-1], skip_special=True)).strip(),
     )
     if not words:
         return None

@@ -1,27 +1,34 @@
 """The target's own answers to recorded conversations: the training data (DistillSpec, arXiv 2310.08461)."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from paceline import hub
+from paceline.config import SamplingParams
 from paceline.constraints import Compiler, OutputSpec
-from paceline.errors import UsageError
+from paceline.errors import ConstraintError, UsageError
 from paceline.target.eager.target import placement
 from paceline.target.weights.reader import load, open_checkpoint
 from paceline.text import Tokenizer
+from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers, select_prompts
 from paceline.train.data.conversations import Source
 from paceline.train.data.dataset import Answers
-from paceline.train.data.plan import AnswersConfig, PlannedAnswer, plan_answers, select_prompts
 from paceline.train.data.prompts import Prompt, Prompts, collect
-from paceline.train.data.rollout import roll_out
+from paceline.train.data.rollout import Rollout, roll_out
 from paceline.train.data.synthetic import synthesize
 from paceline.train.train_decoder import TrainDecoder
 from paceline.types import Cursor
 
+if TYPE_CHECKING:  # the engine's libraries are needed only where it writes the answers
+    from paceline.llm import LLM
+    from paceline.output import Stream
+
 JSON_CHARACTERS: Final = frozenset(b'{}[]:,"\\ \n\t-+.0123456789')
+AHEAD: Final = 64  # answers that the engine begins before the first of them is complete
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -115,8 +122,9 @@ def via_rollout(
         for plan in planned
     ]
     outputs = roll_out(model, jobs, sorted(tokenizer.eos_ids), config.rollout, partial(progress, "answers"))
-    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
-    return _answers(kept, tokenizer, model.shape.vocab_size, model.fingerprint), len(planned) - len(kept)
+    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    answers = _answers(answered, tokenizer, model.shape.vocab_size, model.fingerprint)
+    return answers, len(planned) - len(answered)
 
 
 def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
@@ -132,13 +140,56 @@ def _via_engine(
     name: str, planned: Sequence[PlannedAnswer], config: AnswersConfig, progress: Progress
 ) -> tuple[Answers, int]:
     from paceline.llm import LLM
-    from paceline.train.data.via_engine import answer_all
 
     llm = LLM(name, config=config.engine)
     outputs = answer_all(llm, planned, config.rollout, partial(progress, "answers"))
-    kept = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
-    made = _answers(kept, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
-    return made, len(planned) - len(kept)
+    answered = [(plan, answer) for plan, answer in zip(planned, outputs, strict=True) if answer]
+    answers = _answers(answered, llm.tokenizer, llm.target.vocab_size, llm.target.fingerprint, enforced=True)
+    return answers, len(planned) - len(answered)
+
+
+def answer_all(
+    llm: "LLM",
+    planned: Sequence[PlannedAnswer],
+    rollout: Rollout,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[int] | None]:
+    """The answers through the engine, in order; None where the tools' schemas cannot be enforced."""
+    answers: list[list[int] | None] = []
+    waiting: Iterator[PlannedAnswer] = iter(planned)
+    streams: deque[Stream | None] = deque()
+    while len(answers) < len(planned):
+        while len(streams) < AHEAD and (plan := next(waiting, None)) is not None:
+            streams.append(_start_stream(llm, plan, rollout))
+        stream = streams.popleft()
+        answers.append(None if stream is None else _read_stream(stream))
+        if progress is not None:
+            progress(len(answers), len(planned))
+    return answers
+
+
+def _read_stream(stream: "Stream") -> list[int] | None:
+    try:
+        return list(stream.read().token_ids)
+    except ConstraintError:  # its grammar has no valid continuation
+        return None
+
+
+def _start_stream(llm: "LLM", plan: PlannedAnswer, rollout: Rollout) -> "Stream | None":
+    params = SamplingParams(max_tokens=rollout.max_new, seed=plan.job.seed)
+    if plan.job.sampled:
+        params = replace(params, temperature=rollout.temperature, top_p=rollout.top_p)
+    if not plan.prompt.tools:
+        return llm.stream(list(plan.prompt.tokens), params)
+    try:
+        return llm.stream(
+            list(plan.prompt.messages),
+            params,
+            tools=list(plan.prompt.tools),
+            tool_choice="required" if plan.required else "auto",
+        )
+    except ConstraintError:
+        return None
 
 
 def _answers(

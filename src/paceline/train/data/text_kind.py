@@ -58,19 +58,19 @@ def _kinds(text: str) -> list[TextKind]:
     """One kind for each character."""
     kinds: list[TextKind] = []
     while len(kinds) < len(text):
-        found = _NEXT.search(text, len(kinds))
-        end = len(text) if found is None else found.start()
+        match = _NEXT.search(text, len(kinds))
+        end = len(text) if match is None else match.start()
         blank = not text[len(kinds) : end].strip()
         joins = blank and kinds[-1:] == [TextKind.JSON_STRUCTURE]  # a line break between a mark and its call
         kinds += [TextKind.JSON_STRUCTURE if joins else TextKind.PROSE] * (end - len(kinds))
-        if found is not None:
-            kinds += _region(text, found)
+        if match is not None:
+            kinds += _region(text, match)
     return kinds
 
 
-def _region(text: str, found: re.Match[str]) -> Iterator[TextKind]:
+def _region(text: str, match: re.Match[str]) -> Iterator[TextKind]:
     """Kinds of the characters from a mark on that are not prose; at least one."""
-    mark, start = found[0], found.start()
+    mark, start = match[0], match.start()
     if mark == "```":
         yield from _fenced(text, start)
     elif mark in _TAGS:

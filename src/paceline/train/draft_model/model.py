@@ -1,12 +1,17 @@
-"""A draft model with trainable weights: all of them, or LoRA adapters."""
+"""A draft model with trainable weights: all of them, or low-rank adapters (LoRA, arXiv 2106.09685)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.weights.model_config import Weights
-from paceline.train.draft_model.lora import add_adapters, merge
-from paceline.train.train_decoder import JOINED, Attend, Rotation, TrainDecoder
+from paceline.train.train_decoder import JOINED, Attend, Layer, Rotation, TrainDecoder
+
+MATRICES: Final = tuple(JOINED)
 
 
 class TrainableDraftModel:
@@ -54,14 +59,14 @@ class TrainableDraftModel:
     def weights(self) -> dict[str, Tensor]:
         """All weights under canonical names, adapters merged; training cannot continue afterwards."""
         merge(self.model)
-        found = {"embed": self.model.embed, "norm": self.model.norm}
+        tensors = {"embed": self.model.embed, "norm": self.model.norm}
         if "head" in self._of.tensors:
-            found["head"] = self.model.head
+            tensors["head"] = self.model.head
         for i, layer in enumerate(self.model.layers):
             own = {name.rpartition(".")[2] for name in self._of.tensors if name.startswith(f"layers.{i}.")}
             for name, part in layer.parts.items():
-                found |= {f"layers.{i}.{n}": t for n, t in self._split(name, part, i).items() if n in own}
-        return {name: tensor.detach() for name, tensor in found.items()}
+                tensors |= {f"layers.{i}.{n}": t for n, t in self._split(name, part, i).items() if n in own}
+        return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def _split(self, name: str, part: Tensor, layer: int) -> dict[str, Tensor]:
         """Splits joined matrices again."""
@@ -105,3 +110,52 @@ def _rows(rotations: tuple[Rotation, Rotation], start: int, stop: int) -> tuple[
 
 def _leaf(weight: Tensor) -> Tensor:
     return weight.detach().clone().requires_grad_()
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """Adds scale * up @ down to a matrix."""
+
+    down: Tensor  # [rank, inputs]
+    up: Tensor  # [outputs, rank]; zero at first, so that nothing is added
+    scale: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.down), self.up) * self.scale
+
+    def product(self) -> Tensor:
+        return self.scale * (self.up @ self.down)
+
+
+def add_adapters(
+    model: TrainDecoder, rank: int, alpha: float, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Adds adapters to every matrix of every layer; returns the trainable tensors by name."""
+    trained: dict[str, Tensor] = {}
+    for name_prefix, layer, name in _matrices(model):
+        rows, columns = layer.parts[name].shape
+        bound = columns**-0.5
+        down = (2 * torch.rand(rank, columns, generator=generator) - 1) * bound
+        made = LoraAdapter(
+            down.to(model.device).requires_grad_(),
+            torch.zeros(rows, rank, device=model.device, requires_grad=True),
+            alpha / rank,
+        )
+        layer.added[name] = made
+        trained |= {f"{name_prefix}.{name}.down": made.down, f"{name_prefix}.{name}.up": made.up}
+    return trained
+
+
+@torch.no_grad()
+def merge(model: TrainDecoder) -> None:
+    """Merges every adapter into its matrix."""
+    for _, layer, name in _matrices(model):
+        added = layer.added.pop(name, None)
+        if isinstance(added, LoraAdapter):
+            layer.parts[name] = layer.parts[name] + added.product()
+
+
+def _matrices(model: TrainDecoder) -> Iterator[tuple[str, Layer, str]]:
+    for i, layer in enumerate(model.layers):
+        for name in MATRICES:
+            yield f"layers.{i}", layer, name

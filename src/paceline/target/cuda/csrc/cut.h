@@ -7,6 +7,9 @@
 #pragma once
 #include "pass.h"
 
+#define EXACT DEVICE
+#include "exact_exp.h"  // of sampling/csrc
+
 constexpr int BINS = 64;               // of half a nat; the last one takes all that is deeper
 constexpr int MAX_CANDIDATES = 2048;   // of a row
 constexpr float WEIGHTLESS = -24.5f;   // what lies below has the weight 0
@@ -29,22 +32,8 @@ struct Cut {  // of a row
     DEVICE bool cuts() const { return top_k > 0 || top_p < 1 || lowest > -INFINITE; }
 };
 
-// Operation for operation what distribution.py's _weights does, in units of 2^-34.
-DEVICE u64 weight_of(float x) {
-    if (!(x > WEIGHTLESS)) return 0;
-    const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
-    const float n = shifted - 12582912.0f;
-    const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = (p * (r * r) + r) + 1.0f;
-    const float scaled = as_float(as_bits(p) + ((as_bits(shifted) - 0x4B400000u + 34) << 23));  // p * 2^(n + 34)
-    return as_bits((double)scaled + 6755399441055744.0) - 0x4338000000000000ull;
-}
+// exp(x) in units of 2^-34, of what is not too deep to weigh anything.
+DEVICE u64 weight_of(float x) { return x > WEIGHTLESS ? exp_units(x) : 0; }
 DEVICE double from_units(u64 weight) { return (double)weight * 5.8207660913467407e-11; }  // 2^-34
 DEVICE int bin_of(float x) { return x > -31.5f ? (int)(x * -2.0f) : BINS - 1; }
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from paceline.heads.base import DraftHead
-from paceline.heads.draft_vocab import with_draft_vocab
-from paceline.train.recipe import pieces_of
+from paceline.train.recipe import pieces_of, with_draft_vocab
 from support.heads import MODEL, eagle_net, medusa_net, random_net
 
 PIECES = pieces_of(MODEL)

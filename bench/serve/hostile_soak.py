@@ -1,0 +1,186 @@
+"""python -m bench soak --hostile: attacks, one after another, beside ordinary clients of the same server.
+
+A calm stretch lies between two attacks, so that gaps with and without attack come from the same minutes.
+Exit code 1 for a wrong text, a stuck request, an unexpected answer, longer gaps, or memory that stays.
+"""
+
+import argparse
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.serve import servers
+from bench.serve.hostile import ATTACKS, Attack, Target
+from bench.serve.victims import Records, Span, Victims, during, memory_between, milliseconds
+
+WARM_UP_S: Final = 20.0
+CALM_S: Final = 4.0  # between two attacks
+ECHO_S: Final = 0.5  # after an answer, still counted as attack
+SETTLE_S: Final = 60.0  # after the last attack, for memory to return
+MEMORY_S: Final = 5.0  # over which memory is averaged
+MAX_GAP_GROWTH_MS: Final = 50.0
+MAX_HEALTH_MS: Final = 200.0
+MAX_GROWTH: Final = 0.05
+
+
+@dataclass(slots=True)
+class AttackRecord:
+    """The answers to one attack."""
+
+    attack: Attack
+    windows: list[Span] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    stuck: int = 0
+
+    @property
+    def unexpected(self) -> list[int]:
+        return sorted(set(self.statuses) - self.attack.expected)
+
+
+def run_attacks(
+    chosen: Sequence[Attack],
+    server: Target,
+    seconds: float,
+    calm_s: float,
+    rng: random.Random,
+    alive: Callable[[], bool],
+    say: Callable[[str], None],
+) -> list[AttackRecord]:
+    """Each at least once, in random order, then again until the time is up."""
+    records, until = {one.name: AttackRecord(one) for one in chosen}, time.monotonic() + seconds
+    first = True
+    while first or time.monotonic() < until:
+        for one in rng.sample(list(chosen), len(chosen)):
+            if not alive() or (not first and time.monotonic() > until):
+                break
+            time.sleep(calm_s)
+            _run(records[one.name], server)
+            last = records[one.name]
+            say(f"{one.name}: {dict(last.statuses)} after {last.windows[-1].seconds - ECHO_S:.1f} s")
+        first = False
+        if not alive():
+            break
+    return list(records.values())
+
+
+def _run(record: AttackRecord, server: Target) -> None:
+    start = time.monotonic()
+    try:
+        record.statuses[record.attack.run(server)] += 1
+    except TimeoutError:
+        record.stuck += 1
+    except OSError:
+        record.statuses[0] += 1
+    record.windows.append(Span(start, time.monotonic() - start + ECHO_S))
+
+
+def rows(attacks: Sequence[AttackRecord], records: Records) -> list[dict[str, Any]]:
+    """One for each attack."""
+    return [
+        {
+            "attack": one.attack.name,
+            "runs": sum(one.statuses.values()) + one.stuck,
+            "answers": ", ".join(f"{status} x {count}" for status, count in sorted(one.statuses.items())),
+            "expected": ", ".join(map(str, sorted(one.attack.expected))),
+            "seconds": round(max((w.seconds - ECHO_S for w in one.windows), default=0.0), 2),
+            "gap_ms": milliseconds(during(records.gaps, one.windows), 1),
+            "health_ms": milliseconds(during(records.health, one.windows), 1),
+        }
+        for one in attacks
+    ]
+
+
+def figures(attacks: Sequence[AttackRecord], records: Records, memory: tuple[float, float]) -> dict[str, Any]:
+    """memory: resident MB after warm-up and at the end."""
+    windows = [window for one in attacks for window in one.windows]
+    hit, calm = during(records.gaps, windows), during(records.gaps, windows, inside=False)
+    result: dict[str, Any] = {
+        "attacks": sum(sum(one.statuses.values()) + one.stuck for one in attacks),
+        "pairs compared": records.pairs,
+        "wrong texts": len(records.wrong),
+        "stuck requests": len(records.stuck) + sum(one.stuck for one in attacks),
+        "unexpected answers to attacks": sum(one.statuses[s] for one in attacks for s in one.unexpected),
+        "ordinary requests refused": len(records.refused),
+    }
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+        result[f"gap {name}, calm, ms"] = milliseconds(calm, share)
+        result[f"gap {name}, attacked, ms"] = milliseconds(hit, share)
+    health = during(records.health, windows)
+    for name, share in (("p99", 0.99), ("max", 1.0)):
+        result[f"/health {name}, attacked, ms"] = milliseconds(health, share)
+    before, after = memory
+    result |= {
+        "resident MB after warm-up": before,
+        "resident MB, highest": round(max((mb for _, mb in records.memory), default=0.0), 1),
+        "resident MB at the end": after,
+        "growth": round(after / before - 1, 4) if before else 0.0,
+    }
+    return result
+
+
+def faults(result: dict[str, Any], alive: bool) -> list[str]:
+    """What makes the run a failure."""
+    counted = ("wrong texts", "stuck requests", "unexpected answers to attacks", "ordinary requests refused")
+    bad = [f"{result[name]} {name}" for name in counted if result[name]]
+    longer = result["gap p99, attacked, ms"] - result["gap p99, calm, ms"]
+    if longer > MAX_GAP_GROWTH_MS:
+        bad.append(f"p99 of the gaps {longer:.0f} ms longer under attack: at most {MAX_GAP_GROWTH_MS:.0f}")
+    if result["/health p99, attacked, ms"] > MAX_HEALTH_MS:
+        bad.append(f"/health took {result['/health p99, attacked, ms']:.0f} ms: at most {MAX_HEALTH_MS:.0f}")
+    if result["growth"] > MAX_GROWTH:
+        bad.append(f"memory grew by {result['growth']:.1%}")
+    return bad if alive else [*bad, "the server ended"]
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    chosen = [ATTACKS[name] for name in options.attacks or ATTACKS]
+    server = servers.paceline(options.model, options.threads, options.slots, options.cache_mb)
+    try:
+        return _measure(options, chosen, server, say)
+    finally:
+        server.close()
+
+
+def _measure(
+    options: argparse.Namespace,
+    chosen: Sequence[Attack],
+    server: servers.RunningServer,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    rng, target = random.Random(options.seed), Target(server.port, options.model)
+    victims = Victims(server.port, server.process.pid, options.model, options.clients, options.seed)
+    ended = threading.Event()
+    with victims:
+        say(f"{options.clients} ordinary streams, {len(chosen)} attacks; warming up")
+        time.sleep(options.warm_up)
+        warm = time.monotonic()
+        attacks = run_attacks(
+            chosen,
+            target,
+            60 * options.minutes,
+            options.calm,
+            rng,
+            lambda: server.process.poll() is None,
+            say,
+        )
+        say(f"attacks are over; {options.settle:.0f} s for memory to return")
+        ended.wait(options.settle)
+        last = time.monotonic()
+        alive = server.process.poll() is None
+    records = victims.records
+    memory = memory_between(records, warm - MEMORY_S, warm), memory_between(records, last - MEMORY_S, last)
+    result = figures(attacks, records, memory)
+    bad = faults(result, alive)
+    unexpected = [f"{one.attack.name}: answered {one.unexpected}" for one in attacks if one.unexpected]
+    refused = [f"ordinary request: {status} {text[:150]}" for status, text in records.refused[:10]]
+    return {
+        "figures": result,
+        "hostile": rows(attacks, records),
+        "problems": [*bad, *unexpected, *records.wrong[:10], *records.stuck[:10], *refused],
+        "failed": bool(bad),
+        "log": [line for line in server.log.splitlines() if line.strip()][-20:],
+    }
