@@ -73,7 +73,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"extra_body": {"chat_template_kwargs": {"continue_final_message": True}}}, "chat_template_kwargs"),
     (
-        {"messages": [*ASKED, {"role": "assistant", "content": ""}], "extra_body": CONTINUE},
+        {"messages": [*ASKED, {"role": "assistant", "content": None}], "extra_body": CONTINUE},
         "messages",
     ),
     (
@@ -262,7 +262,7 @@ def test_options_of_a_stream_need_one(server: Running) -> None:
         ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
     ],
 )
-def test_an_unknown_key_is_told_those_of_its_object(
+def test_an_unknown_key_gets_the_known_ones_of_its_object(
     server: Running, asked: dict[str, Any], known: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

@@ -71,7 +71,9 @@ def assert_error(found: httpx.Response, status: int) -> None:
 
 @pytest.mark.parametrize(("path", "method"), CLOSED.items())
 @pytest.mark.parametrize("header", [None, "Bearer pl-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9"])
-def test_without_a_key_nothing_is_told(locked: Running, path: str, method: str, header: str | None) -> None:
+def test_without_a_key_nothing_is_revealed(
+    locked: Running, path: str, method: str, header: str | None
+) -> None:
     """The same answer for every path, whatever the body holds."""
     headers = {} if header is None else {"authorization": header.encode()}
     for body in (b"{}", b"{", b" " * (MAX_BODY + 1)):

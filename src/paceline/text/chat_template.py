@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import TextError, one_line
+from paceline.errors import SettingError, TextError, one_line
 from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 MAX_GENERATION_PROMPTS: Final = 256  # cached for one template
-_OPEN_END: Final = "\ue000the text goes on here\ue000"  # stands at the end of a message that is continued
+_OPEN_END: Final = "\ue000the text goes on here\ue000"  # stands at the end of a message that is continued,
+_BLANK: Final = " "  # before this, which only a template that trims messages takes away
 MAX_CACHED_VARIABLES: Final = 1024  # characters of JSON: longer ones, which a client may send, are not cached
 _PROBE_TOOL: Final = {
     "type": "function",
@@ -37,6 +39,8 @@ _PROBES: Final[Mapping[str, Sequence[Message]]] = {  # by the role of the last m
         {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "x"},
     ],
 }
+_MARKUP: Final = re.compile(r"\{[{%]")
+_TEMPLATE_EXPECTED: Final = "a Jinja template, or the name of a file that holds one"
 TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
 
 # The SmolLM2 family's own tool prompt, shortened. The templates of its smaller models know no tools.
@@ -103,16 +107,18 @@ class ChatTemplate:
         """The conversation up to the last character of its final message, which the model continues.
 
         As `continue_final_message` of transformers: the message is rendered with a mark at its end, and all
-        that the template writes from the mark on is cut off.
+        that the template writes from the mark on is cut off. Where the template trims messages, so is this.
         """
         *earlier, final = messages
-        if final.get("tool_calls") or not (text := _text_of(final)):
+        content = final.get("content")
+        text = content_text(content) if isinstance(content, list) else content
+        if final.get("tool_calls") or not isinstance(text, str):
             raise TextError("the final message cannot be continued: expected one with text and without calls")
-        chat = [*earlier, {**final, "content": text + _OPEN_END}]
+        chat = [*earlier, {**final, "content": text + _OPEN_END + _BLANK}]
         begin, *rest = self.render(chat, tools, False, variables).split(_OPEN_END)
         if len(rest) != 1:
             raise TextError("the final message cannot be continued: the chat template changes its text")
-        return begin
+        return begin if rest[0].startswith(_BLANK) else begin.rstrip()
 
     def generation_prompt(
         self,
@@ -168,6 +174,25 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
         return self._templates["default"]
+
+
+def read_chat_template(given: str) -> str:
+    """A template's source, from a file's name or from the source itself, checked."""
+    source = given
+    if not _MARKUP.search(given):
+        try:
+            source = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            raise SettingError(
+                "chat_template", given, _TEMPLATE_EXPECTED, "no such file can be read"
+            ) from None
+    try:
+        compiled(source)
+    except TextError as error:
+        raise SettingError("chat_template", given, _TEMPLATE_EXPECTED, str(error)) from None
+    if not _MARKUP.search(source):
+        raise SettingError("chat_template", given, _TEMPLATE_EXPECTED, "it reads no messages")
+    return source
 
 
 def _added(without: str, rendered: str) -> str:
@@ -316,11 +341,6 @@ def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[
         first = {**chat[0], "content": f"{chat[0].get('content') or ''}\n\n{system}".strip()}
         return [first, *chat[1:]]
     return [{"role": "system", "content": system}, *chat]
-
-
-def _text_of(message: Message) -> str:
-    content = message.get("content")
-    return content_text(content) if isinstance(content, list) else str(content or "")
 
 
 def content_text(parts: list[Any]) -> str:
