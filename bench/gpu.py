@@ -8,8 +8,8 @@ host          the host's part of a round: from a pass's tokens to the next launc
 profile       where that time goes
 eager         the same for paceline's eager torch target
 batches       milliseconds of a pass of several sequences
-rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters, and of
-              Transformers beside it; are the texts equal?
+rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters: equal texts?
+beside        the same on fewer and shorter turns, with Transformers in the same process
 compiled      tokens/s of Transformers compiled with a static cache
 
 The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
@@ -49,7 +49,7 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.types import Bits, Cursor, Draft, Feed, Seq
 
-ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+ROWS: Final = (1, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
 SHAPES: Final = {
     "135m": ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 32768, 1e-5, Rope(100000.0)),
@@ -223,7 +223,7 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
         for rows in ROWS:
             run = a_pass(target, {seq: context}, rows)
             run()
-            ms = timed(target.replay_last_pass)
+            ms = timed(target.replay_last_pass, seconds=0.06)
             notes(
                 "passes",
                 shape=name,
@@ -233,7 +233,6 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
                 ms=ms,
                 floor_ms=floor,
                 percent=100 * floor / ms,
-                forward_ms=timed(run, seconds=0.05),
             )
 
 
@@ -272,60 +271,81 @@ def eager(notes: Notes, args: argparse.Namespace) -> None:
 Texts = list[list[int]]
 
 
-def rounds(notes: Notes, args: argparse.Namespace) -> None:
-    """SmolLM2 on recorded agents' turns, one request at a time, beside Transformers in the same process.
+Way = tuple[str, float]  # an engine with its drafters, a temperature
+Run = Callable[[], tuple[Texts, int, float]]  # texts, passes, seconds
 
-    Everybody has the same prompts and writes as many tokens; timed is what follows the first of them. Each
-    way runs REPEATS times, in turns.
-    """
+
+def rounds(notes: Notes, args: argparse.Namespace) -> None:
+    """SmolLM2 on recorded turns of agents, one request at a time."""
     if args.model is None:
         notes("rounds", skipped="no --model")
         return
     turns = agent_turns(args.model, args.prompts)
-    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
-    notes("rounds target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns])
+    compare(notes, "rounds", paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens), turns)
+
+
+def beside(notes: Notes, args: argparse.Namespace) -> None:
+    """The same on two turns, 32 tokens each, with Transformers in the same process."""
+    if args.model is None:
+        notes("beside", skipped="no --model")
+        return
+    turns, tokens = agent_turns(args.model, 2), 32
+    ways = paceline_ways(notes, args.model, turns, (0.0,), tokens)
+    model = transformers_model(args.model)
+    for name, more in {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 7}}.items():
+        ways[f"Transformers, {name}", 0.0] = partial(transformers_turns, model, turns, tokens, more)
+    compare(notes, "beside", ways, turns)
+
+
+def paceline_ways(
+    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int
+) -> dict[Way, Run]:
+    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024))
+    notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
     prior = cost_table(target)
     lists: Mapping[str, SpecConfig] = {
         "plain": SpecConfig((), max_draft=0),
         "grammar, suffix, ngram": SpecConfig(max_draft=7),
         "grammar, suffix, ngram, tree": SpecConfig(max_draft=7, tree_width=2),
     }
-    ways: dict[tuple[str, float], Callable[[], tuple[Texts, int, float]]] = {
+    return {
         (f"paceline, {name}", temperature): partial(
-            paceline_turns, target, prior, turns, spec, temperature, args.tokens
+            paceline_turns, target, prior, turns, spec, temperature, tokens
         )
-        for temperature in (0.0, 0.7)
+        for temperature in temperatures
         for name, spec in lists.items()
     }
-    if args.peers:
-        model = transformers_model(args.model)
-        for name, more in {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 7}}.items():
-            decode = partial(transformers_turns, model, turns, args.tokens, more)
-            ways[f"Transformers, {name}", 0.0] = decode
-    results: dict[tuple[str, float], list[tuple[Texts, int, float]]] = {way: [] for way in ways}
-    for _ in range(REPEATS):
-        for way, run in ways.items():
-            results[way].append(run())
+
+
+def compare(notes: Notes, part: str, ways: Mapping[Way, Run], turns: Texts) -> None:
+    """Each way REPEATS times, in turns. Timed is what follows the first token of each answer."""
+    results: dict[Way, list[tuple[Texts, int, float]]] = {way: [] for way in ways}
+    for repeat in range(REPEATS):
+        for (name, temperature), run in ways.items():
+            texts, passes_made, seconds = run()
+            results[name, temperature].append((texts, passes_made, seconds))
+            notes(f"{part} run", engine=name, temperature=temperature, repeat=repeat, seconds=seconds)
     for (name, temperature), runs in results.items():
-        speeds = sorted((sum(map(len, texts)) - len(texts)) / seconds for texts, _, seconds in runs)
+        speeds = sorted(_following(texts) / seconds for texts, _, seconds in runs)
         plain = results[f"{name.partition(',')[0]}, plain", temperature][0][0]
         same = sum(equal_tokens(texts, plain) for texts, *_ in runs)
         texts, passes_made, _ = runs[0]
         notes(
-            "rounds",
+            part,
             engine=name,
             temperature=temperature,
             turns=len(turns),
             tokens_per_s=median(speeds),
             slowest=speeds[0],
             fastest=speeds[-1],
-            tokens_per_pass=(sum(map(len, texts)) - len(texts)) / passes_made if passes_made else None,
+            tokens_per_pass=_following(texts) / passes_made if passes_made else None,
             equal=f"{same} of {REPEATS * sum(map(len, plain))}",
         )
-    ours, theirs = results["paceline, plain", 0.0][0][0], results.get(("Transformers, plain", 0.0))
-    if theirs:
-        texts_equal = sum(a == b for a, b in zip(ours, theirs[0][0], strict=True))
-        notes("rounds, both plain", texts_equal=f"{texts_equal} of {len(ours)}")
+
+
+def _following(texts: Texts) -> int:
+    """Tokens after the first of each text."""
+    return sum(map(len, texts)) - len(texts)
 
 
 def equal_tokens(texts: Texts, others: Texts) -> int:
@@ -624,6 +644,7 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "passes": passes,
     "batches": batches,
     "rounds": rounds,
+    "beside": beside,
     "host": host,
     "profile": profile,
     "eager": eager,
@@ -640,7 +661,6 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True, help="Transformers")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "bench/results")))
     args = parser.parse_args()
     notes = Notes(args.out)

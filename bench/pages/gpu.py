@@ -62,7 +62,7 @@ def rounds(result: Result) -> Lines:
             number(row["tokens_per_pass"]) if row.get("tokens_per_pass") else "",
             row.get("equal", ""),
         ]
-        for part in ("rounds", "compiled")
+        for part in ("rounds", "beside", "compiled")
         for row in of_part(result, part)
     ]
     head = [

@@ -358,6 +358,22 @@ def test_a_target_chooses_with_bias_penalties_and_a_grammar(
     assert len(made[0]) == 6
 
 
+@pytest.mark.parametrize("parents", [None, (-1, -1, 0, 2, 2, 4)])
+def test_penalties_count_the_tokens_of_the_draft(target: CudaTarget, parents: tuple[int, ...] | None) -> None:
+    """A token that the bias makes the best of every row loses once its path holds it often enough."""
+    params = SamplingParams(logit_bias=((8, 30.0),), frequency_penalty=2.0, repetition_penalty=3.0, seed=1)
+    text, draft = [*tokens_of(CONTEXT), 7], Draft((8, 9, 8, 8, 8, 8), parents)
+    sampler = sampler_of(Seq("s", text, 100, params))
+    scores = target.forward([Feed("s", [7], draft, sampler=sampler)])
+    expected = []
+    for node, row in enumerate(scores.logits.numpy(), -1):
+        history = History(text, 100, [draft.tokens[i] for i in draft.path(node)])
+        expected.append(chooser(params)(row, (0, 0), history))
+    assert scores.tokens == expected
+    assert expected[0] == 8 != expected[-1]
+    target.keep("s", CONTEXT)
+
+
 def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Runs the kernels that choose over these rows, each of a sequence of its own."""
     runner, count = target._runner, len(logits)
