@@ -156,7 +156,7 @@ def on_a_gpu() -> Lines:
             "",
             *gpu.passes(result, contexts=(300, 4000)),
             "SmolLM2 in recorded turns of agents, one request at a time, Python included; all have the same "
-            "prompts, in one process; the median of three repeats, and their range:",
+            "prompts, in one process; the median of the repeats, and their range:",
             "",
             *gpu.rounds(result),
         ]
