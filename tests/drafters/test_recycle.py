@@ -56,7 +56,7 @@ def decode(drafter: Drafter, *seqs: Seq, extra: Sequence[Drafter] = ()) -> list[
 
 
 def guesses(drafter: Drafter, tenant: str = "", remember: bool = True) -> dict[int, Draft]:
-    """What it would guess after each token, at the start of an output that is never written."""
+    """Its drafts after each token, at the start of an output that is never written."""
     found = {}
     for token in range(VOCAB):
         seq = a_seq("probe", tenant, width=4, prompt=[token], remember=remember)

@@ -34,7 +34,7 @@ def rows_in(cache: PagedCache) -> TorchKVMemory:
 
 
 def rows_of(tokens: Sequence[int], start: int = 0) -> torch.Tensor:
-    """What the rows from `start` on must hold: [layers, heads, rows, dim], every element different."""
+    """The content of the rows from `start` on: [layers, heads, rows, dim], every element different."""
     prefixes = [bytes(tokens[: i + 1]) for i in range(start, len(tokens))]
     values = torch.tensor([float(zlib.crc32(prefix) % 2**16) for prefix in prefixes])
     places = torch.arange(LAYERS * HEADS * DIM, dtype=torch.float32).view(LAYERS, HEADS, 1, DIM)
@@ -160,7 +160,7 @@ class Model:
         self.wanted[seq_id] = tokens[shared:]
 
     def extend(self, seq_id: str, n: int) -> bool:
-        """Whether there was room; there must be if live sequences leave enough blocks."""
+        """True if there was room; there must be if live sequences leave enough blocks."""
         length = len(self.live[seq_id][1])
         table = self.cache.table(seq_id)
         others = {block for other in self.live if other != seq_id for block in self.cache.table(other)}
@@ -251,7 +251,7 @@ class FloatReference:
         return self._weights["embed"][tokens].astype(np.float64)
 
     def layer(self, layer: int, x: Doubles) -> Doubles:
-        """What one layer makes of the rows of a whole sequence."""
+        """One layer over the rows of a whole sequence."""
         x = x + self._attention(layer, x)
         normed = self._norm(x, f"layers.{layer}.ffn_norm")
         gate, up = (self._times(normed, f"layers.{layer}.{part}") for part in ("gate", "up"))
