@@ -55,6 +55,7 @@ class ServerSettings:
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     cors: tuple[str, ...] = ()  # origins whose pages may send requests
     max_body: int = MAX_BODY  # bytes
@@ -112,7 +113,9 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    admission = Admission(llm.name, metrics, keys, routes, spans, settings.remember, trainer)
+    admission = Admission(
+        llm.name, metrics, keys, routes, spans, settings.remember, trainer, settings.single_user
+    )
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
