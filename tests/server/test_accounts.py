@@ -176,7 +176,10 @@ def test_a_request_that_cannot_be_done_is_counted_as_refused_and_nothing_else(
 def test_a_body_that_is_no_json_is_counted_as_refused(served: Server) -> None:
     before = served.counts()
     with served.client() as client:
-        assert client.post("completions", content=b"{").status_code == 400
+        assert (
+            client.post("completions", content=b"{", headers={"content-type": "application/json"}).status_code
+            == 400
+        )
     assert changes(before, served.counts()) == {"paceline_refused_total reason=invalid": 1}
 
 
@@ -262,7 +265,7 @@ def spans(served: Server, monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExport
     return exporter
 
 
-def test_a_span_holds_what_was_said_where_it_may(served: Server, spans: InMemorySpanExporter) -> None:
+def test_a_span_holds_the_text_where_it_may(served: Server, spans: InMemorySpanExporter) -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     found = served.post("chat/completions", messages=chat, n=2, max_tokens=2).json()
     assert served.post(route="private", prompt="Hi", max_tokens=2).status_code == 200

@@ -233,7 +233,8 @@ def test_prompts_that_are_too_long(server: Running) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"model": 1', b"\xff\xfe", b"[" * 100_000])
 def test_bodies_that_are_not_json_objects(server: Running, body: bytes) -> None:
     for path in ("chat/completions", "completions", "responses"):
-        found = httpx.post(f"{server.url}/v1/{path}", content=body, trust_env=False)
+        json_type = {"content-type": "application/json"}
+        found = httpx.post(f"{server.url}/v1/{path}", content=body, headers=json_type, trust_env=False)
         assert found.status_code == 400
         assert set(found.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -261,7 +262,7 @@ def test_options_of_a_stream_need_one(server: Running) -> None:
         ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
     ],
 )
-def test_an_unknown_key_is_told_those_of_its_object(
+def test_an_unknown_key_gets_the_known_ones_of_its_object(
     server: Running, asked: dict[str, Any], known: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.server.openai.responses_events import Items
+from paceline.output import OutputDelta
+from paceline.server.openai.responses_events import Items, TextLogprobs
 from paceline.text import FORMATS, CallDelta, ContentDelta, Delta
+from paceline.types import TokenLogprob
 
 ANSWER: list[Delta] = [
     ContentDelta("Let me "),
@@ -17,14 +19,14 @@ ANSWER: list[Delta] = [
 ]
 
 
-def told(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
+def events_of(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
     items = Items("resp_1", FORMATS["hermes"])
     events = [event for delta in deltas for event in items.take(delta)]
     return items, events + items.close(status)
 
 
 def test_texts_and_calls_become_items() -> None:
-    items, _ = told(ANSWER, "incomplete")
+    items, _ = events_of(ANSWER, "incomplete")
     first, one, two, last = items.done
     assert first["content"][0]["text"] == "Let me see."
     assert (one["name"], one["arguments"]) == ("find", '{"a": 1}')
@@ -36,7 +38,7 @@ def test_texts_and_calls_become_items() -> None:
 
 
 def test_the_events_rebuild_the_items() -> None:
-    items, events = told(ANSWER)
+    items, events = events_of(ANSWER)
     grown: list[str] = []
     for event in events:
         kind, index = event["type"], event["output_index"]
@@ -54,16 +56,16 @@ def test_the_events_rebuild_the_items() -> None:
             assert event["item_id"] == items.done[event["output_index"]]["id"]
 
 
-def test_events_keep_what_they_told() -> None:
+def test_events_keep_their_content() -> None:
     """A later delta changes no event that was already made."""
-    _, events = told(ANSWER)
+    _, events = events_of(ANSWER)
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
     assert [item["status"] for item in added] == ["in_progress"] * 4
     assert [item.get("arguments", item.get("content")) for item in added] == [[], "", "", []]
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:
-    items, events = told([])
+    items, events = events_of([])
     assert items.done[0]["content"][0]["text"] == ""
     assert [event["type"].removeprefix("response.") for event in events] == [
         "output_item.added",
@@ -75,4 +77,25 @@ def test_an_empty_answer_is_an_empty_message() -> None:
 
 
 def test_the_same_answer_has_the_same_ids() -> None:
-    assert told(ANSWER)[0].done == told(ANSWER)[0].done
+    assert events_of(ANSWER)[0].done == events_of(ANSWER)[0].done
+
+
+def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
+    """Those of calls and of the end go nowhere; those of text that is held back come with it."""
+
+    def round_of(texts: Sequence[str], first: int, *deltas: Delta) -> OutputDelta:
+        tokens = tuple(range(first, first + len(texts)))
+        logprobs = tuple(TokenLogprob(token, -1.0, ()) for token in tokens)
+        return OutputDelta(tuple(texts), deltas, tokens, logprobs, None)
+
+    rounds = [
+        round_of(["", "é", "t", "<tool"], 0, ContentDelta("ét")),  # half a character, a text, half a mark
+        round_of(["_call>", "{}"], 4, CallDelta(0, "f", "{}")),
+        round_of(["a", "b"], 6, ContentDelta("a")),
+        round_of([""], 8, ContentDelta("b")),
+    ]
+    queue, taken = TextLogprobs(), []
+    for delta in rounds:
+        queue.push(delta)
+        taken.append([[one.token for one in queue.take(part)] for part in delta.deltas])
+    assert taken == [[[0, 1, 2]], [[]], [[6]], [[7]]]

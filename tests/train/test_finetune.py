@@ -16,7 +16,7 @@ from support.heads import PROMPT, batches, tiny_model, tiny_weights
 
 pytestmark = pytest.mark.slow
 
-STEPS = 7
+STEPS = 12
 BATCH = next(iter(batches(0)))
 
 
@@ -64,23 +64,23 @@ def test_a_killed_training_comes_out_the_same(tmp_path: Path, lora: int) -> None
 @pytest.mark.parametrize("lora", [0, 8])
 @pytest.mark.parametrize("distill", [0.0, 1.0])
 def test_it_learns_what_the_target_says(lora: int, distill: float) -> None:
-    config = small(lora=lora, steps=20, lr=3e-2 if lora else 6e-3, distill=distill)
+    config = small(lora=lora, steps=40, lr=2e-2 if lora else 3e-3, distill=distill)
     net, losses = fresh(config), list[float]()
     finetune(net, batches, config, None, lambda p: losses.append(p.loss), tiny_model())
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 def test_the_loss_is_over_the_answers_alone() -> None:
     net, mask = fresh(small()), BATCH.loss_mask.clone()
     mask[0, : PROMPT + 6] = False  # a longer prompt beside the others
     logits = net.model.logits(net.hidden(BATCH.tokens[:, :-1]))
-    said = mask[:, 1:]
-    assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
-    expected = F.cross_entropy(logits[said], BATCH.tokens[:, 1:][said])
+    answered = mask[:, 1:]
+    assert int(answered.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
+    expected = F.cross_entropy(logits[answered], BATCH.tokens[:, 1:][answered])
     assert loss_of(net, replace(BATCH, loss_mask=mask)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_distance_from_ones_own_law_is_nothing() -> None:
+def test_the_distance_from_its_own_distribution_is_zero() -> None:
     teacher = tiny_model()
     itself, other = (TrainableDraftModel(tiny_weights(seed), "cpu", 2, 4.0) for seed in (0, 7))
     assert loss_of(itself, BATCH, teacher, 1.0).item() == pytest.approx(0.0, abs=1e-5)
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         finetune(fresh(config), batches, config, tmp_path)
 
 
-def test_nothing_to_train_on_is_said() -> None:
+def test_nothing_to_train_on_is_reported() -> None:
     config = small()
     with pytest.raises(UsageError, match="nothing to train on"):
         finetune(fresh(config), lambda _: [], config)

@@ -5,14 +5,15 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from paceline.constraints.call_heads import CallHeads
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, quoted
-from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
+from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, UnmarkedCalls, quoted
+from paceline.constraints.trigger_cursor import Heads, Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
@@ -70,15 +71,27 @@ class Compiler:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
         self._grammars: _LruCache[str, Grammar] = _LruCache(MAX_CACHED, MAX_CACHED_BYTES)
-        self._triggers: _LruCache[tuple[str, StructuralTag], Trigger] = _LruCache(
+        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Heads | None]] = _LruCache(
             MAX_CACHED, MAX_CACHED_BYTES
         )
 
     def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
         if isinstance(constraint, StructuralTag):
-            return TriggerCursor(self._trigger(constraint), ignore_eos)
+            trigger, heads = self._trigger(constraint)
+            return TriggerCursor(trigger, ignore_eos, heads)
         return GrammarCursor(self._grammar(constraint))
+
+    def checker(self, constraint: Constraint) -> Callable[[str], bool]:
+        """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""
+        grammar = self._grammar(constraint)
+
+        def fits(text: str) -> bool:
+            cursor = GrammarCursor(grammar)
+            tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
+            return all(cursor.advance(token) for token in tokens) and cursor.finished
+
+        return fits
 
     def _grammar(self, constraint: Constraint) -> Grammar:
         rules = constraint.rules("start", self.spell)
@@ -88,29 +101,37 @@ class Compiler:
             lambda: Grammar(lambda: compile_grammar(rules, self._tables), self._tables),
         )
 
-    def _trigger(self, tag: StructuralTag) -> Trigger:
+    def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = "" if tag.then is None else tag.then.rules("start", self.spell)
         return self._triggers.get((grammar, tag), len(grammar), lambda: self._new_trigger(tag))
 
-    def _new_trigger(self, tag: StructuralTag) -> Trigger:
+    def _new_trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = None if tag.then is None else self._grammar(tag.then)
-
-        def start(written: bytes) -> Cursor | None:
-            if grammar is None:
-                return None
-            cursor = GrammarCursor(grammar)
-            consumed = self._tables.tokenize_bytes(written) if written else []
-            return cursor if all(cursor.advance(token) for token in consumed) else None
-
-        return Trigger(
+        trigger = Trigger(
             tag.trigger.encode(),
             self._pieces,
-            start,
+            partial(self._start, grammar),
             tag.again,
             tag.anywhere,
             self._tokenizer.eos_ids,
             tag.must,
         )
+        return trigger, None if tag.unmarked is None else self._heads(tag.unmarked)
+
+    def _heads(self, calls: UnmarkedCalls) -> Heads | None:
+        try:
+            grammar = self._grammar(calls)
+        except ConstraintError:  # too large: calls with the trigger are still enforced
+            return None
+        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar))
+
+    def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
+        """A cursor after the text with which a grammar begins, if it accepts that."""
+        if grammar is None:
+            return None
+        cursor = GrammarCursor(grammar)
+        consumed = self._tables.tokenize_bytes(written) if written else []
+        return cursor if all(cursor.advance(token) for token in consumed) else None
 
     def spell(self, text: str) -> str:
         """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""

@@ -59,7 +59,11 @@ _TABLE: Final = (
 )
 KEY_LIMIT: Final = "key_limit"
 UNAUTHORIZED: Final = "unauthorized"
-REFUSALS: Final = frozenset({KEY_LIMIT, UNAUTHORIZED, *(row.refusal for row in _TABLE)})
+FORBIDDEN: Final = "forbidden"
+CONNECTIONS: Final = "connections"
+REFUSALS: Final = frozenset(
+    {KEY_LIMIT, UNAUTHORIZED, FORBIDDEN, CONNECTIONS, *(row.refusal for row in _TABLE)}
+)
 
 
 class ApiError(Exception):
@@ -84,7 +88,7 @@ class ApiError(Exception):
     @property
     def retryable(self) -> bool:
         """The same request may succeed later: the server's state refused it, not its content."""
-        return self.status in (408, 429, 503)
+        return self.status in (429, 503)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.errors import CacheFull
 from paceline.target.kv.cache import SLACK, FreeRuns, TorchKVMemory
+from support import examples
 from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
@@ -58,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=examples(80),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -301,7 +302,7 @@ def test_a_full_cache_says_so_and_changes_nothing() -> None:
     check_books(cache)
 
 
-def test_a_partly_shared_prefix_never_costs_a_sequence_its_place() -> None:
+def test_a_partly_shared_prefix_never_ends_a_sequence() -> None:
     cache = small_cache(blocks=3)
     run(cache, range(12))
     tokens = [0, 1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]
