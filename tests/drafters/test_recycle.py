@@ -219,6 +219,13 @@ def test_who_must_not_be_remembered_leaves_nothing_but_may_look() -> None:
     assert before != guesses(Recycle())
 
 
+def test_strangers_leave_nothing_to_one_another() -> None:
+    drafter, stranger = Recycle(), a_seq("a", prompt=[7, 8, 9, 7])
+    stranger.anonymous = True
+    decode(drafter, stranger)
+    assert guesses(drafter, remember=False) == guesses(Recycle())
+
+
 def test_nothing_is_remembered_where_the_settings_say_so() -> None:
     drafter = Recycle(RecycleSettings(remember=False))
     decode(drafter, a_seq(temperature=0.9))

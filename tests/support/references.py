@@ -56,9 +56,9 @@ def feed(cache: PagedCache, seq_id: str, tokens: Sequence[int]) -> None:
     cache.append(seq_id, tokens[start:])
 
 
-def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "") -> int:
+def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "", partial: bool = True) -> int:
     """A whole request; gives what was shared."""
-    shared = cache.open("run", tenant, tokens)
+    shared = cache.open("run", tenant, tokens, partial)
     feed(cache, "run", tokens)
     cache.close("run")
     return shared
@@ -122,6 +122,9 @@ def picture(cache: PagedCache) -> object:
     return live, nodes, [id(n) for n in cache._tree._idle], sorted(free_blocks(cache)), cache.stats
 
 
+STRANGERS = "s"  # a tenant for whom parts of blocks are not matched
+
+
 class Model:
     """Drives a cache and knows what it must hold. Choices are numbers, modulo what there is to choose."""
 
@@ -151,13 +154,24 @@ class Model:
         tokens = begin[: len(begin) - cut % (len(begin) + 1)] + more
         seq_id = f"s{self.opened}"
         self.opened += 1
-        best = max((common_prefix(list(t), tokens) for owner, t in self.known if owner == tenant), default=0)
-        shared = self.cache.open(seq_id, tenant, tokens)
-        assert shared <= min(best, len(tokens) - 1)
-        if not self.forgot and not self.cache.stats.evicted:
-            assert shared == min(best, len(tokens) - 1)
+        shared = self.cache.open(seq_id, tenant, tokens, partial=tenant != STRANGERS)
+        known = [t for owner, t in self.known if owner == tenant]
+        if tenant == STRANGERS:
+            self.check_whole(shared, tokens, known)
+        else:
+            best = max((common_prefix(list(t), tokens) for t in known), default=0)
+            assert shared <= min(best, len(tokens) - 1)
+            if not self.forgot and not self.cache.stats.evicted:
+                assert shared == min(best, len(tokens) - 1)
         self.live[seq_id] = tenant, tokens[:shared]
         self.wanted[seq_id] = tokens[shared:]
+
+    def check_whole(self, shared: int, tokens: list[int], known: list[tuple[int, ...]]) -> None:
+        """A match is whole blocks, or a text that was known to its very end."""
+        ends = {len(t) for t in known if list(t) == tokens[: len(t)] and len(t) < len(tokens)}
+        assert shared in {0, *ends}
+        if not self.forgot and not self.cache.stats.evicted:
+            assert shared >= max((end for end in ends if end % self.cache.block == 0), default=0)
 
     def extend(self, seq_id: str, n: int) -> bool:
         """True if there was room; there must be if live sequences leave enough blocks."""
