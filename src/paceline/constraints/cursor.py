@@ -23,14 +23,25 @@ class Grammar:
     Copies share the lexer's memory, so an error in one breaks all of them: then it is compiled again.
     """
 
-    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer") -> None:
+    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer", size: int = 0) -> None:
         self.tokenizer = tokenizer
         self.eos = frozenset(tokenizer.eos_tokens)
+        self._compiled_size = size  # bytes, by estimate
         self._make = make
+        self._renewing = threading.Lock()
         self.matcher = make()
+        self.lexer_s = 0.0  # time of queries since it was compiled, in which the lexer may have grown
 
-    def renew(self) -> None:
-        self.matcher = self._make()
+    @property
+    def size(self) -> int:
+        """Bytes, by estimate: with the lexer's states that queries have added."""
+        return self._compiled_size + int(self.lexer_s * LEXER_BYTES_PER_S)
+
+    def renew(self, broken: "LLMatcher") -> None:
+        """Compiles the grammar again, unless another thread has done so since `broken` was copied."""
+        with self._renewing:
+            if self.matcher is broken:
+                self.matcher, self.lexer_s = self._make(), 0.0
 
 
 class _TokenList:
