@@ -108,7 +108,9 @@ class PromptTooLong(PacelineError):
 
 
 class Busy(PacelineError):
-    pass
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s  # an estimate
 
 
 class ShuttingDown(PacelineError):

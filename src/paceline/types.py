@@ -56,6 +56,7 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
+    client: str = ""  # tenants of one client share its turns: it is admitted as often as another client
     prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there
     cursor: Cursor | None = None  # grammar state at the end of `tokens`
@@ -63,7 +64,8 @@ class Seq:
     priority: int = 0  # higher comes first
     remember: bool = True  # drafters may remember it for the same tenant's later sequences
     deadline: float | None = None  # by time.monotonic
-    cached: int = 0  # prompt tokens that the target's prefix cache held when the sequence was opened
+    cached: int = 0  # prompt tokens that the target's prefix cache held, so that they were never computed
+    preemptions: int = 0  # how often it gave its place back because the cache was full
     end_tokens: frozenset[int] = frozenset()  # each ends the output; set by the engine
 
     @property

@@ -34,7 +34,8 @@ def test_a_command_gets_its_groups_filled() -> None:
 
 def test_defaults_are_those_of_the_settings() -> None:
     params = SamplingOptions(seed=3).params()
-    assert (params.seed, params.max_tokens, params.stop) == (3, 256, ())
+    assert (params.seed, params.max_tokens, params.min_tokens, params.stop) == (3, 256, 0, ())
+    assert SamplingOptions(min_tokens=9).params().min_tokens == 9
     assert SpecOptions().config(("suffix",)).max_draft == 8
     assert EngineOptions(threads=1).config(max_batch=3).max_batch == 3
 

@@ -70,7 +70,7 @@ def test_prompt_is_computed_in_pieces_beside_decoding() -> None:
     while e.busy:
         e.step()
     long = [r.tokens for r in heard.rounds if r.request == "long"]
-    assert [len(t) > 0 for t in long[:3]] == [False, False, True]
+    assert [len(t) > 0 for t in long[:4]] == [False, False, False, True]  # 2, 4, 4 and 1 rows
     assert heard.rounds[0].batch == 2
     assert dict(heard.ends) == {"short": "length", "long": "length"}
 
@@ -240,6 +240,45 @@ def test_who_cannot_go_on_goes_back_to_waiting_and_loses_nothing() -> None:
     assert got == outputs(engine(), some())[0]
     assert {r.finish for r in ends.values()} == {"length"}
     assert not target._rows
+
+
+class PrefixTarget(SmallTarget):
+    """Finds these many tokens of a sequence in its prefix cache, and what it computed of it before."""
+
+    def __init__(self, rows: int, cached: dict[str, int]) -> None:
+        super().__init__(rows)
+        self._cached = cached
+
+    def open(self, seq: Seq) -> int:
+        super().open(seq)
+        found = min(self._cached.get(seq.id, 0), len(seq.tokens) - 1)
+        self._rows[seq.id] = list(seq.tokens[:found])
+        return found
+
+    def close(self, seq_id: str) -> None:
+        self._cached[seq_id] = max(self._cached.get(seq_id, 0), len(self._rows[seq_id]))
+        super().close(seq_id)
+
+
+def test_a_prompt_that_fits_is_read_though_later_ones_hold_cached_prefixes() -> None:
+    """They have no part in the pass that finds the cache full."""
+    target = PrefixTarget(60, {f"s{i}": 10 for i in range(3)})
+    big = a_seq("big", 50, SpecConfig((), 0), max_tokens=4)
+    later = [a_seq(f"s{i}", 40, SpecConfig((), 0), max_tokens=4) for i in range(3)]
+    e = engine(target, config=EngineConfig(prefill_chunk=8))
+    _, ends = outputs(e, [big, *later])
+    assert {name: r.finish for name, r in ends.items()} == dict.fromkeys(("big", "s0", "s1", "s2"), "length")
+    assert [seq.preemptions > 0 for seq in (big, *later)] == [False, True, True, True]
+    assert [seq.cached for seq in later] == [10] * 3
+    assert not target._rows
+
+
+def test_tokens_that_a_preempted_sequence_computed_itself_are_no_hits() -> None:
+    target = PrefixTarget(20, {})
+    seqs = [a_seq(f"s{i}", 8, SpecConfig((), 0), max_tokens=8) for i in range(3)]
+    outputs(engine(target), seqs)
+    assert any(seq.preemptions for seq in seqs)
+    assert [seq.cached for seq in seqs] == [0, 0, 0]
 
 
 def test_a_cancel_in_the_middle_of_a_pass_waits_for_its_end() -> None:

@@ -43,7 +43,7 @@ class Reader(Drafter):
         self._pure = ToyTarget(VOCAB)
 
     def begin(self, seq: Seq) -> None:
-        self.read_to[seq.id] = seq.cached
+        self.read_to[seq.id] = seq.computed
         self._kept.begin(seq)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:

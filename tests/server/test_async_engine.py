@@ -57,7 +57,8 @@ def test_choices_whose_first_ends_without_a_token_all_end_and_are_prepared_once(
     params = GenerateParams("x", SamplingParams(), UNCONSTRAINED, None, N, "")
 
     async def run() -> list[int]:
-        return [output.index async for output, _ in engine.generate(context, params)]
+        prepared = await engine.prepare(context, params)
+        return [output.index async for output, _ in engine.generate(context, prepared)]
 
     assert asyncio.run(asyncio.wait_for(run(), 20)) == list(range(N))
     assert llm.prepared == 1
@@ -66,6 +67,7 @@ def test_choices_whose_first_ends_without_a_token_all_end_and_are_prepared_once(
 def a_context() -> Any:
     return SimpleNamespace(
         tenant="",
+        client="",
         remember=True,
         priority=0,
         deadline=None,

@@ -73,7 +73,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"extra_body": {"chat_template_kwargs": {"continue_final_message": True}}}, "chat_template_kwargs"),
     (
-        {"messages": [*ASKED, {"role": "assistant", "content": ""}], "extra_body": CONTINUE},
+        {"messages": [*ASKED, {"role": "assistant", "content": None}], "extra_body": CONTINUE},
         "messages",
     ),
     (

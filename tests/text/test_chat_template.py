@@ -261,3 +261,47 @@ def test_the_conversation_itself_is_rendered_once(
         template.generation_prompt(text, CHATS[chat], TOOLS, {})
         assert rendered.count(CHATS[chat]) == requests * (1 + more)
         assert len(rendered) == requests * (1 + more) + 2  # the probe, once
+
+
+CONTINUED = {
+    "chatml": GENERATION["chatml"],
+    "trims": CHATML.replace("m.content", "m.content | trim"),
+    "nothing after": EACH + "[{{ m.role }}] {{ m.content }}" + END,
+}
+
+
+@pytest.mark.parametrize("said", ["It is", "It is ", " It\nis\n", "", [{"type": "text", "text": "It"}]])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_message_is_continued_as_in_transformers(name: str, role: str, said: Any) -> None:
+    chat = [*CHAT[:2], {"role": role, "content": said}]
+    plain = [*CHAT[:2], {"role": role, "content": said if isinstance(said, str) else "It"}]
+    expected, _ = render_jinja_template([plain], chat_template=CONTINUED[name], continue_final_message=True)
+    template = ChatTemplate({"default": CONTINUED[name]}, {})
+    assert template.render_open(chat, None, {}) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "final"),
+    [
+        (CHATML, {"role": "assistant", "content": None}),
+        (CHATML, CALLED),
+        (EACH + "{{ m.content[:2] }}" + END, {"role": "assistant", "content": "It is"}),
+        (EACH + "{{ m.content }}{{ m.content }}" + END, {"role": "assistant", "content": "It is"}),
+    ],
+)
+def test_a_message_that_cannot_be_continued(source: str, final: dict[str, Any]) -> None:
+    with pytest.raises(TextError, match="cannot be continued"):
+        ChatTemplate({"default": source}, {}).render_open([*CHAT[:2], final], None, {})
+
+
+def test_fields_that_are_null_are_as_good_as_absent() -> None:
+    """A template may ask for them by name, as Llama 3's does."""
+    source = EACH + "{{ 'calls' if 'tool_calls' in m else m.content }}{{ tools or '' }}" + END
+    for message in (
+        {"role": "assistant", "content": "A", "tool_calls": None, "refusal": None},
+        {"role": "assistant", "content": None, "refusal": "A", "tool_calls": None},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "A"}]},
+    ):
+        assert render(source, [message]) == "A"
+    assert render("[{{ messages[0].content + '' }}]", [{"role": "assistant", "content": None}]) == "[]"

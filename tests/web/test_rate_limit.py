@@ -175,6 +175,59 @@ def test_an_estimate_is_settled_when_the_request_leaves() -> None:
     entered(limits.enter(owner, 0, 180.01))
 
 
+def test_a_request_is_charged_before_it_runs_and_settled_after() -> None:
+    limits, owner = RateLimiter(), key(tokens=100)
+    first, second = (entered(limits.enter(owner, 0, 0.0)) for _ in range(2))
+    assert first.charge(80, 0.0) is None
+    rejection = second.charge(30, 0.0)
+    assert rejection == Rejection(
+        rejection.retry_after_s if rejection else 0, "more than 100 tokens a minute"
+    )
+    assert rejection.retry_after_s == pytest.approx(6, abs=0.01)
+    first.leave(10, 0.0)
+    assert second.charge(90, 0.0) is None
+    second.leave(90, 0.0)
+    assert refused(limits.enter(owner, 1, 0.0)).retry_after_s == pytest.approx(0.6, abs=0.01)
+
+
+jobs = st.lists(
+    st.tuples(
+        st.integers(0, 40).map(lambda n: n / 4),  # seconds since the step before
+        st.integers(0, 30),  # tokens that the request may use
+        st.floats(0, 1),  # the part of them that it uses
+        st.integers(0, 5),  # requests that begin before it ends
+    ),
+    max_size=40,
+)
+
+
+@given(st.integers(10, 50), jobs)
+def test_what_requests_may_use_together_never_exceeds_a_burst_and_the_refill(
+    per_minute: int, jobs: list[tuple[float, int, float, int]]
+) -> None:
+    """However many run at once: requests within a minute's worth never bring a bucket into debt."""
+    limits, owner, now = RateLimiter(), key(tokens=per_minute), 0.0
+    used: list[tuple[float, int]] = []
+    running: list[tuple[int, Ticket, int]] = []
+    for passed, size, part, lasts in jobs:
+        now += passed
+        running = [(left - 1, ticket, tokens) for left, ticket, tokens in running]
+        for _, ticket, tokens in [job for job in running if job[0] < 0]:
+            ticket.leave(tokens, now)
+        running = [job for job in running if job[0] >= 0]
+        found = limits.enter(owner, 0, now)
+        size = min(size, per_minute)
+        if isinstance(found, Ticket) and found.charge(size, now) is None:
+            used.append((now, tokens := int(size * part)))  # all at once when it begins: the worst case
+            running.append((lasts, found, tokens))
+        elif isinstance(found, Ticket):
+            found.leave(0, now, refused=True)
+    for i, (start, _) in enumerate(used):
+        for j in range(i, len(used)):
+            within = sum(tokens for _, tokens in used[i : j + 1])
+            assert within <= per_minute + per_minute * (used[j][0] - start) / 60 + 1e-9
+
+
 def test_nothing_given_back_makes_more_than_a_minutes_worth() -> None:
     limits, owner = RateLimiter(), key(tokens=100)
     ticket = entered(limits.enter(owner, 100, 0.0))

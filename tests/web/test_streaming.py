@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.web.streaming import KEEP_ALIVE, event, streaming_response, with_keep_alive
+from paceline.web.streaming import KEEP_ALIVE, event, merged, streaming_response, with_keep_alive
 
 SOON_S, LIMIT_S = 0.01, 20.0
 T = TypeVar("T")
@@ -234,3 +234,54 @@ def test_a_response_that_cannot_begin_closes_the_source() -> None:
         return source.closed
 
     assert finished(run())
+
+
+async def counted(name: str, n: int, log: list[str], fails: bool = False) -> AsyncGenerator[str, None]:
+    try:
+        for i in range(n):
+            log.append(f"{name}{i}")
+            yield f"{name}{i}"
+            await asyncio.sleep(0)
+        if fails:
+            raise ValueError(name)
+    finally:
+        log.append(f"{name} closed")
+
+
+def test_streams_are_merged_and_none_runs_ahead() -> None:
+    async def run() -> None:
+        log: list[str] = []
+        items: list[str] = []
+        streams = [counted(name, 3, log) for name in "abc"]
+        async with aclosing(merged(streams, 2)) as both:
+            async for item in both:
+                items.append(item)
+                assert len([entry for entry in log if "closed" not in entry]) <= len(items) + 1
+                assert "c0" not in items or "a closed" in log or "b closed" in log  # two at a time
+        assert sorted(items) == sorted(f"{name}{i}" for name in "abc" for i in range(3))
+        assert [item for item in items if item[0] == "a"] == ["a0", "a1", "a2"]
+
+    finished(run())
+
+
+def test_a_stream_that_fails_closes_those_beside_it() -> None:
+    async def run() -> None:
+        log: list[str] = []
+        streams = [counted("a", 1, log, fails=True), counted("b", 1000, log)]
+        with pytest.raises(ValueError, match="a"):
+            async for _ in merged(streams, 2):
+                pass
+        assert {"a closed", "b closed"} <= set(log)
+
+    finished(run())
+
+
+def test_whoever_stops_reading_closes_all_streams() -> None:
+    async def run() -> None:
+        log: list[str] = []
+        both = merged([counted("a", 9, log), counted("b", 9, log)], 2)
+        await anext(both)
+        await both.aclose()
+        assert {"a closed", "b closed"} <= set(log)
+
+    finished(run())

@@ -20,6 +20,9 @@ def new(
     requests_per_minute: PerMinute = None,
     tokens_per_minute: PerMinute = None,
     concurrent: Annotated[int | None, typer.Option(help="Requests at once; without it, no limit.")] = None,
+    max_priority: Annotated[
+        int | None, typer.Option(help="Highest priority; without it, 0 and that of the route.")
+    ] = None,
 ) -> None:
     """Make a key and print it once: only its hash is stored."""
     from paceline.web import api_keys
@@ -28,6 +31,7 @@ def new(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrent": concurrent,
+        "max_priority": max_priority,
     }
     chosen = {limit: value for limit, value in limits.items() if value is not None}
     print(api_keys.add(file or api_keys.default_file(), name, chosen))

@@ -60,7 +60,7 @@ class Engine:
         self._drafting = Drafting(target, drafters, controller)
         self._sinks = tuple(sinks)
         self._eos = eos
-        self._scheduler = _scheduler(config, target)
+        self._scheduler = _scheduler(config, target, clock)
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
@@ -178,10 +178,12 @@ class Engine:
         failed = []
         for seq in self._scheduler.admit():
             try:
-                seq.computed = seq.cached = self.target.open(seq)
+                seq.computed = self.target.open(seq)
             except PacelineError as error:
                 failed.append(self._fail(seq, error, opened=False))
             else:
+                # A preempted one finds rows of its own: they were computed for it, and are no hit.
+                seq.cached = min(seq.cached, seq.computed) if seq.preemptions else seq.computed
                 self._drafting.begin(seq)
         return failed
 
@@ -194,8 +196,8 @@ class Engine:
     def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
 
-        Where it is full, drafts are dropped first, then the sequences admitted last are preempted. One that
-        does not fit even alone ends with the error.
+        Where it is full, drafts are dropped first, then sequences are preempted, whether they have a part in
+        this pass or only hold a cached prefix. One that does not fit even alone ends with the error.
         """
         while scheduled:
             feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
@@ -205,17 +207,20 @@ class Engine:
                 if any(len(s.draft) for s in scheduled):
                     for s in scheduled:
                         s.draft = NO_DRAFT
-                elif len(scheduled) == 1:
+                elif self.running == 1:
                     return [], _NO_SCORES, [self._fail(scheduled[0].seq, error)]
                 else:
-                    self._preempt(scheduled.pop().seq)
+                    preempted = self._preempt()
+                    scheduled = [s for s in scheduled if s.seq is not preempted]
         return [], _NO_SCORES, []
 
-    def _preempt(self, seq: Seq) -> None:
+    def _preempt(self) -> Seq:
+        seq = self._scheduler.preempt()
         self._drafting.end(seq)
         self.target.close(seq.id)
         seq.computed = 0
-        self._scheduler.put_back(seq)
+        seq.preemptions += 1
+        return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
         r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish="error", error=error)
@@ -327,8 +332,9 @@ class _RowsOnHost:
         return verdict, logprobs(s.seq, verdict, s.draft, rows)
 
 
-def _scheduler(config: EngineConfig, target: Target) -> Scheduler:
+def _scheduler(config: EngineConfig, target: Target, clock: Callable[[], float]) -> Scheduler:
     """Prompts may be cut anywhere only where the cut does not show in the bits of the rows."""
     chunk = config.prefill_chunk
-    beside = min(config.prefill_beside, chunk) if target.invariant_rows > chunk else chunk
-    return Scheduler(config.max_batch, chunk, beside, config.max_waiting)
+    anywhere = target.invariant_rows > chunk
+    beside = min(config.prefill_beside, chunk) if anywhere else chunk
+    return Scheduler(config.max_batch, chunk, beside, config.max_waiting, anywhere, clock)

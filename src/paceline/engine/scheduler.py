@@ -1,46 +1,79 @@
 """Continuous batching with chunked prefill: which sequences run, and which tokens go into a pass."""
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
 
 from paceline.constraints.draft_masks import FREE, Masks
 from paceline.errors import Busy, PacelineError
 from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Verdict
 
+OLDEST_EVERY: Final = 4  # admissions, of which one is the oldest's
+QUEUE_SHARE: Final = 4  # places that one client may hold for each that stays free
+MAX_RETRY_S: Final = 600.0
+
 
 class Scheduler:
-    """Admits sequences and assigns the rows of a pass.
+    """Admits sequences and shares the rows of a pass among them.
 
-    Of the waiting ones the highest priority comes first, then the one whose tenant has the fewest running,
-    then the oldest. Every decoding sequence is in every pass; prompts fill the rows left for prefill, in the
-    order of their admission.
+    Of the waiting ones the highest priority comes first. Of equal ones, those that were preempted; then the
+    one whose client has the fewest running, then the one whose tenant has, then the oldest. Every fourth time
+    the oldest comes first, so that nobody waits for more than four times as many admissions as in order of
+    arrival.
+
+    Every decoding sequence is in every pass. Prompts share the rows for prefill (chunked prefill as in
+    Sarathi-Serve, arXiv 2403.02310): half are for the prompt admitted first, the other half for shorter
+    remainders, shortest first. So a prompt is read after at most twice as many passes as in order of
+    admission, rounded up for each prompt, whatever comes after it.
     """
 
     def __init__(
-        self, max_batch: int, prefill_chunk: int, prefill_beside: int = 0, max_waiting: int = 0
+        self,
+        max_batch: int,
+        prefill_chunk: int,
+        prefill_beside: int = 0,
+        max_waiting: int = 0,
+        cut_anywhere: bool = True,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """cut_anywhere: prompts may be cut at any position; False: only at multiples of prefill_chunk."""
         self._max_batch = max_batch
         self._chunk = prefill_chunk
         self._beside = prefill_beside or prefill_chunk
         self._max_waiting = max_waiting  # 0: any number
-        self._waiting: list[Seq] = []
-        self._running: list[Seq] = []
+        self._cut_anywhere = cut_anywhere
+        self._waiting: list[Seq] = []  # in order of arrival
+        self._preempted: list[Seq] = []  # in order of admission
+        self._running: list[Seq] = []  # in order of admission
+        self._admitted: dict[str, int] = {}  # sequence -> the number of its first admission
+        self._admissions = 0
         self._full = False  # the cache was full: none is admitted before another leaves
+        self._pace = _Pace(clock)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return self.waiting + len(self._running)
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._preempted)
 
     def add(self, seq: Seq, slots: int = 1) -> None:
-        if any(seq.id == other.id for other in (*self._waiting, *self._running)):
+        everyone = (*self._waiting, *self._preempted, *self._running)
+        if any(seq.id == other.id for other in everyone):
             raise ValueError(f"a sequence {seq.id!r} is here already")
         if not self._room(slots):
-            waiting = len(self._waiting)
-            raise Busy(f"{waiting} requests wait already: there is no room for {slots} more; try again later")
+            raise Busy(
+                f"{self.waiting} requests wait already: there is no room for {slots} more; try again later",
+                self._pace.seconds(slots),
+            )
+        if seq.client and slots and not self._fair_room(sum(o.client == seq.client for o in everyone), slots):
+            raise Busy(
+                "this client has too large a part of the queue: wait for its other answers",
+                self._pace.seconds(slots),
+            )
         self._waiting.append(seq)
 
     def _room(self, slots: int) -> bool:
@@ -48,62 +81,142 @@ class Scheduler:
         if not self._max_waiting or not slots:
             return True
         free = self._max_batch + self._max_waiting - len(self)
-        return len(self._waiting) < self._max_waiting and (slots <= free or not len(self))
+        return self.waiting < self._max_waiting and (slots <= free or not len(self))
+
+    def _fair_room(self, held: int, slots: int) -> bool:
+        """Dynamic thresholds (Choudhury and Hahne 1998): one client leaves room for the others.
+
+        It holds at most QUEUE_SHARE times as many places as stay free.
+        """
+        if not self._max_waiting or not held:
+            return True
+        free = self._max_batch + self._max_waiting - len(self)
+        return held + slots <= QUEUE_SHARE * (free - slots + 1)
 
     def admit(self) -> list[Seq]:
-        """Moves sequences from waiting to running; returns the new ones."""
+        """Moves sequences from waiting to running; returns the new ones. Preempted ones return one a pass."""
         new: list[Seq] = []
-        while self._waiting and len(self._running) < self._max_batch and not self._full:
+        limit = 1 if self._preempted else self._max_batch
+        while self.waiting and len(self._running) < self._max_batch and len(new) < limit and not self._full:
             seq = self._next()
-            self._waiting.remove(seq)
-            self._running.append(seq)
+            (self._preempted if seq.id in self._admitted else self._waiting).remove(seq)
+            self._admitted.setdefault(seq.id, self._admissions)
+            self._admissions += 1
+            insort(self._running, seq, key=self._order)
             new.append(seq)
         return new
 
-    def _next(self) -> Seq:
-        at_work = Counter(seq.tenant for seq in self._running)
-        return min(self._waiting, key=lambda seq: (-seq.priority, at_work[seq.tenant]))
+    def _order(self, seq: Seq) -> int:
+        return self._admitted[seq.id]
 
-    def put_back(self, seq: Seq) -> None:
-        """From running to the head of the waiting queue."""
+    def _next(self) -> Seq:
+        waiting = (*self._preempted, *self._waiting)
+        if self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1:
+            return min(waiting, key=lambda seq: -seq.priority)
+        clients = Counter(seq.client for seq in self._running)
+        tenants = Counter(seq.tenant for seq in self._running)
+
+        def rank(seq: Seq) -> tuple[int, bool, int, int]:
+            return -seq.priority, seq.id not in self._admitted, clients[seq.client], tenants[seq.tenant]
+
+        return min(waiting, key=rank)
+
+    def preempt(self) -> Seq:
+        """Moves one from running back to waiting: of the lowest priority the one admitted last."""
+        seq = min(self._running, key=lambda seq: (seq.priority, -self._order(seq)))
         self._running.remove(seq)
-        self._waiting.insert(0, seq)
+        insort(self._preempted, seq, key=self._order)
         self._full = True
+        return seq
 
     def running(self) -> Sequence[Seq]:
         return tuple(self._running)
 
     def expired(self, now: float) -> list[Seq]:
         """Sequences past their deadline."""
-        every = (*self._running, *self._waiting)
+        every = (*self._running, *self._preempted, *self._waiting)
         return [seq for seq in every if seq.deadline is not None and now >= seq.deadline]
 
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
         """Removes a sequence; returns it and whether it was running."""
-        for queue in (self._running, self._waiting):
+        for queue in (self._running, self._preempted, self._waiting):
             for seq in list(queue):
                 if seq.id == seq_id:
+                    self._pace.left(self.waiting)
                     queue.remove(seq)
+                    self._admitted.pop(seq_id, None)
                     self._full = False
                     return seq, queue is self._running
         return None
 
     def pieces(self) -> list[tuple[Seq, list[int]]]:
-        """The pending tokens of each sequence that has a part in this pass.
+        """The pending tokens of each sequence that has a part in this pass."""
+        decoding = {seq.id: 1 for seq in self._running if _remainder(seq) == 1}
+        reading = [seq for seq in self._running if _remainder(seq) > 1]
+        rows = self._beside if decoding else self._chunk
+        shares = self._shared_rows if self._cut_anywhere else self._whole_chunks
+        sizes = decoding | (shares(reading, rows) if reading else {})
+        return [
+            (seq, seq.tokens[seq.computed : seq.computed + size])
+            for seq in self._running
+            if (size := sizes.get(seq.id, 0))
+        ]
 
-        Prompts are cut at multiples of a fixed number, shorter ones while others wait for their next token.
-        """
-        decoding = [seq for seq in self._running if len(seq.tokens) - seq.computed == 1]
-        reading = [seq for seq in self._running if len(seq.tokens) - seq.computed > 1]
-        rows = chunk = self._beside if decoding else self._chunk
-        parts = {seq.id: seq.tokens[seq.computed :] for seq in decoding}
-        for seq in reading:
-            if rows <= 0:
-                break
-            end = (seq.computed // chunk + 1) * chunk
-            parts[seq.id] = seq.tokens[seq.computed : end]
-            rows -= len(parts[seq.id])
-        return [(seq, parts[seq.id]) for seq in self._running if seq.id in parts]
+    def _shared_rows(self, reading: Sequence[Seq], rows: int) -> dict[str, int]:
+        """The rows of each prompt: half for the first, then for short ones, then in order of admission."""
+        first, shares = reading[0], Counter[str]()
+        for seq, limit in ((first, -(-rows // 2)), *((seq, rows) for seq in (*_shorter(reading), *reading))):
+            size = min(_remainder(seq) - shares[seq.id], limit, rows - shares.total())
+            shares[seq.id] += size
+        return dict(shares)
+
+    def _whole_chunks(self, reading: Sequence[Seq], rows: int) -> dict[str, int]:
+        """The same in chunks that end at multiples of a fixed number, in at most half as many rows again."""
+        sizes: dict[str, int] = {}
+        for seq in (reading[0], *_shorter(reading), *reading):
+            size = min(_remainder(seq), self._chunk - seq.computed % self._chunk)
+            if not sizes or sum(sizes.values()) + size <= rows + rows // 2:
+                sizes.setdefault(seq.id, size)
+        return sizes
+
+
+def _remainder(seq: Seq) -> int:
+    """Tokens that are not computed yet."""
+    return len(seq.tokens) - seq.computed
+
+
+def _shorter(reading: Sequence[Seq]) -> list[Seq]:
+    """Those that overtake the first: of a higher priority, or with at most half as many tokens to compute.
+
+    With more than half, the first would lose more time than they gain.
+    """
+    first, *others = reading
+    short = [
+        seq
+        for seq in others
+        if seq.priority > first.priority
+        or (seq.priority == first.priority and 2 * _remainder(seq) <= _remainder(first))
+    ]
+    return sorted(short, key=lambda seq: (-seq.priority, _remainder(seq)))
+
+
+class _Pace:
+    """How often a sequence leaves while others wait."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: float | None = None  # None: nobody waited since
+        self._gap_s = 1.0
+
+    def left(self, waiting: int) -> None:
+        now = self._clock()
+        if self._last is not None:
+            self._gap_s += 0.2 * (now - self._last - self._gap_s)
+        self._last = now if waiting else None
+
+    def seconds(self, places: int) -> float:
+        """Until so many places are free."""
+        return min(MAX_RETRY_S, self._gap_s * places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
 
@@ -19,9 +19,6 @@ from paceline.web.api_keys import Key, KeyFile, tenant
 from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
 from paceline.web.request_id import new_request_id
 
-TYPICAL_OUTPUT: Final = 256  # tokens charged to a key until the output's length is known
-BYTES_PER_TOKEN: Final = 4
-
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
@@ -31,6 +28,7 @@ class RequestContext:
     endpoint: str  # the path of the URL
     route: Route
     tenant: str
+    client: str  # the name of its key, or empty: answers are shared out among clients first
     priority: int
     deadline: float | None  # by time.monotonic
     remember: bool  # drafters may remember it
@@ -46,6 +44,13 @@ class RequestContext:
         limit = self.route.max_prompt_tokens
         if limit is not None and tokens > limit:
             raise PromptTooLong(f"the prompt has {tokens} tokens; the route {self.route.name} takes {limit}")
+
+    def charge(self, tokens: int) -> None:
+        """Charges the key all tokens that the request may use, before it runs. The request log settles."""
+        rejection = None if self.ticket is None else self.ticket.charge(tokens, time.monotonic())
+        if rejection is not None:
+            more = f"this request may use {tokens:,} tokens; a smaller max_tokens or n needs fewer"
+            raise _over_limit(rejection, f"; {more}")
 
 
 class Admission:
@@ -86,6 +91,15 @@ class Admission:
             )
         return key
 
+    def enter(self, key: Key | None) -> Ticket | None:
+        """Counts a request to any endpoint, before its body is read. The ticket's holder must leave."""
+        if key is None:
+            return None
+        entry = self._limiter.enter(key, 0, time.monotonic())
+        if isinstance(entry, Rejection):
+            raise _over_limit(entry)
+        return entry
+
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
             raise ApiError(
@@ -113,16 +127,16 @@ class Admission:
             endpoint=path,
             route=route,
             tenant=tenant(key, request.end_user, request.cache_key),
-            priority=(request.priority or 0) + route.priority,
+            client="" if key is None else key.name,
+            priority=_priority(key, request.priority, route.priority),
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,
             remember=request.remember is not False and route.remember is not False and self._remember,
             body=body,
             request=request,
             span=self._spans.start(path, self._model, http.headers),
-            ticket=None,
+            ticket=http.state.ticket,
             id=new_request_id(http.scope, id_prefix, id_bytes),
         )
-        context.ticket = self._charge(key, body)  # last: an error after it would leave the key charged
         http.state.context = context
         if self._trainer is not None:
             self._trainer.request_arrived()
@@ -138,19 +152,26 @@ class Admission:
         self._routes = routes
         self._metrics.add_routes(route.name for route in routes.routes)
 
-    def _charge(self, key: Key | None, body: Mapping[str, Any]) -> Ticket | None:
-        """Takes an estimate from the key's token buckets; the request log settles the difference."""
-        if key is None:
-            return None
-        characters = len(str(body.get("messages") or body.get("prompt") or body.get("input") or ""))
-        entry = self._limiter.enter(key, characters // BYTES_PER_TOKEN + TYPICAL_OUTPUT, time.monotonic())
-        if isinstance(entry, Rejection):
-            raise ApiError(
-                429,
-                f"{entry.reason} for this key: try again in {entry.retry_after_s:.0f} s",
-                "rate_limit_error",
-                code="rate_limit_exceeded",
-                retry_after=entry.retry_after_s,
-                refusal=KEY_LIMIT,
-            )
-        return entry
+
+def _priority(key: Key | None, own: int | None, of_route: int) -> int:
+    """Within the bound of the key. own: what the request asks for, if it does."""
+    if key is None:
+        return (own or 0) + of_route
+    limit = key.limits.max_priority
+    if own is not None and own > (limit or 0):
+        raise ApiError(
+            400, f"priority: {own} is too high, this key has at most {limit or 0}", param="priority"
+        )
+    total = (own or 0) + of_route
+    return total if limit is None else min(total, limit)
+
+
+def _over_limit(rejection: Rejection, more: str = "") -> ApiError:
+    return ApiError(
+        429,
+        f"{rejection.reason} for this key: try again in {rejection.retry_after_s:.0f} s{more}",
+        "rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=rejection.retry_after_s,
+        refusal=KEY_LIMIT,
+    )

@@ -1,6 +1,7 @@
 """The HTTP application: paths, middleware, lifespan, health and metrics."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,7 +22,7 @@ from paceline.server.openai.openapi import document
 from paceline.server.openai.responses import ResponsesServing
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY, MAX_PARALLEL
 from paceline.server.request_log import RequestLog
-from paceline.web.api_errors import Handler, not_allowed, not_found, with_error_responses
+from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
 from paceline.web.request_id import RequestIds
 
 CLOSING_S: Final = 5.0  # for the engine's thread, and for records that are not written yet
@@ -73,16 +74,24 @@ class App:
         )
 
     def _authenticated(self, handler: Handler) -> Handler:
-        """Checks the key before anything else: without one no body is read."""
+        """Checks the key and its limits before anything else: a request over them has no body read."""
 
         async def handle(http: Request) -> Response:
+            http.state.ticket = None
+            http.state.used_tokens = 0  # by an endpoint that generates nothing
+            retryable = False
             try:
                 http.state.key = self.admission.authenticate(http.headers)
+                http.state.ticket = self.admission.enter(http.state.key)
                 return await handler(http)
             except Exception as error:
+                retryable = api_error(error).retryable
                 if not hasattr(http.state, "context"):  # else its end is recorded
                     self.log.refused(error)
                 raise
+            finally:
+                if http.state.ticket is not None and not hasattr(http.state, "context"):
+                    http.state.ticket.leave(http.state.used_tokens, time.monotonic(), retryable)
 
         return handle
 

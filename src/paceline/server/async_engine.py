@@ -43,6 +43,14 @@ class GenerateParams:
     continue_final_message: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt as tokens, with its first choice, of which the others are copies."""
+
+    first: RequestOutput
+    n: int
+
+
 class AsyncEngine:
     """A model, the thread that runs its engine, and the metrics that count its rounds."""
 
@@ -56,28 +64,41 @@ class AsyncEngine:
         """Names the model, its weights and the engine."""
         return f"{self.llm.name}-{self.llm.target.fingerprint[:12]}-paceline-{__version__}"
 
-    async def generate(
+    async def prepare(
         self, context: RequestContext, params: GenerateParams, first_index: int = 0
+    ) -> PreparedPrompt:
+        """Renders a prompt and compiles its grammar, in a thread. first_index: that of the first choice."""
+        prepared = await asyncio.to_thread(self._prepare, context, params, first_index)
+        context.check_prompt_length(prepared.first.seq.prompt_len)
+        return prepared
+
+    def max_usage(self, prepared: PreparedPrompt) -> int:
+        """The tokens that a prompt and all its choices may use."""
+        seq = prepared.first.seq
+        room = max(0, self.llm.target.max_context - seq.prompt_len)
+        return seq.prompt_len + prepared.n * min(seq.params.max_tokens, room)
+
+    async def generate(
+        self, context: RequestContext, prepared: PreparedPrompt
     ) -> AsyncGenerator[tuple[RequestOutput, OutputDelta], None]:
         """Answers one prompt: the deltas of all its choices as they come.
 
         Each output is in `context.outputs` from its admission on. The first choice reads the prompt; the
-        others begin once that is in the prefix cache. first_index: the index of the first choice.
+        others begin once that is in the prefix cache.
         """
         inbox: Inbox = asyncio.Queue()
         outputs: list[RequestOutput] = []  # those submitted
         choices = 1
-        prepared = await asyncio.to_thread(self._prepare, context, params, first_index)
-        context.check_prompt_length(prepared[0].seq.prompt_len)
+        every = await asyncio.to_thread(self._choices, prepared)
         try:
             while True:
                 while len(outputs) < choices:
-                    output = prepared[len(outputs)]
+                    output = every[len(outputs)]
                     self.metrics.set_route(output.seq.id, context.route.name)
                     outputs.append(output)
                     context.outputs.append(output)
                     # The first output of a request needs slots for all of them.
-                    slots = 0 if output.index else params.n
+                    slots = 0 if output.index else prepared.n
                     if (error := await self._submit(output, slots, inbox)) is not None:
                         outputs.remove(output)
                         context.outputs.remove(output)
@@ -88,18 +109,15 @@ class AsyncEngine:
                     raise r.error
                 yield output, delta
                 if outputs[0].token_ids or outputs[0].finish:
-                    choices = params.n
-                if len(outputs) == params.n and all(output.finish for output in outputs):
+                    choices = prepared.n
+                if len(outputs) == prepared.n and all(output.finish for output in outputs):
                     return
         finally:
             for output in outputs:
                 if output.finish is None:
                     self.thread.cancel(output.seq.id)
 
-    def _prepare(
-        self, context: RequestContext, params: GenerateParams, first_index: int
-    ) -> list[RequestOutput]:
-        """All choices, in a thread beside the loop: renders the prompt and compiles its grammar once."""
+    def _prepare(self, context: RequestContext, params: GenerateParams, first_index: int) -> PreparedPrompt:
         first = self.llm.prepare(
             params.prompt,
             params.params,
@@ -112,11 +130,17 @@ class AsyncEngine:
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
         )
+        first.seq.client = context.client
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
-        outputs = [first, *(self.llm.another_choice(first, choice) for choice in range(1, params.n))]
-        for index, output in enumerate(outputs, first_index):
-            output.index, output.started = index, context.arrived
-        return outputs
+        first.index, first.started = first_index, context.arrived
+        return PreparedPrompt(first, params.n)
+
+    def _choices(self, prepared: PreparedPrompt) -> list[RequestOutput]:
+        first = prepared.first
+        others = [self.llm.another_choice(first, choice) for choice in range(1, prepared.n)]
+        for index, output in enumerate(others, first.index + 1):
+            output.index, output.started = index, first.started
+        return [first, *others]
 
     async def _submit(self, output: RequestOutput, slots: int, inbox: Inbox) -> PacelineError | None:
         """Why the engine refused it, or None."""

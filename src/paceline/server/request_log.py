@@ -79,8 +79,8 @@ class RequestLog:
             self._report(context, code, refusal)
         finally:
             if context.ticket is not None:
-                used = sum(o.seq.prompt_len + len(o.token_ids) for o in context.outputs if o.passes)
-                context.ticket.leave(used, time.monotonic(), refusal is not None)
+                retryable = error is not None and refusal is not None and api_error(error).retryable
+                context.ticket.leave(_used_tokens(context.outputs), time.monotonic(), retryable)
 
     def _report(self, context: RequestContext, code: str | None, refusal: str | None) -> None:
         if refusal is not None:
@@ -163,6 +163,13 @@ class RequestLog:
         else:
             rounds = [r for output in outputs for r in output.rounds]
             span.end(ended, speculative_metrics(rounds, False), spec_work(rounds), context.id)
+
+
+def _used_tokens(outputs: Sequence[RequestOutput]) -> int:
+    """Of prompts, each of which is read once for all its choices, and of answers."""
+    begun = [output for output in outputs if output.passes]
+    prompts = sum(output.seq.prompt_len for output in begun if output.seq.params.choice == 0)
+    return prompts + sum(len(output.token_ids) for output in begun)
 
 
 def _first_user_text(messages: Sequence[Any]) -> str:

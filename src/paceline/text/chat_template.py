@@ -18,7 +18,8 @@ Tool = Mapping[str, Any]
 
 _ASKS_FOR_NONE: Final = re.compile(r"""\bcontent['"\]]*\s+is\s+(?:not\s+)?none\b""", re.IGNORECASE)
 MAX_GENERATION_PROMPTS: Final = 256  # cached for one template
-_OPEN_END: Final = "\ue000the text goes on here\ue000"  # stands at the end of a message that is continued
+_OPEN_END: Final = "\ue000the text goes on here\ue000"  # stands at the end of a message that is continued,
+_BLANK: Final = " "  # before this, which only a template that trims messages takes away
 MAX_CACHED_VARIABLES: Final = 1024  # characters of JSON: longer ones, which a client may send, are not cached
 _PROBE_TOOL: Final = {
     "type": "function",
@@ -103,16 +104,18 @@ class ChatTemplate:
         """The conversation up to the last character of its final message, which the model continues.
 
         As `continue_final_message` of transformers: the message is rendered with a mark at its end, and all
-        that the template writes from the mark on is cut off.
+        that the template writes from the mark on is cut off. Where the template trims messages, so is this.
         """
         *earlier, final = messages
-        if final.get("tool_calls") or not (text := _text_of(final)):
+        content = final.get("content")
+        text = content_text(content) if isinstance(content, list) else content
+        if final.get("tool_calls") or not isinstance(text, str):
             raise TextError("the final message cannot be continued: expected one with text and without calls")
-        chat = [*earlier, {**final, "content": text + _OPEN_END}]
+        chat = [*earlier, {**final, "content": text + _OPEN_END + _BLANK}]
         begin, *rest = self.render(chat, tools, False, variables).split(_OPEN_END)
         if len(rest) != 1:
             raise TextError("the final message cannot be continued: the chat template changes its text")
-        return begin
+        return begin if rest[0].startswith(_BLANK) else begin.rstrip()
 
     def generation_prompt(
         self,
@@ -314,11 +317,6 @@ def without_tool_roles(messages: Sequence[dict[str, Any]], system: str) -> list[
         first = {**chat[0], "content": f"{chat[0].get('content') or ''}\n\n{system}".strip()}
         return [first, *chat[1:]]
     return [{"role": "system", "content": system}, *chat]
-
-
-def _text_of(message: Message) -> str:
-    content = message.get("content")
-    return content_text(content) if isinstance(content, list) else str(content or "")
 
 
 def content_text(parts: list[Any]) -> str:

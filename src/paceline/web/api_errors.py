@@ -82,6 +82,11 @@ class ApiError(Exception):
         self.headers = {} if retry_after is None else {"retry-after": str(max(1, round(retry_after)))}
 
     @property
+    def retryable(self) -> bool:
+        """The same request may succeed later: the server's state refused it, not its content."""
+        return self.status in (408, 429, 503)
+
+    @property
     def body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
@@ -96,6 +101,7 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
     for row in _TABLE:
         if isinstance(error, row.exception):
             retry = 1.0 if row.status in (429, 503) else None
+            retry = error.retry_after_s if isinstance(error, Busy) else retry
             param = param or _param(error)
             return ApiError(row.status, str(error), row.type, param, row.code, retry, row.refusal)
     return ApiError(500, "internal error: the server's log says more", "server_error", refusal=None)

@@ -30,6 +30,7 @@ from paceline.web.config_file import (
 
 _PREFIX: Final = "pl-"
 _Limit = Annotated[int, AfterValidator(partial(whole_between, 1, 1_000_000_000))]
+_Priority = Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))]
 
 
 class KeyFileError(ConfigFileError):
@@ -48,6 +49,8 @@ class KeyLimits(StrictModel):
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None  # prompt and answer
     concurrent: _Limit | None = None  # requests at once
+    # Of its requests, their route's included. None: 0 for what a request asks for, and its route's is added.
+    max_priority: _Priority | None = None
 
 
 class Key(StrictModel):

@@ -1,7 +1,8 @@
 """Rate limits of an API key: token buckets for requests and tokens per minute, and a concurrency limit.
 
-The length of an output is not known in advance: a request is charged an estimate, and the difference is
-settled at its end. A bucket may so fall into debt.
+A request enters before its body is read. Before it runs it is charged all the tokens that it may use, and at
+its end it gets back those that it did not. A bucket falls into debt only through a request that may use more
+than a minute's worth.
 """
 
 from dataclasses import dataclass, field
@@ -72,15 +73,23 @@ class Ticket:
 
     _limiter: "RateLimiter"
     _key: Key
-    _estimated: int
+    _charged: int
     _left: bool = field(default=False, init=False)
+
+    def charge(self, tokens: int, now: float) -> Rejection | None:
+        """Charges the tokens that the request may use, or changes nothing."""
+        with self._limiter._lock:
+            rejection = self._limiter._charge(self._key, tokens, now)
+            if rejection is None:
+                self._charged += tokens
+            return rejection
 
     def leave(self, tokens: int, now: float, refused: bool = False) -> None:
         """tokens: the true number, prompt and output. refused: it does not count as a request either."""
         with self._limiter._lock:
             if not self._left:
                 self._left = True
-                self._limiter._settle(self._key, max(0, tokens) - self._estimated, -int(refused), now)
+                self._limiter._settle(self._key, max(0, tokens) - self._charged, -int(refused), now)
 
 
 class RateLimiter:
@@ -90,20 +99,30 @@ class RateLimiter:
         self._accounts: dict[str, _Account] = {}
         self._lock = Lock()
 
-    def enter(self, key: Key, estimated_tokens: int, now: float) -> Ticket | Rejection:
-        """Admits a request and charges its estimate, or changes nothing."""
-        estimated = max(0, estimated_tokens)
+    def enter(self, key: Key, tokens: int, now: float) -> Ticket | Rejection:
+        """Admits a request and charges it these tokens, or changes nothing."""
+        tokens = max(0, tokens)
         with self._lock:
             account = self._accounts.setdefault(key.name, _Account())
             account.refill(key.limits, _nanoseconds(now))
-            if rejection := _rejection(account, key.limits, estimated):
+            if rejection := _rejection(account, key.limits, tokens):
                 return rejection
             account.running += 1
             if account.requests:
                 account.requests.take(1)
             if account.tokens:
-                account.tokens.take(estimated)
-        return Ticket(self, key, estimated)
+                account.tokens.take(tokens)
+        return Ticket(self, key, tokens)
+
+    def _charge(self, key: Key, tokens: int, now: float) -> Rejection | None:
+        bucket = self._accounts[key.name].tokens
+        if bucket is None:
+            return None
+        bucket.refill(bucket.per_minute, _nanoseconds(now))
+        if wait := bucket.wait(tokens):
+            return _too_many(bucket, "tokens", wait)
+        bucket.take(tokens)
+        return None
 
     def _settle(self, key: Key, tokens: int, requests: int, now: float) -> None:
         account = self._accounts[key.name]
@@ -114,17 +133,20 @@ class RateLimiter:
                 bucket.take(amount)
 
 
-def _rejection(account: _Account, limits: KeyLimits, estimated: int) -> Rejection | None:
+def _too_many(bucket: TokenBucket, unit: str, wait_ns: int) -> Rejection:
+    return Rejection(_seconds(wait_ns), f"more than {bucket.per_minute:,} {unit} a minute")
+
+
+def _rejection(account: _Account, limits: KeyLimits, tokens: int) -> Rejection | None:
     if limits.concurrent is not None and account.running >= limits.concurrent:
         return Rejection(_CONCURRENCY_RETRY_S, f"more than {limits.concurrent:,} requests at once")
-    charges = (("requests", account.requests, 1), ("tokens", account.tokens, estimated))
+    charges = (("requests", account.requests, 1), ("tokens", account.tokens, tokens))
     waits = [
-        (bucket.wait(amount), f"more than {bucket.per_minute:,} {unit} a minute")
+        _too_many(bucket, unit, wait)
         for unit, bucket, amount in charges
-        if bucket is not None
+        if bucket is not None and (wait := bucket.wait(amount))
     ]
-    longest, reason = max(waits, default=(0, ""))
-    return Rejection(_seconds(longest), reason) if longest else None
+    return max(waits, key=lambda rejection: rejection.retry_after_s, default=None)
 
 
 def _nanoseconds(seconds: float) -> int:

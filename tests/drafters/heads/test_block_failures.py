@@ -43,7 +43,7 @@ def test_a_text_whose_rows_were_never_filled_is_drafted_no_more(
     assert drafter.draft([Ask(seq, 4)]) == [NO_DRAFT]
     show(drafter, seq, len(seq.tokens) - 1)
     drafter.end(seq)
-    again = Seq("two", list(seq.tokens), len(seq.tokens), cached=len(seq.tokens) - 1)
+    again = Seq("two", list(seq.tokens), len(seq.tokens), computed=len(seq.tokens) - 1)
     drafter.begin(again)
     assert drafter.draft([Ask(again, 4)]) == [NO_DRAFT]  # nothing was kept of it
 

@@ -40,7 +40,7 @@ def turns(draw: st.DrawFn) -> list[Seq]:
         if len(made) and draw(st.booleans()):
             tokens = [*draw(st.sampled_from(made)).tokens, *tokens]
         seq = Seq(f"s{i}", tokens, len(tokens), tenant=draw(st.sampled_from("ab")))
-        seq.cached, seq.remember = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
+        seq.computed, seq.remember = draw(st.integers(0, len(tokens) - 1)), draw(st.booleans())
         made.append(seq)
     return made
 
@@ -53,13 +53,13 @@ def test_only_rows_of_the_same_text_and_tenant_are_found(
     running: list[Seq] = []
     for seq in seqs:
         cache.begin(seq)
-        assert all(position < seq.cached for position in check(cache, seq))
-        at = seq.cached
+        assert all(position < seq.computed for position in check(cache, seq))
+        at = seq.computed
         while at < len(seq.tokens) - AHEAD:
             to = data.draw(st.integers(at + 1, len(seq.tokens) - AHEAD))
             cache.append(seq.id, at, rows_from(seq, at, to))
             at = to
-        assert [p for p in check(cache, seq) if p >= seq.cached] == list(range(seq.cached, at))
+        assert [p for p in check(cache, seq) if p >= seq.computed] == list(range(seq.computed, at))
         running.append(seq)
         while len(running) and data.draw(st.booleans()):
             cache.end(running.pop(data.draw(st.integers(0, len(running) - 1))))
@@ -74,10 +74,10 @@ def test_the_next_turn_finds_the_last_one(ended: bool) -> None:
     cache.append("first", 0, rows_from(first, 0, 19))
     if ended:
         cache.end(first)
-    second = Seq("second", [*range(18), 70, 71], 20, cached=18)
+    second = Seq("second", [*range(18), 70, 71], 20, computed=18)
     cache.begin(second)
     assert check(cache, second) == list(range(17))  # the 18th was made of a token that came otherwise
-    third = Seq("third", list(range(30)), 30, cached=12)
+    third = Seq("third", list(range(30)), 30, computed=12)
     cache.begin(third)
     assert check(cache, third) == list(range(12))
 
@@ -89,7 +89,7 @@ def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from(
         seq = Seq(f"by {tenant}", tokens, 20, tenant=tenant, remember=learn)
         cache.begin(seq)
         cache.append(seq.id, 0, torch.ones(20, 2))
-        again = Seq("again", tokens, 20, cached=19)
+        again = Seq("again", tokens, 20, computed=19)
         for _ in "running", "ended":
             cache.begin(again)
             assert len(cache.rows("again")[0]) == 0
@@ -101,11 +101,11 @@ def test_nothing_crosses_tenants_or_is_left_by_those_who_may_not_be_learnt_from(
 def test_a_gap_stays_a_gap() -> None:
     cache = HeadCache((2,))
     tokens = list(range(20))
-    first = Seq("first", tokens, 20, cached=8)  # in the target's cache from before our time
+    first = Seq("first", tokens, 20, computed=8)  # in the target's cache from before our time
     cache.begin(first)
     cache.append("first", 8, torch.ones(12, 2))
     cache.end(first)
-    second = Seq("second", tokens, 20, cached=15)
+    second = Seq("second", tokens, 20, computed=15)
     cache.begin(second)
     assert cache.rows("second")[0].tolist() == list(range(8, 15))
     cache.append("second", 15, torch.ones(5, 2))
@@ -117,7 +117,7 @@ def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning
     cache = HeadCache((2,), max_positions=20)
 
     def run(name: str, tokens: list[int], shared: int = 0) -> int:
-        seq = Seq(name, tokens, len(tokens), cached=shared)
+        seq = Seq(name, tokens, len(tokens), computed=shared)
         cache.begin(seq)
         found = len(cache.rows(name)[0])
         cache.append(name, shared, torch.ones(len(tokens) - shared, 2))

@@ -107,7 +107,7 @@ class HeadCache:
 
     def begin(self, seq: Seq) -> None:
         """Takes over rows for the positions that the target found in its prefix cache."""
-        self._running[seq.id] = _Running(seq, self._reusable(seq).copied(seq.cached))
+        self._running[seq.id] = _Running(seq, self._reusable(seq).copied(seq.computed))
 
     def append(self, seq_id: str, start: int, rows: Tensor) -> None:
         """rows [count, *shape] of the positions from `start` on, which come after all that are cached."""
@@ -170,9 +170,9 @@ class HeadCache:
         self._ended.pop(tenant, None)
 
     def _reusable(self, seq: Seq) -> _Rows:
-        """Rows for positions before `seq.cached`: the most that any one sequence of the tenant has."""
+        """Rows for positions before `seq.computed`: the most that any one sequence of the tenant has."""
         best, used = _Rows(array("q"), self._empty), None
-        if not seq.cached:
+        if not seq.computed:
             return best
         tokens = array("q", seq.tokens)
         for other in self._running.values():
@@ -189,7 +189,7 @@ class HeadCache:
         return best
 
     def _usable(self, others: Tokens, rows: _Rows, tokens: Tokens, seq: Seq) -> _Rows:
-        return rows.before(min(seq.cached, common_prefix(others, tokens) - self._ahead))
+        return rows.before(min(seq.computed, common_prefix(others, tokens) - self._ahead))
 
 
 def _covers(new: _Rows, old: _Rows) -> bool:

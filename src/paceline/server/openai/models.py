@@ -42,11 +42,13 @@ class ModelServing(Serving):
         self.admission.check_model(request.model)
         llm = self.engine.llm
         tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
+        http.state.used_tokens = len(tokens)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context})
 
     async def detokenize(self, http: Request) -> Response:
         _, request = await read_request(http, DetokenizeRequest, self.max_body)
         self.admission.check_model(request.model)
+        http.state.used_tokens = len(request.tokens)
         return JSONResponse({"prompt": await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)})
 
 

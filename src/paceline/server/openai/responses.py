@@ -56,8 +56,17 @@ _SAME: Final = (
     "speculative_config",
     "priority",
     "remember",
-    "min_tokens",
     "chat_template_kwargs",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
 )
 
 
@@ -83,7 +92,8 @@ class ResponsesServing(Serving):
         """The last event holds the usage and says that it is the last: there is no DONE."""
         begun = False
         with self.recorded(context):
-            async with aclosing(self.engine.generate(context, params)) as deltas:
+            (prepared,) = await self.prepare(context, [params])
+            async with aclosing(self.engine.generate(context, prepared)) as deltas:
                 async for output, delta in deltas:
                     if not begun:
                         begun = True

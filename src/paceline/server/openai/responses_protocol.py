@@ -205,6 +205,15 @@ class ResponsesRequest(RequestBody):
     context_management: Annotated[None, absent("shorten the conversation yourself", [])] = None
     moderation: Annotated[None, absent(NO_MODERATION)] = None
     chat_template_kwargs: dict[str, Any] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     seed: int | None = None
     speculative_config: SpeculativeConfig | None = None

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from paceline.errors import ConstraintError, PacelineError, PromptTooLong, SettingError, TextError
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import Admission, RequestContext
-from paceline.server.async_engine import AsyncEngine, GenerateParams
+from paceline.server.async_engine import AsyncEngine, GenerateParams, PreparedPrompt
 from paceline.server.openai.protocol import StreamOptions
 from paceline.server.request_log import RequestLog
 from paceline.text import Tokenizer
@@ -79,17 +79,26 @@ class Serving:
         context.span.set_request(params.params, params.n, bool(context.request.stream))
         return params
 
+    async def prepare(
+        self, context: RequestContext, params: Sequence[GenerateParams]
+    ) -> list[PreparedPrompt]:
+        """Tokenizes all prompts, and charges the key for all that they may use, before any of them runs."""
+        prepared = [await self.engine.prepare(context, one, i * one.n) for i, one in enumerate(params)]
+        context.charge(sum(map(self.engine.max_usage, prepared)))
+        return prepared
+
     async def run(self, http: Request, context: RequestContext, params: Sequence[GenerateParams]) -> None:
         """Answers all prompts of a request that does not stream, and records its end."""
         with self.recorded(context):
             async with cancelled_by_disconnect(http):
-                jobs = [self._run_one(context, one, i * one.n) for i, one in enumerate(params)]
+                prepared = await self.prepare(context, params)
+                jobs = [self._run_one(context, one) for one in prepared]
                 await gather_limited(jobs, max(1, self.max_parallel // params[0].n))
         context.outputs.sort(key=lambda output: output.index)
         self.log.finished(context)
 
-    async def _run_one(self, context: RequestContext, params: GenerateParams, first_index: int) -> None:
-        async with aclosing(self.engine.generate(context, params, first_index)) as deltas:
+    async def _run_one(self, context: RequestContext, prepared: PreparedPrompt) -> None:
+        async with aclosing(self.engine.generate(context, prepared)) as deltas:
             async for _ in deltas:
                 pass
 
@@ -138,7 +147,8 @@ class ChunkServing(Serving):
         options = context.request.stream_options or StreamOptions()
         begun: set[int] = set()
         with self.recorded(context):
-            streams = [self.engine.generate(context, one, i * one.n) for i, one in enumerate(params)]
+            prepared = await self.prepare(context, params)
+            streams = [self.engine.generate(context, one) for one in prepared]
             async with aclosing(merged(streams, max(1, self.max_parallel // params[0].n))) as deltas:
                 async for output, delta in deltas:
                     if output.index not in begun:
