@@ -40,6 +40,14 @@ class Cursor(Protocol):
 
     def fork(self) -> "Cursor": ...
 
+    def commit(self, token: int) -> bool:
+        """As `advance`, for a token that the mask allowed. Quick: the engine's thread calls it."""
+        return self.advance(token)
+
+    def hints(self) -> "Cursor":
+        """A cursor for drafters, which fork it: quick, and may know less of what may follow."""
+        return self
+
     def spelled(self) -> list[int]:
         """The name of `canonical` before 0.2."""
         warn_renamed("Cursor.spelled", "Cursor.canonical")

@@ -125,3 +125,4 @@ def test_reasoning_ends_inside_a_draft(tokenizer: Tokenizer) -> None:
         fast, _ = run(tokenizer, [thinking] * 4, GUESSES, biased, guess[start:])
         assert fast == plain
     assert all(end.error is None for end in ends)
+

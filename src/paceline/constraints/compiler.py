@@ -1,7 +1,7 @@
 """From a constraint to a cursor, for one model's tokenizer. Compiled grammars and refusals are cached.
 
-Small grammars are compiled at once, under limits that keep them to a fraction of a second. Those that are large
-or exceed these limits are compiled in another process first (trial.py).
+Small grammars are compiled at once, under limits that keep them to a fraction of a second. Those that are
+large or exceed these limits are compiled in another process first (trial.py).
 """
 
 import hashlib
@@ -92,9 +92,7 @@ class _LruCache(Generic[K, V]):
 class Compiler:
     """Makes cursors. The tokenizer's tables are built for the first constraint."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
         self._limits = limits or GrammarLimits()
@@ -129,7 +127,8 @@ class Compiler:
     def _compile(self, rules: str) -> Grammar:
         tables, size = self._tables, BYTES_PER_CHARACTER * len(rules)
         if len(rules) <= MAX_SMALL:
-            small, forced = LIMITS | SMALL_LIMITS, self._limits.forced_bytes
+            small = {name: min(limit, SMALL_LIMITS.get(name, limit)) for name, limit in LIMITS.items()}
+            forced = self._limits.forced_bytes
             try:
                 return Grammar(lambda: compile_grammar(rules, tables, small, forced), tables, size)
             except _LimitReached:

@@ -4,9 +4,11 @@ The matcher is never rolled back: after a rollback it was seen to return the mas
 shares its origin's matcher until either of the two advances, which then takes a copy.
 """
 
+import threading
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, TypeVar
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
@@ -16,32 +18,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SLOW_QUERY_S: Final = 0.001
+LEXER_BYTES_PER_S: Final = 100 << 20  # how fast a lexer grows while it is built
+
+
+class Source:
+    """A matcher at the start of a grammar. Its copies share the lexer: an error in one breaks all of them."""
+
+    __slots__ = ("broken", "matcher")
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self.matcher = matcher
+        self.broken = False
+
 
 class Grammar:
-    """A compiled grammar, copied for each output.
-
-    Copies share the lexer's memory, so an error in one breaks all of them: then it is compiled again.
-    """
+    """A compiled grammar, copied for each output. Compiled again after an error, by the next output."""
 
     def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer", size: int = 0) -> None:
         self.tokenizer = tokenizer
         self.eos = frozenset(tokenizer.eos_tokens)
         self._compiled_size = size  # bytes, by estimate
         self._make = make
-        self._renewing = threading.Lock()
-        self.matcher = make()
-        self.lexer_s = 0.0  # time of queries since it was compiled, in which the lexer may have grown
+        self._compiling = threading.Lock()
+        self._source = self.compile()
+        self._slow_s = 0.0  # of slow queries since it was compiled, in which the lexer has grown
+
+    def compile(self) -> Source:
+        """A source of its own for one output, which no other can break."""
+        return Source(self._make())
+
+    def source(self) -> Source:
+        """The one that outputs share. May compile: not for the engine's thread."""
+        with self._compiling:
+            if self._source.broken:
+                self._source, self._slow_s = self.compile(), 0.0
+            return self._source
+
+    def took(self, seconds: float) -> None:
+        """Counts a query that was slow, since it has built parts of the lexer."""
+        if seconds > SLOW_QUERY_S:
+            self._slow_s += seconds
 
     @property
     def size(self) -> int:
-        """Bytes, by estimate: with the lexer's states that queries have added."""
-        return self._compiled_size + int(self.lexer_s * LEXER_BYTES_PER_S)
-
-    def renew(self, broken: "LLMatcher") -> None:
-        """Compiles the grammar again, unless another thread has done so since `broken` was copied."""
-        with self._renewing:
-            if self.matcher is broken:
-                self.matcher, self.lexer_s = self._make(), 0.0
+        """Bytes, by estimate: as compiled, and the parts of the lexer that queries have built."""
+        return self._compiled_size + int(self._slow_s * LEXER_BYTES_PER_S)
 
 
 class _TokenList:
@@ -57,9 +79,11 @@ class _TokenList:
 class GrammarCursor(Cursor):
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._origin = grammar.matcher  # ours is a copy of it
-        self._matcher = grammar.matcher.deep_copy()
+        self._source = grammar.source()
+        self._matcher = self._source.matcher.deep_copy()
         self._shared = False  # with a fork
+        self._behind = False  # the matcher has not consumed all tokens
+        self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
         self._ended = False
         self._stopped = self._matcher.is_stopped()  # only an end may follow
@@ -71,6 +95,12 @@ class GrammarCursor(Cursor):
     def fork(self) -> "GrammarCursor":
         self._shared = True
         return copy(self)
+
+    def hints(self) -> "GrammarCursor":
+        """Never compiles: after an error it knows nothing."""
+        hints = self.fork()
+        hints._recovers = False
+        return hints
 
     def fill(self, row: Bits) -> bool:
         """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""
@@ -95,6 +125,22 @@ class GrammarCursor(Cursor):
             self._consumed, self._stopped = _TokenList(self._consumed, token), stopped
         return accepted
 
+    def commit(self, token: int) -> bool:
+        """Never compiles: after an error of the matcher the token is consumed by the next `fill`."""
+        recovers, self._recovers = self._recovers, False
+        try:
+            if self.advance(token):
+                return True
+            if self._current and not self._matcher.is_error():
+                return False
+        finally:
+            self._recovers = recovers
+        if token in self._grammar.eos:
+            self._ended = True
+        else:
+            self._consumed, self._behind = _TokenList(self._consumed, token), True
+        return True
+
     def forced(self) -> list[int]:
         return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
 
@@ -111,16 +157,26 @@ class GrammarCursor(Cursor):
         except ConstraintError:
             return default
 
+    @property
+    def _current(self) -> bool:
+        """True if the matcher has consumed all tokens, and no error has broken it."""
+        return not (self._behind or self._source.broken)
+
     def _query(self, query: "Callable[[LLMatcher], T]") -> T:
         """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
-        message = ""
+        message = "the grammar has to be compiled again"
         for _ in range(2):
-            if self._origin is self._grammar.matcher or self._replay():
+            if self._current or (self._recovers and self._replay()):
+                started = perf_counter()
                 answer = query(self._matcher)
+                self._grammar.took(perf_counter() - started)
                 if not self._matcher.is_error():
                     return answer
-            message = _error_message(self._matcher)
-            self._grammar.renew()
+            if self._matcher.is_error():
+                message = _error_message(self._matcher)
+            self._source.broken = True
+            if not self._recovers:
+                break
         raise ConstraintError(message)
 
     def _replay(self) -> bool:
@@ -129,8 +185,8 @@ class GrammarCursor(Cursor):
         A mask is computed before each token, as when the output was written: a matcher's remaining fuel
         depends on the queries before.
         """
-        self._origin = self._grammar.matcher
-        self._matcher, self._shared = self._origin.deep_copy(), False
+        self._source = self._grammar.compile()
+        self._matcher, self._shared = self._source.matcher.deep_copy(), False
         tokens, at = [], self._consumed
         while at is not None:
             tokens.append(at.token)
@@ -139,6 +195,7 @@ class GrammarCursor(Cursor):
             self._matcher.compute_bitmask()
             if self._matcher.try_consume_tokens([token]) != 1:
                 return False
+        self._behind = False
         return True
 
 

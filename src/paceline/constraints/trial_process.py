@@ -9,7 +9,6 @@ import json
 import os
 import select
 import signal
-import sys
 import threading
 from typing import Any, BinaryIO
 
@@ -100,4 +99,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -33,6 +33,11 @@ class Trigger:
     _gates: dict[int, Bits | None] = field(default_factory=dict)
     _last: list[int] = field(default_factory=list)  # tokens with the trigger's last byte
 
+    @property
+    def size(self) -> int:
+        """Bytes, by estimate."""
+        return 64 * len(self._last) + sum(row.nbytes for row in self._gates.values() if row is not None)
+
     def __post_init__(self) -> None:
         end = self.text[-1:]
         self._last = [i for i, piece in enumerate(self.pieces) if end in piece]
@@ -111,6 +116,15 @@ class TriggerCursor(Cursor):
             self._leave(token)
         return True
 
+    def commit(self, token: int) -> bool:
+        if self._inner is None:
+            return self.advance(token)
+        if self.finished or not self._inner.commit(token):
+            return False
+        if self._inner.finished:
+            self._leave(token)
+        return True
+
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
         if token in trigger.eos and not self._ignore_eos:
@@ -135,6 +149,11 @@ class TriggerCursor(Cursor):
 
     def canonical(self) -> list[int]:
         return [] if self._inner is None else self._inner.canonical()
+
+    def hints(self) -> "TriggerCursor":
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.hints()
+        return other
 
     def fork(self) -> "TriggerCursor":
         other = copy(self)
