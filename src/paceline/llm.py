@@ -2,22 +2,23 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import count
 from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
-from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, Whitespace
+from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, ToolSchemas, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
-from paceline.errors import PromptTooLong, SettingError, UsageError
+from paceline.errors import ConstraintError, PromptTooLong, SettingError, UsageError
 from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor
-from paceline.text import Detokenizer, StopChecker
+from paceline.text import Detokenizer, StopChecker, named_format, read_chat_template
 from paceline.types import Cursor, Drafter, Round, Seq, Sink
 
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
@@ -37,6 +38,9 @@ class LLM:
     draft_model: a smaller model, as the drafter `model`.
     draft_vocab: for a draft model with another tokenizer. intersection: it drafts tokens that both
     vocabularies have; text: its text is tokenized again; auto: the better of the two for the request.
+    chat_template: a Jinja template or its file, instead of the model's own.
+    tool_format: how the model writes tool calls, if its template does not show it: hermes, llama3, mistral or
+    smollm2.
     """
 
     def __init__(
@@ -50,8 +54,12 @@ class LLM:
         spec: SpecConfig | None = None,
         config: EngineConfig | None = None,
         sinks: Sequence[Sink] = (),
+        chat_template: str | None = None,
+        tool_format: str | None = None,
     ) -> None:
         config = config or EngineConfig()
+        template = None if chat_template is None else read_chat_template(chat_template)
+        format = None if tool_format is None else named_format(tool_format)
         loaded = load_model(
             hub.resolve(model),
             draft_model=draft_model,
@@ -63,6 +71,7 @@ class LLM:
         )
         self.name = model
         self.tokenizer, self.target, self.cost = loaded.tokenizer, loaded.target, loaded.cost
+        self.tokenizer.override(template, format)
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
         self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
         controller = Rate(self.cost or None)
@@ -116,8 +125,18 @@ class LLM:
             cursor=self._cursor(output, prompt_end, params.ignore_eos),
             remember=remember,
         )
-        tool_format = self.tokenizer.tool_format if output.may_call else None
-        return self._output(seq, OutputParser(output.parser(prompt_end), tool_format, output.only_calls))
+        return self._output(seq, self._parser(output, prompt_end))
+
+    def _parser(self, output: OutputSpec, prompt_end: str) -> OutputParser:
+        parse, format = output.parser(prompt_end), self.tokenizer.tool_format
+        if not output.may_call:
+            return OutputParser(parse)
+        unmarked = output.unmarked_calls if format.alternatives else None
+        offered = None
+        if unmarked is not None:
+            with suppress(ConstraintError):  # too large to be checked: the declared format is still read
+                offered = ToolSchemas(unmarked.schemas, self.constraints.checker(unmarked))
+        return OutputParser(parse, format, output.only_calls, offered, output.parallel_tool_calls)
 
     def _prediction(self, text: str) -> PredictionIndex:
         """As much of the text as the context could hold, indexed once for all choices of a request."""

@@ -15,6 +15,8 @@ from paceline.text import (
     CallDelta,
     ContentDelta,
     Delta,
+    OfferedTools,
+    Rejection,
     TextReader,
     ToolCall,
     ToolFormat,
@@ -76,12 +78,19 @@ class OutputParser:
     """Reads tool calls and a value from the text of an answer."""
 
     parse: Callable[[str], Any] | None = None
-    tools: ToolFormat | None = None
+    tools: ToolFormat | None = None  # the declared format of calls; None: no calls
     only_calls: bool = False  # the answer has no text beside its tool calls
+    offered: OfferedTools | None = None  # whose calls count in other forms too
+    parallel: bool = True  # several of those may be in one answer
+
+    def stream(self) -> ToolStream | None:
+        return None if self.tools is None else ToolStream(self.tools, self.offered, self.parallel)
 
     def read(self, text: str, complete: bool) -> dict[str, Any]:
         """Fields of a result."""
-        content, calls, _ = parse_tool_calls(text, self.tools) if self.tools else (text, [], [])
+        content, calls = text, list[ToolCall]()
+        if self.tools is not None:
+            content, calls, _ = parse_tool_calls(text, self.tools, self.offered, self.parallel)
         read: dict[str, Any] = {"tool_calls": tuple(calls), "content": content}
         if self.parse is None or not complete or calls:
             return read
@@ -133,7 +142,7 @@ class RequestOutput:
     _tools: ToolStream | None = None
 
     def __post_init__(self) -> None:
-        self._tools = None if self.parser.tools is None else ToolStream(self.parser.tools)
+        self._tools = self.parser.stream()
 
     def take(self, r: Round) -> OutputDelta:
         self._count(r, time.perf_counter() - self.started)
@@ -195,6 +204,11 @@ class RequestOutput:
                 name, arguments = calls.get(delta.index, ("", ""))
                 calls[delta.index] = (name or delta.name or "", arguments + delta.arguments)
         return [calls[i] for i in sorted(calls)]
+
+    @property
+    def rejected_calls(self) -> tuple[Rejection, ...]:
+        """Why texts that looked like tool calls were none."""
+        return () if self._tools is None else self._tools.rejected
 
     @property
     def finish_reason(self) -> str:

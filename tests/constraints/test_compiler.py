@@ -1,8 +1,8 @@
 """From a constraint to a cursor, for any tokenizer; what was compiled is kept, within bounds."""
 
 import sys
-from pathlib import Path
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,7 +99,7 @@ class Held:
 
 
 def test_the_oldest_goes_first() -> None:
-    cache: _LruCache[str, Held] = _LruCache(2, 100)
+    cache: _LruCache[str, Held] = _LruCache(2, 100, lambda held: held.size)
     for key in ("a", "b"):
         cache.get(key, lambda: Held("old"))
     cache.get("a", lambda: Held("new"))
@@ -109,7 +109,7 @@ def test_the_oldest_goes_first() -> None:
 
 
 def test_large_values_count_by_their_size() -> None:
-    cache: _LruCache[int, Held] = _LruCache(100, 10)
+    cache: _LruCache[int, Held] = _LruCache(100, 10, lambda held: held.size)
     for key in range(4):
         cache.get(key, lambda: Held("old", 4))
     assert [cache.get(key, lambda: Held("new", 4)).name for key in (3, 2)] == ["old", "old"]
@@ -119,7 +119,7 @@ def test_large_values_count_by_their_size() -> None:
 
 
 def test_a_value_that_has_grown_goes_when_the_next_one_comes() -> None:
-    cache: _LruCache[str, Held] = _LruCache(100, 10)
+    cache: _LruCache[str, Held] = _LruCache(100, 10, lambda held: held.size)
     cache.get("a", lambda: Held("old")).size = 50
     cache.get("b", lambda: Held("old"))
     assert cache.get("a", lambda: Held("new")).name == "new"
@@ -264,7 +264,7 @@ def test_marks_as_text_in_a_larger_vocabulary(qwen_path: Path) -> None:
     check_marks_as_text(Tokenizer.load(qwen_path))
 
 
-def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConstraintError, match="pip install llguidance"):
         check(Regex("a"))

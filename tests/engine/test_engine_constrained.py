@@ -73,7 +73,7 @@ def run(
 GUESSES = SpecConfig(("stubborn",), max_draft=6, adaptive=False)
 
 
-def test_a_limit_that_only_a_guess_runs_into_ends_nothing(
+def test_a_limit_that_only_a_draft_runs_into_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
     monkeypatch.setitem(compiler.LIMITS, "step_lexer_fuel", 600)
@@ -125,4 +125,3 @@ def test_reasoning_ends_inside_a_draft(tokenizer: Tokenizer) -> None:
         fast, _ = run(tokenizer, [thinking] * 4, GUESSES, biased, guess[start:])
         assert fast == plain
     assert all(end.error is None for end in ends)
-

@@ -2,13 +2,15 @@
 
 request.py          OutputSpec: the constraint that a request's parameters mean; tool calls
 grammars.py         Json, Regex, Lark, Choice: each as rules of one Lark grammar
+offered_tools.py    ToolSchemas: calls found in free text against the tools of their request
 json_schema.py      JSON Schemas as data, and safe changes to them
 python_types.py     Python types as constraints, and the values of their texts
 pydantic_schema.py  Pydantic's schemas of Python types, made enforceable
 template.py         Template: fixed text with constrained holes
 compiler.py         from a constraint to a cursor, for one tokenizer; caches compiled grammars
 cursor.py           a position in a grammar
-trigger_cursor.py   free text until a trigger, then a grammar
+trigger_cursor.py   free text until a trigger or the head of a call, then a grammar
+call_heads.py       finds the heads of calls that have no trigger
 draft_masks.py      token masks for every node of a draft
 text_matcher.py     checks a whole text against a constraint
 explain.py          errors of llguidance in the user's terms
@@ -25,6 +27,7 @@ from paceline.constraints.grammars import (
     Whitespace,
     response_format,
 )
+from paceline.constraints.offered_tools import ToolSchemas
 from paceline.constraints.python_types import Output, output
 from paceline.constraints.request import UNCONSTRAINED, OutputSpec, tool_calls
 from paceline.constraints.template import Template
@@ -41,6 +44,7 @@ __all__ = [
     "Regex",
     "StructuralTag",
     "Template",
+    "ToolSchemas",
     "Whitespace",
     "check",
     "output",

@@ -12,16 +12,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from paceline.constraints.call_heads import CallHeads
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, quoted
+from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, UnmarkedCalls, quoted
 from paceline.constraints.trial import Trial, TrialSetup
 from paceline.constraints.trial_process import compile_grammar as compiled
-from paceline.constraints.trigger_cursor import Trigger, TriggerCursor
+from paceline.constraints.trigger_cursor import Heads, Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
@@ -35,6 +36,7 @@ MAX_CACHED: Final = 256  # compiled grammars
 MAX_CACHED_BYTES: Final = 128 << 20  # that they take, by estimate
 MAX_REFUSED: Final = 1024  # grammars whose refusal is remembered
 MAX_SMALL: Final = 4096  # bytes of a grammar that is compiled at once
+TRIGGER_BYTES: Final = 256 << 10  # its masks, by estimate
 BYTES_PER_CHARACTER: Final = 64  # of a compiled grammar, for each character of its text
 _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: line and column
 _LIMIT: Final = re.compile(r"too (big|many|large)|fuel|limit|precomputation|fixed text", re.IGNORECASE)
@@ -59,19 +61,14 @@ class GrammarLimits:
     forced_bytes: int = 8192  # of fixed text in a row
 
 
-class _Sized(Protocol):
-    @property
-    def size(self) -> int: ...  # bytes
-
-
-V = TypeVar("V", bound=_Sized)
+V = TypeVar("V")
 
 
 class _LruCache(Generic[K, V]):
     """Least recently used values go first, beyond a number of values and of bytes. Sizes may change."""
 
-    def __init__(self, max_values: int, max_bytes: int) -> None:
-        self._max_values, self._max_bytes = max_values, max_bytes
+    def __init__(self, max_values: int, max_bytes: int, size: Callable[[V], int]) -> None:
+        self._max_values, self._max_bytes, self._size = max_values, max_bytes, size
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -83,9 +80,9 @@ class _LruCache(Generic[K, V]):
         value = make()
         with self._lock:
             value = self._values.setdefault(key, value)
-            total = sum(held.size for held in self._values.values())
+            total = sum(map(self._size, self._values.values()))
             while len(self._values) > 1 and (len(self._values) > self._max_values or total > self._max_bytes):
-                total -= self._values.popitem(last=False)[1].size
+                total -= self._size(self._values.popitem(last=False)[1])
         return value
 
 
@@ -96,17 +93,31 @@ class Compiler:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
         self._limits = limits or GrammarLimits()
-        self._grammars: _LruCache[str, Grammar] = _LruCache(MAX_CACHED, MAX_CACHED_BYTES)
-        self._triggers: _LruCache[tuple[str, StructuralTag], Trigger] = _LruCache(
-            MAX_CACHED, MAX_CACHED_BYTES
+        self._grammars: _LruCache[str, Grammar] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES, lambda grammar: grammar.size
+        )
+        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Heads | None]] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES, lambda _: TRIGGER_BYTES
         )
         self._refused: OrderedDict[bytes, ConstraintError] = OrderedDict()  # by the grammar's digest
 
     def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
         if isinstance(constraint, StructuralTag):
-            return TriggerCursor(self._trigger(constraint), ignore_eos)
+            trigger, heads = self._trigger(constraint)
+            return TriggerCursor(trigger, ignore_eos, heads)
         return GrammarCursor(self._grammar(constraint))
+
+    def checker(self, constraint: Constraint) -> Callable[[str], bool]:
+        """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""
+        grammar = self._grammar(constraint)
+
+        def fits(text: str) -> bool:
+            cursor = GrammarCursor(grammar)
+            tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
+            return all(cursor.advance(token) for token in tokens) and cursor.finished
+
+        return fits
 
     def _grammar(self, constraint: Constraint) -> Grammar:
         rules = constraint.rules("start", self.spell)
@@ -153,29 +164,37 @@ class Compiler:
             )
         )
 
-    def _trigger(self, tag: StructuralTag) -> Trigger:
+    def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = "" if tag.then is None else tag.then.rules("start", self.spell)
         return self._triggers.get((grammar, tag), lambda: self._new_trigger(tag))
 
-    def _new_trigger(self, tag: StructuralTag) -> Trigger:
+    def _new_trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = None if tag.then is None else self._grammar(tag.then)
-
-        def start(written: bytes) -> Cursor | None:
-            if grammar is None:
-                return None
-            cursor = GrammarCursor(grammar)
-            consumed = self._tables.tokenize_bytes(written) if written else []
-            return cursor if all(cursor.advance(token) for token in consumed) else None
-
-        return Trigger(
+        trigger = Trigger(
             tag.trigger.encode(),
             self._pieces,
-            start,
+            partial(self._start, grammar),
             tag.again,
             tag.anywhere,
             self._tokenizer.eos_ids,
             tag.must,
         )
+        return trigger, None if tag.unmarked is None else self._heads(tag.unmarked)
+
+    def _heads(self, calls: UnmarkedCalls) -> Heads | None:
+        try:
+            grammar = self._grammar(calls)
+        except ConstraintError:  # too large: calls with the trigger are still enforced
+            return None
+        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar))
+
+    def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
+        """A cursor after the text with which a grammar begins, if it accepts that."""
+        if grammar is None:
+            return None
+        cursor = GrammarCursor(grammar)
+        consumed = self._tables.tokenize_bytes(written) if written else []
+        return cursor if all(cursor.advance(token) for token in consumed) else None
 
     def spell(self, text: str) -> str:
         """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""

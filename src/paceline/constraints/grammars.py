@@ -125,6 +125,14 @@ class RequestPart:
             raise error.within(self.param) from None
 
 
+class UnmarkedCalls(Constraint, Protocol):
+    """Calls that begin in free text without a mark: {"name": ..., "arguments": {...}}."""
+
+    @property
+    def schemas(self) -> Mapping[str, str]:
+        """By tool."""
+
+
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
     """Free text until `trigger` appears, then the grammar `then`, whose text begins with the trigger.
@@ -137,6 +145,7 @@ class StructuralTag:
     again: bool = False  # free text and another trigger may follow
     anywhere: bool = True  # False: the trigger counts only at the very start
     must: bool = False  # the text cannot end before the trigger
+    unmarked: "UnmarkedCalls | None" = None  # calls in the free text that need no trigger
 
 
 @dataclass(frozen=True, slots=True)

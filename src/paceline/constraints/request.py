@@ -1,8 +1,9 @@
 """From the parameters of a request to one constraint: tools in a model family's format, a schema, a type."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from paceline.constraints.grammars import (
@@ -24,6 +25,10 @@ from paceline.errors import ConstraintError, short
 from paceline.text import ToolFormat
 
 THINKING: Final = ("<think>", "</think>")  # a prompt may end with the first; the answer follows the second
+_SPACES: Final = r"[ \t\r\n]*"
+_JSON_HEAD: Final = (  # of a call, up to its arguments
+    rf'\{{{_SPACES}"name"{_SPACES}:{_SPACES}%s{_SPACES},{_SPACES}"(arguments|parameters)"{_SPACES}:{_SPACES}'
+)
 NO_ARGUMENTS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
@@ -41,7 +46,7 @@ class OutputSpec:
     output: Any = None  # a Python type, a pattern, a constraint
     whitespace: Whitespace = "fixed"
     output_param: str = "output"  # the caller's name for `output`, which errors give
-    _tools: Mapping[str, Constraint] = field(init=False, repr=False, compare=False)  # arguments by tool
+    _tools: Mapping[str, "Arguments"] = field(init=False, repr=False, compare=False)  # arguments by tool
     _read: Output | None = field(init=False, repr=False, compare=False)  # `output`
 
     def __post_init__(self) -> None:
@@ -60,6 +65,12 @@ class OutputSpec:
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def unmarked_calls(self) -> "JsonCalls | None":
+        """Calls without the declared marks; None if a grammar leaves no free text to write them in."""
+        free = self.tool_choice == "auto" and self.output is None and self.response_format is None
+        return JsonCalls(tuple(self._tools.items())) if free and self._tools else None
+
+    @property
     def only_calls(self) -> bool:
         """True if the answer is tool calls and nothing else."""
         return bool(self.tools) and self.tool_choice not in ("auto", "none")
@@ -74,6 +85,8 @@ class OutputSpec:
                 )
             return _with_reasoning(answer, prompt_end)
         calls = tool_grammar(self._tools, self.tool_choice, form, self.parallel_tool_calls)
+        if isinstance(calls, StructuralTag) and "json" in form.alternatives:
+            calls = replace(calls, unmarked=self.unmarked_calls)
         if answer is None or self.tool_choice not in ("auto", "none"):
             return _with_reasoning(calls, prompt_end)
         if isinstance(calls, StructuralTag) and calls.then is not None:
@@ -135,6 +148,42 @@ def _with_reasoning(
 
 def _after_reasoning(text: str) -> str:
     return text.partition(THINKING[1])[2].lstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of a tool, and the part of the request that describes them."""
+
+    param: str
+    json: Json
+
+    def rules(self, name: str, spell: Spell) -> str:
+        return RequestPart(self.param, self.json).rules(name, spell)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """One call as models write it without the marks of their template: {"name": ..., "arguments": {...}}.
+
+    White space is the model's own.
+    """
+
+    tools: tuple[tuple[str, Arguments], ...]
+
+    @property
+    def schemas(self) -> dict[str, str]:
+        """As JSON, by tool."""
+        return {name: arguments.json.schema for name, arguments in self.tools}
+
+    def rules(self, name: str, spell: Spell) -> str:
+        names = [f"{name}_{i}" for i in range(len(self.tools))]
+        lines = [f"{name}: {' | '.join(names)}"]
+        for rule, (tool, arguments) in zip(names, self.tools, strict=True):
+            head = _JSON_HEAD % re.escape(json.dumps(tool, ensure_ascii=False)).replace("/", "\\/")
+            flexible = replace(arguments, json=replace(arguments.json, whitespace="flexible"))
+            lines.append(f"{rule}: /{head}/ {rule}_arguments /{_SPACES}\\}}/")
+            lines.append(flexible.rules(f"{rule}_arguments", spell))
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,16 +294,16 @@ def _named(choice: str | Mapping[str, Any], known: Mapping[str, Constraint]) -> 
     return name
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> dict[str, Constraint]:
+def read_tools(tools: Sequence[Mapping[str, Any]], whitespace: Whitespace) -> dict[str, Arguments]:
     """The arguments of each tool, by its name."""
-    known: dict[str, Constraint] = {}
+    known: dict[str, Arguments] = {}
     for i, tool in enumerate(tools):
         name = _name(tool, f"tools[{i}]")
         if name in known:
             raise ConstraintError(f"two tools are called {short(name)}: give each a name of its own", "tools")
         param = f"tools[{i}].function.parameters" if "function" in tool else f"tools[{i}].parameters"
         try:
-            known[name] = RequestPart(param, _arguments(tool.get("function", tool), name, whitespace))
+            known[name] = Arguments(param, _arguments(tool.get("function", tool), name, whitespace))
         except ConstraintError as error:
             raise error.within(param) from None
     return known

@@ -1,8 +1,9 @@
-"""Free text until a trigger appears, then a grammar.
+"""Free text until a trigger appears, or the head of a call without one; then a grammar.
 
 The trigger is searched in the bytes of the text, wherever token boundaries fall. A token that would complete
 it must be one that the grammar accepts; all others stay free. The grammar's text begins with the trigger, so
-its cursor first consumes the part already written, and then the token that completes it.
+its cursor first consumes the part already written, and then the token that completes it. Heads are found by
+`call_heads.py`, and treated alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from paceline.constraints.call_heads import CallHeads, HeadState
 from paceline.types import Bits, Cursor
 
 DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
@@ -32,11 +34,6 @@ class Trigger:
     must: bool = False
     _gates: dict[int, Bits | None] = field(default_factory=dict)
     _last: list[int] = field(default_factory=list)  # tokens with the trigger's last byte
-
-    @property
-    def size(self) -> int:
-        """Bytes, by estimate."""
-        return 64 * len(self._last) + sum(row.nbytes for row in self._gates.values() if row is not None)
 
     def __post_init__(self) -> None:
         end = self.text[-1:]
@@ -74,22 +71,62 @@ class Trigger:
 
     def _mask(self, written: int) -> Bits | None:
         completing = [t for t in self._last if written != DISABLED and self.completes(written, t)]
-        words = (len(self.pieces) + 31) // 32
-        row = np.full(words, 0xFFFFFFFF, np.uint32)
         forbidden = [t for t in completing if self.entered(written, t) is None]
         if self.must:
             forbidden += self.eos
-        for token in forbidden:
-            row[token // 32] &= ~np.uint32(1 << token % 32)
-        return row if forbidden else None
+        return _without(forbidden, len(self.pieces)) if forbidden else None
+
+
+@dataclass(slots=True)
+class Heads:
+    """Heads of calls without a trigger, and the tokens that complete one."""
+
+    heads: CallHeads
+    pieces: Sequence[bytes]  # [vocab]
+    start: Start
+    _gates: dict[int, Bits | None] = field(default_factory=dict)  # by node
+    _last: list[int] = field(default_factory=list)  # tokens with the last byte of a head
+
+    def __post_init__(self) -> None:
+        self._last = [i for i, piece in enumerate(self.pieces) if b":" in piece]
+
+    def entered(self, state: HeadState, token: int) -> Cursor | None:
+        """The grammar's cursor after a token that completes a head, if the grammar accepts it."""
+        if not state.head:  # the token begins with other text
+            return None
+        cursor = self.start(state.head)
+        return cursor if cursor is not None and cursor.advance(token) else None
+
+    def gate(self, state: HeadState) -> Bits | None:
+        """The mask of free text: None if any token may follow. White space in a head does not change it."""
+        if state.node not in self._gates:
+            self._gates[state.node] = self._mask(state)
+        return self._gates[state.node]
+
+    def _mask(self, state: HeadState) -> Bits | None:
+        heads, pieces = self.heads, self.pieces
+        long = [t for t in self._last if len(pieces[t]) >= heads.distance(state)]
+        completing = [t for t in long if heads.complete(heads.after(state, pieces[t]))]
+        forbidden = [t for t in completing if self.entered(state, t) is None]
+        return _without(forbidden, len(pieces)) if forbidden else None
+
+
+def _without(tokens: Sequence[int], vocab: int) -> Bits:
+    row = np.full((vocab + 31) // 32, 0xFFFFFFFF, np.uint32)
+    for token in tokens:
+        row[token // 32] &= ~np.uint32(1 << token % 32)
+    return row
 
 
 class TriggerCursor(Cursor):
-    def __init__(self, trigger: Trigger, ignore_eos: bool = False) -> None:
+    def __init__(self, trigger: Trigger, ignore_eos: bool = False, heads: Heads | None = None) -> None:
         self._trigger = trigger
+        self._heads = heads
+        self._head = HeadState()
         self._ignore_eos = ignore_eos  # in free text
         self._written = 0  # bytes of the trigger that the text ends with
-        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger is complete
+        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or a head is complete
+        self._resumes: HeadState | None = None  # after the call that a head has begun
         self._ended = False
 
     @property
@@ -100,10 +137,13 @@ class TriggerCursor(Cursor):
         assert not self.finished, "nothing can follow"
         if self._inner is not None:
             return self._inner.fill(row)
-        gate = self._trigger.gate(self._written)
-        if gate is not None:
-            row[:] = gate
-        return gate is not None
+        gates = [self._trigger.gate(self._written)]
+        if self._heads is not None:
+            gates.append(self._heads.gate(self._head))
+        masks = [gate for gate in gates if gate is not None]
+        for i, mask in enumerate(masks):
+            row[:] = mask if not i else row & mask
+        return bool(masks)
 
     def advance(self, token: int) -> bool:
         if self.finished or not 0 <= token < len(self._trigger.pieces):
@@ -133,14 +173,31 @@ class TriggerCursor(Cursor):
         if self._written != DISABLED and trigger.completes(self._written, token):
             self._inner = trigger.entered(self._written, token)
             return self._inner is not None
+        if self._heads is not None and not self._advance_head(self._heads, token):
+            return False
         if self._written != DISABLED:
             self._written = trigger.after(self._written, token)
         return True
 
+    def _advance_head(self, heads: Heads, token: int) -> bool:
+        after = heads.heads.after(self._head, self._trigger.pieces[token])
+        if heads.heads.complete(after):
+            self._inner = heads.entered(self._head, token)
+            if self._inner is None:
+                return False
+            self._resumes = heads.heads.resumed(after)
+            if self._inner.finished:
+                self._leave(token)
+        else:
+            self._head = after
+        return True
+
     def _leave(self, token: int) -> None:
         """The grammar is complete. Free text follows, unless the model has ended the output."""
-        if self._trigger.again and token not in self._trigger.eos:
-            self._inner, self._written = None, 0
+        if self._resumes is not None:
+            self._inner, self._head, self._resumes = None, self._resumes, None
+        elif self._trigger.again and token not in self._trigger.eos:
+            self._inner, self._written, self._head = None, 0, HeadState()
         else:
             self._ended = True
 

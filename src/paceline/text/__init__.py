@@ -8,7 +8,7 @@ stop_strings.py   stop strings as one automaton
 tool_calls/       tool calls in the formats of several model families: written, parsed, streamed
 """
 
-from paceline.text.chat_template import Message, Tool, content_text
+from paceline.text.chat_template import Message, Tool, content_text, read_chat_template
 from paceline.text.detokenizer import Detokenizer, IncrementalDecoder, StopChecker, TextReader
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.tool_calls import (
@@ -16,10 +16,13 @@ from paceline.text.tool_calls import (
     CallDelta,
     ContentDelta,
     Delta,
+    OfferedTools,
+    Rejection,
     ToolCall,
     ToolFormat,
     ToolStream,
     call_id,
+    named_format,
     parse_tool_calls,
     render_calls,
     tool_format,
@@ -33,6 +36,8 @@ __all__ = [
     "Detokenizer",
     "IncrementalDecoder",
     "Message",
+    "OfferedTools",
+    "Rejection",
     "StopChecker",
     "TextReader",
     "Tokenizer",
@@ -42,7 +47,9 @@ __all__ = [
     "ToolStream",
     "call_id",
     "content_text",
+    "named_format",
     "parse_tool_calls",
+    "read_chat_template",
     "render_calls",
     "tool_format",
 ]

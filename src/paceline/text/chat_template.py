@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from paceline.errors import TextError, one_line
+from paceline.errors import SettingError, TextError, one_line
 from paceline.text.tool_calls.formats import SMOLLM2, ToolCall, render_calls
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _PROBES: Final[Mapping[str, Sequence[Message]]] = {  # by the role of the last m
         {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "x"},
     ],
 }
+_MARKUP: Final = re.compile(r"\{[{%]")
+_TEMPLATE_EXPECTED: Final = "a Jinja template, or the name of a file that holds one"
 TOOL_TEMPLATE: Final = "tool_use"  # the name some models give to a second template, for tools
 
 # The SmolLM2 family's own tool prompt, shortened. The templates of its smaller models know no tools.
@@ -171,6 +174,25 @@ class ChatTemplate:
         if "default" not in self._templates:
             raise TextError("the model has no chat template: use a plain prompt, or a model tuned for chat")
         return self._templates["default"]
+
+
+def read_chat_template(given: str) -> str:
+    """A template's source, from a file's name or from the source itself, checked."""
+    source = given
+    if not _MARKUP.search(given):
+        try:
+            source = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            raise SettingError(
+                "chat_template", given, _TEMPLATE_EXPECTED, "no such file can be read"
+            ) from None
+    try:
+        compiled(source)
+    except TextError as error:
+        raise SettingError("chat_template", given, _TEMPLATE_EXPECTED, str(error)) from None
+    if not _MARKUP.search(source):
+        raise SettingError("chat_template", given, _TEMPLATE_EXPECTED, "it reads no messages")
+    return source
 
 
 def _added(without: str, rendered: str) -> str:

@@ -114,13 +114,22 @@ class Tokenizer:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        return ChatTemplate(self._vocabulary.templates, self._vocabulary.names)
+        return ChatTemplate(self.templates, self.names)
+
+    def override(self, chat_template: str | None = None, tool_format: ToolFormat | None = None) -> None:
+        """Replaces what the model's files say. To be called before the first use.
+
+        chat_template: its source. A template also decides the tool format, unless that is given too.
+        """
+        if chat_template is not None:
+            self.templates = {"default": chat_template}
+        if tool_format is not None:
+            self.tool_format = tool_format
 
     @cached_property
     def tool_format(self) -> ToolFormat:
         """The format in which the model writes tool calls."""
-        templates = self._vocabulary.templates
-        return tool_format(templates.get(TOOL_TEMPLATE, templates.get("default")))
+        return tool_format(self.templates.get(TOOL_TEMPLATE, self.templates.get("default")))
 
     @cached_property
     def tool_marks(self) -> frozenset[int]:

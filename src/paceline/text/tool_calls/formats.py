@@ -4,7 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from paceline.errors import SettingError
+
+# Forms in which calls are recognised beside the declared one (detector.py), each bare or in a code fence.
+# json: {"name": ..., "arguments": {...}}, or a list of these; python: [f(a=1)];
+# xml: <function=f>...</function>, or JSON between tags.
+Form = Literal["json", "python", "xml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +39,31 @@ class ToolFormat:
     anywhere: bool = True  # False: the trigger counts only at the very start of a message
     other_triggers: tuple[str, ...] = ()  # read, never written
     name_marks: tuple[str, ...] = ()  # may follow a name that stands bare before its arguments
+    alternatives: tuple[Form, ...] = ("json",)  # forms that its models fall back to
     short_ids: bool = False  # its templates take no ids of calls but those of nine letters and digits
 
 
 _CALL: Final = ('{"name": "', '", "arguments": ', "}")
 
 HERMES: Final = ToolFormat(  # Hermes 2 Pro, Qwen 2.5, Qwen 3
-    "hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>", "\n", wraps_each=True, call=_CALL
+    "hermes",
+    "<tool_call>",
+    "<tool_call>\n",
+    "\n</tool_call>",
+    "\n",
+    wraps_each=True,
+    call=_CALL,
+    alternatives=("json", "xml"),
 )
 SMOLLM2: Final = ToolFormat(
-    "smollm2", "<tool_call>", "<tool_call>[", "]</tool_call>", ", ", wraps_each=False, call=_CALL
+    "smollm2",
+    "<tool_call>",
+    "<tool_call>[",
+    "]</tool_call>",
+    ", ",
+    wraps_each=False,
+    call=_CALL,
+    alternatives=("json", "python", "xml"),
 )
 LLAMA3: Final = ToolFormat(  # Llama 3.1 and later
     "llama3",
@@ -53,6 +75,7 @@ LLAMA3: Final = ToolFormat(  # Llama 3.1 and later
     call=('{"name": "', '", "parameters": ', "}"),
     anywhere=False,
     other_triggers=("<|python_tag|>", '{"type": "function", "name": "'),
+    alternatives=("json", "python", "xml"),
 )
 MISTRAL: Final = ToolFormat(
     "mistral",
@@ -83,6 +106,13 @@ def tool_format(template: str | None) -> ToolFormat:
         return HERMES
     # Hermes' own template also says "parameters", where it describes the tools.
     return LLAMA3 if '"parameters": ' in source and "tools" in source else SMOLLM2
+
+
+def named_format(name: str) -> ToolFormat:
+    """The format of this name, for those who know better than the template."""
+    if name not in FORMATS:
+        raise SettingError("tool_format", name, f"one of {', '.join(sorted(FORMATS))}")
+    return FORMATS[name]
 
 
 def render_calls(calls: Sequence[ToolCall], format: ToolFormat) -> str:

@@ -33,6 +33,10 @@ class JsonScanner:
         return self._next == self._string
 
     @property
+    def in_key(self) -> bool:
+        return self._key and self.in_string
+
+    @property
     def in_value(self) -> bool:
         """Within a value's string, or in a number, true, false or null."""
         in_string = self._next in (self._string, self._escape, self._unicode_escape)

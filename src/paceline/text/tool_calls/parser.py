@@ -71,6 +71,11 @@ class CallError:
     def begun(self) -> bool:
         return self.end > self.at
 
+    @property
+    def cut(self) -> bool:
+        """The text ended before the call."""
+        return self.reason == _CUT_OFF
+
 
 Event = TextEvent | CallBegin | CallArguments | CallEnd | CallError
 
@@ -219,7 +224,7 @@ class ToolCallParser:
 
     def _whole_call(self) -> bool:
         """An object whose members stand in some other order than name, arguments."""
-        call = _read_call(self._text[: self._scanned])
+        call = read_call(self._text[: self._scanned])
         if call is None:
             return self._break(_NO_CALL)
         name, arguments = call
@@ -374,7 +379,7 @@ def _members(written: str) -> dict[str, tuple[Any, str]]:
     return members
 
 
-def _read_call(written: str) -> tuple[str, str] | None:
+def read_call(written: str) -> tuple[str, str] | None:
     """The name, and the arguments' JSON."""
     try:
         members = _members(written)
@@ -388,6 +393,15 @@ def _read_call(written: str) -> tuple[str, str] | None:
     if not isinstance(name, str) or not _is_unicode(name) or not isinstance(value, dict):
         return None
     return name, text if _is_strict(text) else json.dumps(value, ensure_ascii=False)
+
+
+def read_member(written: str, name: str) -> str:
+    """The text of an object that is a member of this one; empty if there is none."""
+    try:
+        value, text = _members(written).get(name, (None, ""))
+    except (ValueError, RecursionError):
+        return ""
+    return text if isinstance(value, dict) else ""
 
 
 def _is_strict(text: str) -> bool:

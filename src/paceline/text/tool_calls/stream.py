@@ -1,12 +1,19 @@
-"""Text in pieces to the deltas of a streamed chat completion: content and tool calls."""
+"""An answer's text, whole or in pieces, to content and tool calls.
+
+Both read the same events: those of the declared format, and those of calls in another form if the tools that
+were offered are known.
+"""
 
 import hashlib
+import json
+import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from paceline.text.tool_calls.formats import ToolFormat
+from paceline.text.tool_calls.detector import CallDetector, OfferedTools, Rejection
+from paceline.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, ToolCall, ToolFormat
 from paceline.text.tool_calls.parser import (
     CallArguments,
     CallBegin,
@@ -18,6 +25,7 @@ from paceline.text.tool_calls.parser import (
 )
 
 _ID_LETTERS: Final = string.ascii_letters + string.digits
+_FENCE: Final = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +45,78 @@ class CallDelta:
 Delta = ContentDelta | CallDelta
 
 
+class _Events:
+    """The events of an answer. Calls in another form count only if none is in the declared one."""
+
+    def __init__(self, format: ToolFormat, offered: OfferedTools | None, parallel: bool) -> None:
+        self._parser = ToolCallParser(format)
+        self._detector = None if offered is None else CallDetector(offered, format.alternatives, parallel)
+        self._errors: list[Rejection] = []
+
+    def push(self, text: str) -> Iterator[Event]:
+        yield from self._detected(self._parser.push(text))
+
+    def flush(self, cut_off: bool = False) -> Iterator[Event]:
+        yield from self._detected(self._parser.flush(cut_off))
+        if self._detector is None:
+            return
+        rest, calls = self._detector.flush()
+        yield from _text(rest)
+        for call in calls:
+            yield from (CallBegin(call.name, 0), CallArguments(call.text), CallEnd())
+        if calls:
+            self._errors.clear()
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Why texts that looked like calls were none."""
+        return (*self._errors, *(() if self._detector is None else self._detector.rejected))
+
+    def _detected(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, CallError):
+                self._errors.append("cut" if event.cut else "syntax")
+            if self._detector is None:
+                yield event
+            elif isinstance(event, TextEvent):
+                yield from _text(self._detector.push(event.text))
+            elif isinstance(event, CallBegin):
+                yield from _text(self._detector.stop())
+                yield event
+            else:
+                yield event
+
+
+def _text(text: str) -> Iterator[Event]:
+    if text:
+        yield TextEvent(text)
+
+
 class ToolStream:
     """All deltas joined are what `parse_tool_calls` gives for the whole text.
 
-    The exception is a call that breaks off within its arguments. The part that was sent cannot be taken back,
-    so it stays a call with incomplete arguments, and only the text after it becomes content.
+    The exception is a call in the declared format that breaks off within its arguments. The part that was
+    sent cannot be taken back, so it stays a call with incomplete arguments, and only the text after it
+    becomes content. Calls in another form come whole, at the end.
     """
 
-    def __init__(self, format: ToolFormat) -> None:
-        self._parser = ToolCallParser(format)
+    def __init__(
+        self, format: ToolFormat, offered: OfferedTools | None = None, parallel: bool = True
+    ) -> None:
+        self._events = _Events(format, offered, parallel)
         self._index = 0  # of the call being read, else of the next one
 
     def push(self, text: str) -> list[Delta]:
-        return self._deltas(self._parser.push(text))
+        return self._deltas(self._events.push(text))
 
     def flush(self, cut_off: bool = False) -> list[Delta]:
         """The rest, at the end of the text. cut_off: by a limit, so that a call without an end is no text."""
-        return self._deltas(self._parser.flush(cut_off))
+        return self._deltas(self._events.flush(cut_off))
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Why texts that looked like calls were none; complete at the end of the text."""
+        return self._events.rejected
 
     def _deltas(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []
@@ -81,6 +144,66 @@ def _append(deltas: list[Delta], delta: Delta) -> None:
         deltas[-1] = CallDelta(last.index, last.name, last.arguments + delta.arguments)
     else:
         deltas.append(delta)
+
+
+def parse_tool_calls(
+    text: str,
+    format: ToolFormat | None = None,
+    offered: OfferedTools | None = None,
+    parallel: bool = True,
+) -> tuple[str, list[ToolCall], list[str]]:
+    """The text around the calls, the calls, and an error for each one that cannot be read.
+
+    A call that cannot be read stays in the text; its error names the position. offered: calls of these tools
+    count in other forms too (detector.py). Without a format, the first trigger in the text decides; without a
+    trigger, a message is read that is nothing but calls, as an object or a list, fenced or not.
+    """
+    if format is not None:
+        return _read(text, _Events(format, offered, parallel))
+    triggered = [(at, f) for f in (HERMES, MISTRAL) if (at := text.find(f.trigger)) >= 0]
+    if triggered:
+        return _read(text, _Events(min(triggered, key=lambda match: match[0])[1], None, parallel))
+    bare = _bare_calls(text)
+    return ("", bare, []) if bare else (text, [], [])
+
+
+def _bare_calls(text: str) -> list[ToolCall]:
+    """The calls of a message that is wholly calls; none if any part of it is something else."""
+    fenced = _FENCE.fullmatch(text.strip())
+    body = fenced.group(1) if fenced else text.strip()
+    for written, format in ((body, LLAMA3), (f"{HERMES.begin}{body}{HERMES.end}", HERMES)):
+        content, calls, errors = _read(written, _Events(format, None, True))
+        if calls and not content and not errors:
+            return calls
+    return []
+
+
+def _read(text: str, events: _Events) -> tuple[str, list[ToolCall], list[str]]:
+    content: list[str] = []
+    calls: list[ToolCall] = []
+    errors: list[str] = []
+    name = arguments = ""
+    for event in [*events.push(text), *events.flush()]:
+        match event:
+            case TextEvent():
+                content.append(event.text)
+            case CallBegin():
+                name, arguments = event.name, ""
+            case CallArguments():
+                arguments += event.text
+            case CallEnd():
+                calls.append(ToolCall(name, json.loads(arguments), arguments))
+            case CallError():
+                errors.append(
+                    f"the tool call at character {event.at} {event.reason}: {_short(text[event.at :])}"
+                )
+                content.append(text[event.at : event.end])
+    return "".join(content), calls, errors
+
+
+def _short(text: str, limit: int = 120) -> str:
+    line = " ".join(text[: 4 * limit].split())
+    return line if len(line) <= limit else line[:limit] + " ..."
 
 
 def call_id(seed: str, index: int, format: ToolFormat) -> str:
