@@ -44,6 +44,10 @@ class Cursor(Protocol):
         """As `advance`, for a token that the mask allowed. Quick: the engine's thread calls it."""
         return self.advance(token)
 
+    def settle(self) -> None:
+        """Before `fill`, which may be slow too: does what `commit` has left to do. `finished` may change."""
+        return
+
     def hints(self) -> "Cursor":
         """A cursor for drafters, which fork it: quick, and may know less of what may follow."""
         return self

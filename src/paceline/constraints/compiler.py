@@ -11,15 +11,23 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.call_heads import CallHeads
-from paceline.constraints.cursor import Grammar, GrammarCursor
+from paceline.constraints.cursor import Grammar, GrammarCursor, lower_priority
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, UnmarkedCalls, quoted
+from paceline.constraints.grammars import (
+    LARK_COMMENT,
+    PARAM_COMMENT,
+    Constraint,
+    StructuralTag,
+    UnmarkedCalls,
+    quoted,
+)
 from paceline.constraints.trial import Trial, TrialSetup
 from paceline.constraints.trial_process import compile_grammar as compiled
 from paceline.constraints.trigger_cursor import Heads, Trigger, TriggerCursor
@@ -50,6 +58,15 @@ LIMITS: Final = {
     "max_grammar_size": 50_000,
 }
 SMALL_LIMITS: Final = {"initial_lexer_fuel": 100_000, "max_grammar_size": 20_000}  # of a small grammar
+
+
+LARK_LIMITS: Final = {"max_items_in_row": 1000}  # of one that may be ambiguous: a row costs the square
+
+
+def _limits(rules: str, small: bool = False) -> dict[str, int]:
+    """llguidance's, for a grammar."""
+    tighter = (SMALL_LIMITS if small else {}) | (LARK_LIMITS if LARK_COMMENT in rules else {})
+    return {name: min(limit, tighter.get(name, limit)) for name, limit in LIMITS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +155,19 @@ class Compiler:
     def _compile(self, rules: str) -> Grammar:
         tables, size = self._tables, BYTES_PER_CHARACTER * len(rules)
         if len(rules) <= MAX_SMALL:
-            small = {name: min(limit, SMALL_LIMITS.get(name, limit)) for name, limit in LIMITS.items()}
+            small = _limits(rules, small=True)
             forced = self._limits.forced_bytes
             try:
                 return Grammar(lambda: compile_grammar(rules, tables, small, forced), tables, size)
             except _LimitReached:
                 pass  # it may still be within the limits of a large one
-        error, taken = self._trial.compile(rules)
+        limits = _limits(rules)
+        error, taken = self._trial.compile(rules, limits)
         if error is not None:
             raise _error(error, rules)
-        return Grammar(lambda: compile_grammar(rules, tables), tables, max(size, taken))
+        make = partial(compile_grammar, rules, tables, limits)
+        with ThreadPoolExecutor(1, "paceline-compile", lower_priority) as pool:
+            return pool.submit(Grammar, make, tables, max(size, taken)).result()
 
     @cached_property
     def _trial(self) -> Trial:
@@ -157,7 +177,6 @@ class Compiler:
                 _for_grammars(self._tokenizer.to_json()),
                 self._vocab,
                 sorted(self._tokenizer.eos_ids),
-                dict(LIMITS),
                 limits.forced_bytes,
                 limits.seconds,
                 limits.memory_mb << 20,

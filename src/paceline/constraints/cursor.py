@@ -4,9 +4,14 @@ The matcher is never rolled back: after a rollback it was seen to return the mas
 shares its origin's matcher until either of the two advances, which then takes a copy.
 """
 
+import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,11 +19,14 @@ from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 T = TypeVar("T")
 
 SLOW_QUERY_S: Final = 0.001
+DEFER_S: Final = 0.003  # after a mask that took longer, tokens are consumed when the next one is computed
+EXECUTOR_THREADS: Final = 4
+NICE: Final = 10
 LEXER_BYTES_PER_S: Final = 100 << 20  # how fast a lexer grows while it is built
 
 
@@ -82,7 +90,9 @@ class GrammarCursor(Cursor):
         self._source = grammar.source()
         self._matcher = self._source.matcher.deep_copy()
         self._shared = False  # with a fork
-        self._behind = False  # the matcher has not consumed all tokens
+        self._behind = False  # the matcher has not consumed all tokens, and cannot go on
+        self._deferred: tuple[int, ...] = ()  # tokens that the matcher has yet to consume
+        self._slow = False
         self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
         self._ended = False
@@ -105,7 +115,10 @@ class GrammarCursor(Cursor):
     def fill(self, row: Bits) -> bool:
         """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""
         assert not self.finished, "nothing can follow"
+        started = perf_counter()
+        self.settle()
         self._query(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+        self._slow = perf_counter() - started > DEFER_S
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
         return True
@@ -126,20 +139,36 @@ class GrammarCursor(Cursor):
         return accepted
 
     def commit(self, token: int) -> bool:
-        """Never compiles: after an error of the matcher the token is consumed by the next `fill`."""
-        recovers, self._recovers = self._recovers, False
-        try:
-            if self.advance(token):
-                return True
-            if self._current and not self._matcher.is_error():
-                return False
-        finally:
-            self._recovers = recovers
+        """Where that may be slow, the token is consumed by the next `settle`."""
+        if self.finished:
+            return False
         if token in self._grammar.eos:
             self._ended = True
-        else:
-            self._consumed, self._behind = _TokenList(self._consumed, token), True
+            return True
+        if not self._slow and self._current:
+            recovers, self._recovers = self._recovers, False
+            accepted = self.advance(token)
+            self._recovers = recovers
+            if accepted or self._current:
+                return accepted
+        self._consumed, self._deferred = _TokenList(self._consumed, token), (*self._deferred, token)
         return True
+
+    def settle(self) -> None:
+        """Consumes deferred tokens, without holding Python's lock. Raises as `fill` does."""
+        if not self._deferred:
+            return
+        tokens, self._deferred = self._deferred, ()
+        if self._shared:
+            self._matcher, self._shared = self._matcher.deep_copy(), False
+        if self._current:
+            started = perf_counter()
+            consumed = all(_consume(self._matcher, self._grammar.tokenizer, token) for token in tokens)
+            self._grammar.took(perf_counter() - started)
+            self._source.broken = not consumed
+        if not self._current:
+            self._behind = True
+        self._stopped = self._query(lambda matcher: matcher.is_stopped())
 
     def forced(self) -> list[int]:
         return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
@@ -160,7 +189,7 @@ class GrammarCursor(Cursor):
     @property
     def _current(self) -> bool:
         """True if the matcher has consumed all tokens, and no error has broken it."""
-        return not (self._behind or self._source.broken)
+        return not (self._behind or self._deferred or self._source.broken)
 
     def _query(self, query: "Callable[[LLMatcher], T]") -> T:
         """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
@@ -193,10 +222,33 @@ class GrammarCursor(Cursor):
             at = at.before
         for token in reversed(tokens):
             self._matcher.compute_bitmask()
-            if self._matcher.try_consume_tokens([token]) != 1:
+            if not _consume(self._matcher, self._grammar.tokenizer, token):
                 return False
-        self._behind = False
+        self._behind, self._deferred = False, ()
         return True
+
+
+def _consume(matcher: "LLMatcher", tokenizer: "LLTokenizer", token: int) -> bool:
+    """The matcher's own call holds Python's lock, which stops all threads; one for two matchers does not."""
+    import llguidance
+
+    nothing = llguidance.LLMatcher(tokenizer, "start: (", log_level=0)  # an error: consumes nothing
+    return bool(_executor().consume_token_par([(matcher, token), (nothing, token)])[0])
+
+
+@cache
+def _executor() -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:  # its threads inherit the priority
+        return pool.submit(LLExecutor, EXECUTOR_THREADS).result()
+
+
+def lower_priority() -> None:
+    """Of the calling thread and those it starts, on systems where threads have priorities of their own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _error_message(matcher: "LLMatcher") -> str:

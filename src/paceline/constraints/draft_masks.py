@@ -47,6 +47,10 @@ def masks(cursor: Cursor, draft: Draft, width: int, late: Callable[[], bool] = l
     The target never chooses a node that the grammar forbids, so there is no mask after one. A token after an
     end is never committed, so any may follow.
     """
+    try:
+        cursor.settle()
+    except ConstraintError as error:
+        return Masks([error, *(UNREACHABLE for _ in draft.tokens)])
     cursors: dict[int, Cursor] = {ROOT: cursor}
     rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +29,6 @@ class TrialSetup:
     tokenizer: str  # as JSON of the tokenizers library
     vocab: int
     eos: list[int]
-    limits: dict[str, int]  # of llguidance
     max_forced: int  # bytes
     seconds: float  # CPU time for one grammar
     memory: int  # bytes for one grammar
@@ -43,8 +43,10 @@ class Trial:
         self._lock = threading.Lock()
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
-    def compile(self, grammar: str) -> tuple[str | None, int]:
+    def compile(self, grammar: str, limits: Mapping[str, int]) -> tuple[str | None, int]:
         """The compiler's error, or None, and the bytes that the grammar takes. Any thread, one at a time.
+
+        limits: llguidance's.
 
         Raises ConstraintError where the process was killed, and Busy where too many grammars wait already.
         """
@@ -52,11 +54,11 @@ class Trial:
             raise Busy(f"{MAX_WAITING} large constraints wait to be compiled already: try again later")
         try:
             with self._lock:
-                return self._compile(grammar)
+                return self._compile({"grammar": grammar, "limits": dict(limits)})
         finally:
             self._waiting.release()
 
-    def _compile(self, grammar: str) -> tuple[str | None, int]:
+    def _compile(self, message: Mapping[str, Any]) -> tuple[str | None, int]:
         process = self._running()
         killer = threading.Timer(SLOWEST * self._setup.seconds, process.kill)
         killer.daemon = True
@@ -64,7 +66,7 @@ class Trial:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            trial_process.write(process.stdin, grammar)  # type: ignore[arg-type]
+            trial_process.write(process.stdin, message)  # type: ignore[arg-type]
             answer = trial_process.read(process.stdout)  # type: ignore[arg-type]
         except (OSError, ValueError):
             answer = None

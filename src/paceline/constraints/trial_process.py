@@ -2,7 +2,7 @@
 
 Run by path: it needs llguidance and nothing of this package, so that it starts soon and stays small. Messages
 on stdin and stdout are a length of four bytes and JSON. The first one is the tokenizer; each further one is a
-grammar, and gets the error, or null, and the bytes that the grammar took.
+grammar with its limits, and gets the error, or null, and the bytes that the grammar took.
 """
 
 import json
@@ -73,14 +73,14 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
 
     setup = read(incoming)
     tables = llguidance.LLTokenizer(setup["tokenizer"], n_vocab=setup["vocab"], eos_token=setup["eos"])
-    compile_grammar(llguidance, tables, "start: /a/", setup["limits"], setup["max_forced"])
+    compile_grammar(llguidance, tables, "start: /a/", {}, setup["max_forced"])
     limit_memory(setup["memory"] + STACK_BYTES)
     write(outgoing, None)
-    while select.select([incoming], [], [], IDLE_S)[0] and (grammar := read(incoming)) is not None:
+    while select.select([incoming], [], [], IDLE_S)[0] and (job := read(incoming)) is not None:
         before = status("VmRSS")
         limit_time(setup["seconds"])
         try:
-            error = compile_grammar(llguidance, tables, grammar, setup["limits"], setup["max_forced"])[1]
+            error = compile_grammar(llguidance, tables, job["grammar"], job["limits"], setup["max_forced"])[1]
         except MemoryError:
             os._exit(1)
         limit_time(0)

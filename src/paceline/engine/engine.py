@@ -288,6 +288,10 @@ class Engine:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
             return s.round(cost)
+        if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
+            self.target.keep(seq.id, held)
+            seq.computed, s.kept_nodes = held, ()
+            return s.round(cost, finish="stop")
         verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
+from paceline.constraints.cursor import lower_priority
 from paceline.constraints.draft_masks import Masks
 from paceline.errors import ConstraintError
 from paceline.log import log_error
@@ -95,7 +96,7 @@ class Masking:
 
     def ahead(self, seq_id: str, compute: Compute) -> None:
         """Begins the next mask of a slow sequence, which is held until then."""
-        pool = ThreadPoolExecutor(1, "paceline-slow-grammar")
+        pool = ThreadPoolExecutor(1, "paceline-slow-grammar", lower_priority)
         job = _Job(Future(), threading.Event(), compute)
         job.late.set()
         job.future = pool.submit(_run, job)
