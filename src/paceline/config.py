@@ -197,7 +197,9 @@ class EngineConfig:
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
     max_waiting: int = 0  # sequences that may wait for admission; 0: any number
-    max_grammar_s: float = 3.0  # CPU time to compile one constraint
+    max_grammar_s: float = (
+        3.0  # CPU time to compile one constraint; 4 times that for the slow masks of an output
+    )
     max_grammar_mb: int = 256  # memory to compile one constraint
     max_fixed_text: int = 8192  # bytes of text in a row that one constraint may prescribe
 

@@ -37,6 +37,7 @@ from paceline.types import (
     Verdict,
 )
 
+SLOW_MASKS: Final = 4  # CPU time of the slow masks of one output, in times that of compiling its grammar
 _NO_SCORES: Final = Scores(torch.empty(0, 0), ())
 
 log = logging.getLogger("paceline")
@@ -65,7 +66,7 @@ class Engine:
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
-        self._masking = Masking()
+        self._masking = Masking(SLOW_MASKS * config.max_grammar_s)
 
     def listen(self, sink: Sink) -> None:
         """Adds a sink for every round from now on."""

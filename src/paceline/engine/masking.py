@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Final
 
 from paceline.constraints.cursor import lower_priority
@@ -24,6 +24,10 @@ QUICK_S: Final = 0.005
 QUICK_MASKS: Final = 4  # in a row: the sequence may have drafts again
 IDLE_WAIT_S: Final = 0.05  # while no sequence has a mask
 
+TOO_SLOW: Final = (
+    "following the constraint has taken more than {:g} s of CPU time: simplify it (setting max_grammar_s)"
+)
+
 Compute = Callable[[Callable[[], bool]], Masks]  # with a function that tells whether it is late
 
 
@@ -32,13 +36,18 @@ class _Job:
     future: "Future[Masks]"
     late: threading.Event
     compute: Compute
-    seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 class Masking:
-    """The masks that are being computed, by sequence. Only the engine's thread calls it."""
+    """The masks that are being computed, by sequence. Only the engine's thread calls it.
 
-    def __init__(self) -> None:
+    max_slow_s: CPU time that the slow masks of one output may take.
+    """
+
+    def __init__(self, max_slow_s: float) -> None:
+        self._max_slow_s = max_slow_s
+        self._spent: dict[str, float] = {}  # of that time, by sequence
         self._pool = _pool()
         self._late: dict[str, _Job] = {}  # of sequences that are in no pass
         self._ended: set[str] = set()  # during the pass
@@ -88,11 +97,14 @@ class Masking:
         job = self._late.pop(seq_id, None)
         if job is None:
             return None
-        masks = Masks(job.future.result().rows[:1])
-        self._slow[seq_id] = self._slow.get(seq_id, QUICK_MASKS) - 1 if job.seconds < QUICK_S else QUICK_MASKS
+        quick = job.cpu_s < QUICK_S
+        self._slow[seq_id] = self._slow.get(seq_id, QUICK_MASKS) - 1 if quick else QUICK_MASKS
         if not self._slow[seq_id]:
             del self._slow[seq_id]
-        return masks
+        self._spent[seq_id] = self._spent.get(seq_id, 0.0) + (0.0 if quick else job.cpu_s)
+        if self._spent[seq_id] > self._max_slow_s:
+            return Masks([ConstraintError(TOO_SLOW.format(self._max_slow_s))])
+        return Masks(job.future.result().rows[:1])
 
     def ahead(self, seq_id: str, compute: Compute) -> None:
         """Begins the next mask of a slow sequence, which is held until then."""
@@ -111,6 +123,7 @@ class Masking:
         """The sequence has ended."""
         self._ended.add(seq_id)
         self._slow.pop(seq_id, None)
+        self._spent.pop(seq_id, None)
         if (job := self._late.pop(seq_id, None)) is not None:
             job.future.cancel()
 
@@ -120,11 +133,11 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _run(job: _Job) -> Masks:
-    started = monotonic()
+    started = thread_time()
     try:
         return job.compute(job.late.is_set)
     except BaseException as problem:  # a panic of the compiler's is no Exception
         log_error(log, "a mask could not be computed", problem)
         return Masks([ConstraintError(f"internal error: {type(problem).__name__}")])
     finally:
-        job.seconds = monotonic() - started
+        job.cpu_s = thread_time() - started
