@@ -151,8 +151,8 @@ class Engine:
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
-        with self._constrained(scheduled):
-            scheduled, scores, ended = self._forward(scheduled)
+        with self._constrained(scheduled) as masks_of:
+            scheduled, scores, ended = self._forward(scheduled, masks_of)
             rows = _RowsOnHost(scores)
         cost = Pass(
             len(scheduled),
@@ -180,10 +180,12 @@ class Engine:
         return s.late
 
     def _expire(self) -> list[Round]:
+        expired = self._scheduler.expired(self._clock())
+        if not expired:
+            return []
         running = {seq.id for seq in self._scheduler.running()}
         return [
-            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running)
-            for seq in self._scheduler.expired(self._clock())
+            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running) for seq in expired
         ]
 
     def _admit(self) -> list[Round]:
@@ -212,14 +214,19 @@ class Engine:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
         return scheduled
 
-    def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
+    def _forward(
+        self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
+    ) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
 
         Where it is full, drafts are dropped first, then sequences are preempted, whether they have a part in
         this pass or only hold a cached prefix. One that does not fit even alone ends with the error.
         """
         while scheduled:
-            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
+            feeds = [
+                Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
+                for s in scheduled
+            ]
             try:
                 return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
             except CacheFull as error:
@@ -251,15 +258,20 @@ class Engine:
         return r
 
     @contextmanager
-    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
+    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[Mapping[str, Callable[[], Masks]]]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
+        rows_of = {s.seq.id: partial(_masks_of, s) for s in scheduled if s.masks is not FREE}
         masked = [s for s in scheduled if s.scored and s.masks is FREE and _has_masks(s.seq)]
-        jobs = [(s, self._masking.start(partial(self._masks, s.seq, s.draft))) for s in masked]
-        yield
-        done = self._masking.collect((s.seq.id, job) for s, job in jobs)
-        for s, _ in jobs:
-            s.late = s.seq.id not in done
-            s.masks = done.get(s.seq.id, FREE)
+        for s in masked:
+            self._masking.start(s.seq.id, partial(self._masks, s.seq, s.draft))
+            rows_of[s.seq.id] = partial(self._masking.rows, s.seq.id, 1 + len(s.draft))
+        try:
+            yield rows_of
+            for s in masked:
+                result = self._masking.result(s.seq.id)
+                s.late, s.masks = result is None, result or FREE
+        finally:
+            self._masking.end_pass()
 
     def _masks(self, seq: Seq, draft: Draft, late: Callable[[], bool]) -> Masks:
         """Those of the grammar; before `min_tokens` without the tokens that end the output."""
@@ -336,6 +348,10 @@ class Engine:
             sink.finish(seq, reason)
 
 
+def _masks_of(s: Scheduled) -> Masks:
+    return s.masks
+
+
 def _has_masks(seq: Seq) -> bool:
     return seq.cursor is not None or _must_go_on(seq)
 
@@ -356,7 +372,7 @@ class _RowsOnHost:
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
         tokens = self._tokens[first : first + 1 + len(s.draft)]
         if tokens and min(tokens) >= 0:
-            return verify_choices(s.draft, tokens), ()
+            return verify_choices(s.draft, tokens, s.masks), ()
         assert self._logits is not None
         rows = self._logits[first:]
         verdict = verify(s.seq, s.draft, rows, s.masks)

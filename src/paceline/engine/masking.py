@@ -6,7 +6,7 @@ until its next mask is ready, and has no drafts until its masks are quick again.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import monotonic, thread_time
@@ -49,41 +49,47 @@ class Masking:
         self._max_slow_s = max_slow_s
         self._spent: dict[str, float] = {}  # of that time, by sequence
         self._pool = _pool()
+        self._jobs: dict[str, _Job] = {}  # of this pass
+        self._deadline: float | None = None  # of the masks of this pass
         self._late: dict[str, _Job] = {}  # of sequences that are in no pass
         self._ended: set[str] = set()  # during the pass
         self._slow: dict[str, int] = {}  # quick masks that a sequence needs before it has drafts again
 
-    def start(self, compute: Compute) -> _Job:
-        late = threading.Event()
-        job = _Job(Future(), late, compute)
+    def start(self, seq_id: str, compute: Compute) -> None:
+        """Begins the masks of a sequence in this pass."""
+        job = _Job(Future(), threading.Event(), compute)
         job.future = self._pool.submit(_run, job)
-        return job
+        self._jobs[seq_id] = job
 
-    def collect(self, jobs: Iterable[tuple[str, _Job]]) -> dict[str, Masks]:
-        """Waits for the masks of some sequences. Late ones are missing: their sequences are held."""
-        waiting, deadline, done = list(jobs), monotonic() + LATE_S, dict[str, Masks]()
-        for i, (seq_id, job) in enumerate(waiting):
-            if wait([job.future], max(0.0, deadline - monotonic())).done:
-                done[seq_id] = job.future.result()
-            else:
-                self._hold(seq_id, job)
-                self._move_on([other for _, other in waiting[i + 1 :]])
-                deadline = monotonic() + LATE_S
+    def result(self, seq_id: str) -> Masks | None:
+        """The masks of this pass, waited for. None: they are late, and the sequence is held."""
+        job = self._jobs[seq_id]
+        if self._deadline is None:
+            self._deadline = monotonic() + LATE_S
+        if not job.late.is_set() and not wait([job.future], max(0.0, self._deadline - monotonic())).done:
+            self._hold(seq_id, job)
+            self._deadline = monotonic() + LATE_S
+        return None if job.late.is_set() else job.future.result()
+
+    def rows(self, seq_id: str, count: int) -> Masks:
+        """The same for a target that chooses tokens itself: where they are late, any token will do."""
+        return self.result(seq_id) or Masks([None] * count)
+
+    def end_pass(self) -> None:
+        self._jobs.clear()
         self._ended.clear()
-        return done
+        self._deadline = None
 
     def _hold(self, seq_id: str, job: _Job) -> None:
+        """The late one keeps its thread; those behind it get another."""
         job.late.set()
         if seq_id not in self._ended:
             self._late[seq_id], self._slow[seq_id] = job, QUICK_MASKS
-
-    def _move_on(self, waiting: Iterable[_Job]) -> None:
-        """The late one keeps its thread; those behind it get another."""
         self._pool.shutdown(wait=False)
         self._pool = _pool()
-        for job in waiting:
-            if job.future.cancel():
-                job.future = self._pool.submit(_run, job)
+        for other in self._jobs.values():
+            if other is not job and other.future.cancel():
+                other.future = self._pool.submit(_run, other)
 
     def slow(self, seq_id: str) -> bool:
         return seq_id in self._slow
