@@ -300,3 +300,8 @@ def page_of_another_site(server: Target) -> int:
 @attack(403)
 def rebound_name(server: Target) -> int:
     return server.post(CHAT, b"{}", {"Host": "evil.example:8000"})
+
+
+@attack(413)
+def tokens_of_eight_megabytes(server: Target) -> int:
+    return server.post("/tokenize", {"prompt": "a b " * 2_000_000})

@@ -62,6 +62,10 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
     async def size(request: Request) -> Response:
         return JSONResponse({"bytes": len(await request.body())})
 
+    async def names(request: Request) -> Response:
+        await request.body()
+        return JSONResponse(sorted(name.decode() for name, _ in request.scope["headers"]))
+
     async def slow(request: Request) -> Response:
         here.slow.append("begun")
         try:
@@ -79,7 +83,7 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
 
         return StreamingResponse(parts())
 
-    methods = {"/health": health, "/size": size, "/slow": slow, "/endless": endless}
+    methods = {"/health": health, "/size": size, "/slow": slow, "/names": names, "/endless": endless}
     routes = [
         Route(path, with_error_responses(call), methods=["GET", "POST"]) for path, call in methods.items()
     ]
@@ -194,6 +198,14 @@ def test_trailers_are_bounded_like_headers(server: Server, end: bytes) -> None:
     with server.connect() as connection:
         send_all(connection, POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", end)
         assert_refused(read(connection), 431)
+
+
+def test_a_trailer_is_no_header(server: Server) -> None:
+    with server.connect() as connection:
+        head = b"POST /names HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        connection.sendall(head + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+        names = read(connection).rpartition(b"\r\n\r\n")[2]
+    assert json.loads(names) == ["connection", "transfer-encoding"]
 
 
 def test_a_request_that_is_not_http_gets_a_400_in_the_usual_shape(server: Server) -> None:
