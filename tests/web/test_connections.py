@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,13 @@ from starlette.routing import Route
 
 from paceline.errors import SettingError
 from paceline.web.api_errors import ApiError, with_error_responses
-from paceline.web.connections import MAX_HEADER_BYTES, MAX_HEADERS, ConnectionLimits, Connections
+from paceline.web.connections import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    ConnectionLimits,
+    Connections,
+)
 from paceline.web.request_body import LimitedBodies
 from paceline.web.streaming import cancelled_by_disconnect
 
@@ -221,6 +227,19 @@ def test_several_requests_at_once_are_answered_in_order(server: Server) -> None:
         said = read(connection)
     assert said.count(b"HTTP/1.1 200 OK") == 3
     assert said.index(b'{"bytes":3}') < said.rindex(b'{"status":"ok"}')
+
+
+def test_a_flood_of_requests_on_one_connection_is_cut_off(server: Server) -> None:
+    """The first ones are answered; nothing is held of the others."""
+    with server.connect() as connection:
+        send_all(connection, *[(GET + b"\r\n") * 10_000] * 20)
+        said = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                said += part
+    assert said.count(b"HTTP/1.1 200 OK") <= 1 + MAX_PIPELINED
+    assert server.healthy
+    until(lambda: len(server.connections) == 0)
 
 
 def test_bodies_in_memory_have_a_limit_together() -> None:
