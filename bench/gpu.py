@@ -1,4 +1,4 @@
-"""What a pass and a round cost on a GPU: python -m bench.gpu [PART ...] [--model GGUF] [--out FOLDER]
+"""The cost of a pass and of a round on a GPU: python -m bench.gpu [PART ...] [--model GGUF] [--out FOLDER]
 
 Runs with torch, numpy, tokenizers and safetensors alone. Parts:
 
@@ -393,7 +393,7 @@ def recorded_prompts(model: Path, count: int) -> list[list[int]]:
 
 
 class EvenTokens(Cursor):
-    """A grammar that costs nothing: every other token, and at every eighth place one token alone."""
+    """A grammar that costs nothing: every other token, and at every eighth position one token alone."""
 
     finished = False
 

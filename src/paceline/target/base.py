@@ -55,7 +55,7 @@ class PagedTarget(ABC, Generic[F]):
                 f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
                 "shorten it or raise cache_mb"
             )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens)
+        return self._cache.open(seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous)
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None
