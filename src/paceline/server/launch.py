@@ -1,10 +1,10 @@
 """Builds a server from its settings and runs it."""
 
+import asyncio
 import logging
 import os
 import signal
 import socket
-import threading
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from paceline.config import EngineConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
+from paceline.log import OneLine
 from paceline.server.access_log import log_unparsed
 from paceline.server.admission import Admission
 from paceline.server.app import App
@@ -70,6 +71,7 @@ class ServerSettings:
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
     allowed_hosts: tuple[str, ...] = ()  # names this server is reached by, besides localhost and addresses
@@ -161,7 +163,8 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    admission = Admission(llm.name, metrics, keys, routes, spans, settings.remember, trainer, aliases)
+    terms = (settings.remember, trainer, aliases, settings.single_user)
+    admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
@@ -265,8 +268,10 @@ class _Server(uvicorn.Server):
         self._greeting = greeting
         self._app = app
         self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             print(self._greeting, flush=True)
@@ -277,9 +282,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._app.drain()
-        late = threading.Timer(self._drain_s, self._app.engine.thread.stop, args=(5.0,))
-        late.daemon = True
-        late.start()
+        if self._loop is not None:  # no thread: there may be no memory for one
+            stop = self._app.engine.thread.stop
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, stop, 0.0)
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
@@ -304,7 +309,9 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
-    logging.basicConfig(format=LOG_FORMAT, level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter((logging.Formatter if settings.log_level == "debug" else OneLine)(LOG_FORMAT))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("paceline").setLevel(settings.log_level.upper())
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     limit_heap_arenas()
