@@ -1,4 +1,4 @@
-"""Under `match`, speculative text is plain text, token for token, whatever was guessed.
+"""Under `match`, speculative text is plain text, token for token, whatever was drafted.
 
 A drafter that guesses nothing would pass all of that, so each has an acceptance floor too, here or in its own
 tests. And a test that cannot fail proves nothing, so wrong rules, rows and positions are shown to be caught.
@@ -194,6 +194,7 @@ def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
 ENDS = frozenset({2, 9, 17})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("width", [1, 3])
