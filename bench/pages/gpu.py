@@ -136,8 +136,8 @@ def section(result: Result) -> Lines:
         "",
         *vllm(result),
         "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
-        "prompts and lengths; only those can be compared. Those beside vLLM are of an earlier call, vLLM in a "
-        "process of its own:",
+        "prompts and lengths; only those can be compared. Those beside vLLM are of an earlier call, vLLM in "
+        "a process of its own:",
         "",
         *rounds(result),
         "The host's part of a round of SmolLM2, µs:",
