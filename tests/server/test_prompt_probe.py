@@ -38,6 +38,7 @@ def seen(way: str, known: list[int], secret: list[int], victim: Probe, probe: Pr
     return observations(getattr(probe, way), known, SECRET, ALPHABET)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["cached", "drafted"])
 @pytest.mark.parametrize("names", [{"user": "u"}, {"cache_salt": "s"}])
 def test_who_shares_a_name_shares_everything(server: Running, way: str, names: dict[str, str]) -> None:

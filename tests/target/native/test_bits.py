@@ -146,6 +146,7 @@ def crowd(count: int) -> dict[str, tuple[list[int], Feed]]:
     return kinds
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_any_batch_of_chains_trees_and_prompts(model: Path, path: str, count: int) -> None:
@@ -183,6 +184,7 @@ def test_a_cache_hit_equals_a_cold_start(tiny: NativeTarget) -> None:
         tiny.close("cold")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [20, 300, 900])
 def test_any_number_of_threads(model: Path, length: int) -> None:
     """Some share out a row's chunks of keys, others do not."""
