@@ -203,8 +203,8 @@ def test_all_paths_tell_the_same_story(model: Path, seven: Path, length: int) ->
 
 def test_the_setting_picks_the_path(model: Path, monkeypatch: pytest.MonkeyPatch, tiny: NativeTarget) -> None:
     paths = {choice: library.best_path(choice) for choice in ("avx512", "avx2", "portable")}
-    for path in filter(None, paths.values()):
-        built(path)  # before the folder changes, so that it is not built anew there
+    for found in filter(None, paths.values()):
+        built(found)  # before the folder changes, so that it is not built anew there
     monkeypatch.setenv("PACELINE_HOME", str(model.parent / "home"))
     for choice, path in paths.items():
         if path is None:
