@@ -89,7 +89,8 @@ class Compiler:
         def fits(text: str) -> bool:
             cursor = GrammarCursor(grammar)
             tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
-            return all(cursor.advance(token) for token in tokens) and cursor.finished
+            whole = all(cursor.advance(token) for token in tokens)
+            return whole and (cursor.finished or cursor.advance(min(self._tokenizer.eos_ids)))
 
         return fits
 

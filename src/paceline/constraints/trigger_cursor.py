@@ -152,9 +152,15 @@ class TriggerCursor(Cursor):
             return self._advance_free(token)
         if not self._inner.advance(token):
             return False
-        if self._inner.finished:
+        if self._inner.finished or self._ends_call(token):
             self._leave(token)
         return True
+
+    def _ends_call(self, token: int) -> bool:
+        """A call that a head has begun is whole: its grammar could only go on with punctuation."""
+        if self._resumes is None or self._inner is None or b"}" not in self._trigger.pieces[token]:
+            return False
+        return self._inner.fork().advance(min(self._trigger.eos))
 
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
@@ -177,7 +183,7 @@ class TriggerCursor(Cursor):
             if self._inner is None:
                 return False
             self._resumes = heads.heads.resumed(after)
-            if self._inner.finished:
+            if self._ends_call(token):
                 self._leave(token)
         else:
             self._head = after
@@ -185,8 +191,10 @@ class TriggerCursor(Cursor):
 
     def _leave(self, token: int) -> None:
         """The grammar is complete. Free text follows, unless the model has ended the output."""
-        if self._resumes is not None:
-            self._inner, self._head, self._resumes = None, self._resumes, None
+        if self._resumes is not None and self._heads is not None:
+            rest = self._trigger.pieces[token].rpartition(b"}")[2]
+            self._head = self._heads.heads.after(self._resumes, rest)
+            self._inner = self._resumes = None
         elif self._trigger.again and token not in self._trigger.eos:
             self._inner, self._written, self._head = None, 0, HeadState()
         else:
