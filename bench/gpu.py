@@ -4,7 +4,8 @@ Runs with torch, numpy, tokenizers and safetensors alone. Parts:
 
 ceilings      copy bandwidth and matrix products, which everything else is measured against
 passes        milliseconds of a pass by rows and context, real and random weights, and the share of the floor
-profile       where the host's time goes in a round
+host          the host's part of a round: from a pass's tokens to the next launch
+profile       where that time goes
 eager         the same for paceline's eager torch target
 transformers  tokens/s of Transformers with the same weights: plain and prompt lookup
 batches       milliseconds of a pass of several sequences
@@ -27,22 +28,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
-from paceline.engine.control import Fixed
+from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
+from paceline.target.cost import cost_table
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import WeightType
 from paceline.target.eager.target import TorchTarget
 from paceline.target.load import load_target
 from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
-from paceline.types import Draft, Feed, Seq
+from paceline.types import Bits, Cursor, Draft, Feed, Seq
 
-ROWS: Final = (1, 2, 4, 8, 16, 32)
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
 SHAPES: Final = {
     "135m": ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 32768, 1e-5, Rope(100000.0)),
@@ -389,8 +392,118 @@ def recorded_prompts(model: Path, count: int) -> list[list[int]]:
     return found[:count]
 
 
+class EvenTokens(Cursor):
+    """A grammar that costs nothing: every other token, and at every eighth place one token alone."""
+
+    finished = False
+
+    def __init__(self, vocab: int, place: int = 0) -> None:
+        self._row = np.full((vocab + 31) // 32, 0x55555555, np.uint32)
+        self._place = place
+
+    def fill(self, row: Bits) -> bool:
+        row[:] = self._row if self._place % 8 else 0
+        row[0] |= np.uint32(1)
+        return True
+
+    def advance(self, token: int) -> bool:
+        self._place += 1
+        return token % 2 == 0 if self._place % 8 != 1 else token == 0
+
+    def forced(self) -> list[int]:
+        return [] if self._place % 8 else [0]
+
+    def canonical(self) -> list[int]:
+        return []
+
+    def fork(self) -> "EvenTokens":
+        forked = object.__new__(EvenTokens)
+        forked._row, forked._place = self._row, self._place
+        return forked
+
+
+class HostTimes:
+    """Microseconds from a pass's tokens to the next pass's launch, and of the launch itself."""
+
+    def __init__(self, target: CudaTarget) -> None:
+        self._runner = target._runner
+        self._chosen, self._replay = self._runner.chosen, self._runner._replay
+        self._arrived = 0
+        self.between: list[float] = []
+        self.launch: list[float] = []
+
+    def __enter__(self) -> "HostTimes":
+        def chosen(rows: int) -> list[int]:
+            tokens = self._chosen(rows)
+            self._arrived = time.perf_counter_ns()
+            return tokens
+
+        def replay(kind: Any) -> None:
+            started = time.perf_counter_ns()
+            self._replay(kind)
+            if self._arrived:
+                self.between.append((started - self._arrived) / 1e3)
+                self.launch.append((time.perf_counter_ns() - started) / 1e3)
+            self._arrived = 0
+
+        self._runner.chosen, self._runner._replay = chosen, replay  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._runner.chosen, self._runner._replay
+
+
+def host(notes: Notes, args: argparse.Namespace) -> None:
+    """The host's part of a round of SmolLM2 at batch 1: from a pass's tokens to the next launch."""
+    if args.model is None:
+        notes("host", skipped="no --model")
+        return
+    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
+    assert isinstance(target, CudaTarget)
+    default, penalties = SpecConfig(max_draft=7), {"repetition_penalty": 1.1, "frequency_penalty": 0.2}
+    lists: dict[str, tuple[SpecConfig, dict[str, Any], bool]] = {
+        "plain": (SpecConfig((), max_draft=0), {}, False),
+        "grammar, suffix, ngram": (default, {}, False),
+        "grammar, suffix, ngram, always 7": (SpecConfig(max_draft=7, adaptive=False), {}, False),
+        "the same, a tree": (SpecConfig(max_draft=7, adaptive=False, tree_width=2), {}, False),
+        "the same, penalties": (SpecConfig(max_draft=7, adaptive=False), penalties, False),
+        "the same, a grammar": (SpecConfig(max_draft=7, adaptive=False), {}, True),
+    }
+    prompts = recorded_prompts(args.model, 4)
+    prior = cost_table(target)
+    for name, (spec, more, bound) in lists.items():
+        with HostTimes(target) as times:
+            passes_made, made, seconds = 0, 0, 0.0
+            for i, prompt in enumerate(prompts):
+                engine = Engine(target, model_free(), Rate(prior))
+                params = SamplingParams(seed=1, max_tokens=250, ignore_eos=True, **more)
+                cursor = EvenTokens(target.vocab_size) if bound else None
+                seq = Seq(f"h{i}", list(prompt), len(prompt), params, spec, tenant=name, cursor=cursor)
+                engine.submit(seq)
+                while not seq.output:
+                    engine.step()
+                times._arrived, before, started = 0, len(seq.output), time.perf_counter()
+                while engine.busy:
+                    engine.step()
+                    passes_made += 1
+                seconds += time.perf_counter() - started
+                made += len(seq.output) - before
+            pass_us = 1e3 * timed(target.replay_last_pass)
+        notes(
+            "host",
+            drafters=name,
+            rounds=passes_made,
+            tokens_per_pass=made / passes_made,
+            round_us=1e6 * seconds / passes_made,
+            pass_us=pass_us,
+            between_us=median(times.between),
+            between_p90_us=sorted(times.between)[len(times.between) * 9 // 10],
+            launch_us=median(times.launch),
+        )
+
+
 def profile(notes: Notes, args: argparse.Namespace) -> None:
-    """Where the host's time goes in plain rounds of SmolLM2: microseconds of a round, then a profile."""
+    """Where the host's time goes in rounds of SmolLM2 with the default list."""
     import cProfile
     import pstats
 
@@ -399,33 +512,18 @@ def profile(notes: Notes, args: argparse.Namespace) -> None:
         return
     target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
     prompt = recorded_prompts(args.model, 1)[0]
-    lists = {
-        "plain": SpecConfig((), max_draft=0),
-        "suffix, ngram": SpecConfig(("suffix", "ngram"), adaptive=False),
-    }
-    for name, spec in lists.items():
-        for profiled in (False, True):
-            engine = Engine(target, model_free(), Fixed())
-            params = SamplingParams(seed=1, max_tokens=400, ignore_eos=True)
-            seq = Seq("p", list(prompt), len(prompt), params, spec, tenant=f"{name} {profiled}")
-            engine.submit(seq)
-            while not seq.output:
-                engine.step()
-            profiler, count, started = cProfile.Profile(), 0, time.perf_counter()
-            if profiled:
-                profiler.enable()
-            while engine.busy:
-                engine.step()
-                count += 1
-            profiler.disable()
-            took = (time.perf_counter() - started) / count * 1e6
-            if profiled:
-                with (args.out / f"profile-{name.split(',')[0]}.txt").open("w") as stream:
-                    pstats.Stats(profiler, stream=stream).sort_stats("tottime").print_stats(45)
-            else:
-                notes("profile", drafters=name, rounds=count, round_us=took)
-    if isinstance(target, CudaTarget):
-        notes("profile", pass_us=1e3 * timed(target.replay_last_pass))
+    engine = Engine(target, model_free(), Fixed())
+    params = SamplingParams(seed=1, max_tokens=400, ignore_eos=True)
+    seq = Seq("p", list(prompt), len(prompt), params, SpecConfig(adaptive=False))
+    engine.submit(seq)
+    while not seq.output:
+        engine.step()
+    profiler = cProfile.Profile()
+    with profiler:
+        while engine.busy:
+            engine.step()
+    with (args.out / "profile.txt").open("w") as stream:
+        pstats.Stats(profiler, stream=stream).sort_stats("tottime").print_stats(45)
 
 
 PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
@@ -433,6 +531,7 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "passes": passes,
     "batches": batches,
     "rounds": rounds,
+    "host": host,
     "profile": profile,
     "eager": eager,
     "transformers": transformers,

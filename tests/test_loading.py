@@ -36,7 +36,7 @@ def llm(folders: dict[str, Path]) -> LLM:
     return LLM("smollm2-135m", trained=tuple(folders.values()), config=CONFIG)
 
 
-def test_they_are_asked_after_those_that_cost_less(llm: LLM) -> None:
+def test_they_come_after_those_that_cost_less(llm: LLM) -> None:
     assert llm.spec.drafters == ("grammar", "suffix", "ngram", *HEAD_TYPES)
     assert llm.trained == {f"my-{kind}": kind for kind in HEAD_TYPES}
     assert {llm.drafters[kind].name for kind in HEAD_TYPES} == set(HEAD_TYPES)
@@ -127,7 +127,7 @@ def test_another_model_is_refused(folders: dict[str, Path], gemma_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", HEAD_TYPES)
-def test_one_can_take_the_place_of_another_between_passes(
+def test_one_can_replace_another_between_passes(
     llm: LLM, folders: dict[str, Path], smollm2_path: Path, kind: str
 ) -> None:
     spec = SpecConfig((kind,), 3, adaptive=False)
@@ -167,9 +167,9 @@ def test_none_holds_the_targets_embedding_again(
     shipped = drafter_path("smollm2-135m-block")
     command = [sys.executable, "-P", str(script), *map(str, (smollm2_path, shipped, *folders.values()))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     embedding = 4 * 49152 * 576  # bytes; the own weights of the shipped one would take a third of that
-    for held, peak in json.loads(said.stdout):
+    for held, peak in json.loads(done.stdout):
         assert held < embedding / 3
         assert peak < embedding

@@ -311,7 +311,7 @@ def its_own_layers(target: ToyTarget) -> Drafter:
 
 @pytest.mark.parametrize("make", [another_model, its_own_layers])
 @pytest.mark.parametrize(("accept", "width"), [("residual", 1), ("residual", 2), ("block", 1)])
-def test_residual_rules_keep_the_law_through_the_engine(
+def test_residual_rules_keep_the_distribution_through_the_engine(
     accept: Accept, width: int, make: Callable[[ToyTarget], Drafter]
 ) -> None:
     """First three tokens of many seeds against the target's law, drafted by a real draft model."""

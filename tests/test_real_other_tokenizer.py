@@ -76,7 +76,7 @@ def test_floor_is_owed_to_what_is_read(
 
 @pytest.mark.large
 @pytest.mark.parametrize("way", ["intersection", "text"])
-def test_kept_rows_guess_as_rows_computed_anew(qwen: LLM, ways: dict[str, Drafter], way: str) -> None:
+def test_cached_rows_draft_as_rows_computed_again(qwen: LLM, ways: dict[str, Drafter], way: str) -> None:
     """On the real cache: a drafter that follows a text, and one that begins in the middle of it."""
     text = "def caf\u00e9(n: int):\n    return n + 1\n\n\nprint(caf\u00e9(12), '漢字 👍🏽 and   more')\n# end"
     tokens = qwen.tokenizer.encode(text)

@@ -67,7 +67,7 @@ def per_pass(llm: LLM, tenant: str, tokens: int) -> float:
 
 
 @pytest.mark.model
-def test_guesses_come_true_with_the_layers_that_count(native: LLM) -> None:
+def test_drafts_are_accepted_with_the_layers_that_count(native: LLM) -> None:
     assert per_pass(native, "floor", 24) > 1.4
     drafter = native.drafters["self"]
     assert isinstance(drafter, SelfDrafter)
@@ -80,7 +80,7 @@ def test_guesses_come_true_with_the_layers_that_count(native: LLM) -> None:
 
 
 @pytest.mark.large
-def test_guesses_of_a_larger_model_come_true(qwen_path: Path) -> None:
+def test_drafts_of_a_larger_model_are_accepted(qwen_path: Path) -> None:
     llm = LLM("qwen2.5-coder-1.5b", spec=SELF, config=EngineConfig(cache_mb=128))
     assert per_pass(llm, "floor", 12) > 1.5
     check_text(llm, 0.8, 6)

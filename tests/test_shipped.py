@@ -101,7 +101,7 @@ def test_tool_calls_of_tools_it_never_saw(smollm2_path: Path, temperature: float
     assert tokens / passes > 2
 
 
-def test_one_trained_here_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_trained_here_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert drafter_path(NAME) == SHIPPED / NAME
     assert output_path(NAME) == tmp_path / "drafters" / NAME

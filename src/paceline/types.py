@@ -232,7 +232,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Choice by temperature, cut and Gumbel noise, which a target may do itself where its logits are."""
+    """The choice of a sequence's tokens, which a target may make itself where its logits are."""
 
     inverse_temperature: float  # as float32; 0: greedy
     seed: int  # 64 bits
@@ -241,10 +241,29 @@ class Sampler:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
+    bias: tuple[tuple[int, float], ...] = ()  # token, what its logit gains; no token twice
+    repetition: float = 1.0  # over the text; 1: off
+    presence: float = 0.0  # over the output
+    frequency: float = 0.0  # over the output
+    text: Sequence[int] = ()  # prompt and output so far; read where there are penalties
+    prompt_len: int = 0
+    # Of the scored rows: None where any token may come, an error where the mask is not known. To be called
+    # once the pass is on its way, since masks are computed beside it.
+    masks: "Callable[[], Sequence[Bits | Exception | None]] | None" = None
 
     @property
     def cuts(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalises(self) -> bool:
+        """True: the choice depends on the text before it."""
+        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+
+    @property
+    def sees_draft(self) -> bool:
+        """True: the choice of a row depends on its place in the draft."""
+        return self.masks is not None or self.penalises
 
 
 @dataclass(frozen=True, slots=True)

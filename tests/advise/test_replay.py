@@ -40,7 +40,7 @@ def test_a_drafter_that_is_silent_costs_a_pass_per_token() -> None:
     assert stats.tokens_per_pass == 1
 
 
-def test_agreement_is_kept_up_to_the_first_wrong_guess() -> None:
+def test_agreement_ends_at_the_first_wrong_token() -> None:
     drafter = Scripted(Draft((5, 6, 1)), Draft((8, 9)))
     stats = replay(drafter, [1], OUTPUT)
     assert stats == ReplayStats(tokens=5, passes=2, drafted=5, accepted=3)

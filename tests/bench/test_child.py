@@ -44,7 +44,7 @@ def test_a_model_that_cannot_be_loaded(child: Child) -> None:
         load(child, "no load")
 
 
-def test_a_crash_is_told_with_its_signal_and_last_words(child: Child) -> None:
+def test_a_crash_is_reported_with_its_signal_and_last_words(child: Child) -> None:
     load(child, "crash")
     with pytest.raises(PeerFailed, match="SIGSEGV: last words"):
         child.generate(20, prompt=[1])

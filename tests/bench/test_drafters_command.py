@@ -63,7 +63,7 @@ def run(
     return Runs(target, stock, settings, clock=clock).run(lines, turns(clock), kept, limit)
 
 
-def test_plain_never_guesses_and_only_trees_are_wide() -> None:
+def test_plain_never_drafts_and_only_trees_are_wide() -> None:
     plain = Arm(PLAIN, (PLAIN,)).spec(5, 8, 4, planned=False)
     assert (plain.drafters, plain.max_draft) == ((PLAIN,), 0)
     chain, tree = Arm("suffix", ("suffix",)), Arm("suffix, trees of 16", ("suffix",), rows=16)
@@ -83,7 +83,7 @@ def test_the_table_has_every_drafter_alone_and_joined() -> None:
     assert stock.memory(found["suffix+block"]) == 102.0
 
 
-def test_a_line_is_asked_for_by_its_name_or_its_drafters() -> None:
+def test_a_row_is_selected_by_its_name_or_its_drafters() -> None:
     every = arms(["suffix", "model by tokens", "model by text", "block by a"], ["block by a"], trees=[16])
 
     def asked(*names: str) -> list[str]:
@@ -185,7 +185,7 @@ def test_a_text_that_is_not_plain_decodings_shows(monkeypatch: pytest.MonkeyPatc
     assert drafter_rows.cells(wrong[0])[-1].startswith("NO: ")
 
 
-def test_what_guesses_under_a_grammar_only_sits_out_free_turns() -> None:
+def test_the_grammar_drafter_sits_out_free_turns() -> None:
     outcome = run(lines=(*LINES, Arm("grammar", ("grammar",), bound=True)))
     assert {sample.lane.arm.name for sample in outcome.samples} == {arm.name for arm in LINES}
 

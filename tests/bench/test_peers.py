@@ -35,7 +35,7 @@ def test_every_build_has_a_driver_and_its_pinned_requirements() -> None:
         assert all("==" in line for line in wanted if not line.startswith("#"))
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(systems, "PEERS", tmp_path)
     found = list(systems.entries(systems.SYSTEMS, "smollm2-135m"))
     assert {entry.system for entry in found} == {"paceline"}
@@ -61,7 +61,7 @@ def test_an_install_that_fails_is_one_line(
     ]
 
 
-def test_llama_server_is_told_its_mode() -> None:
+def test_llama_server_gets_its_mode() -> None:
     for build in systems.BUILDS:
         if build.driver == "llama_server":
             assert set(build.modes) | set(build.full) <= set(SPEC)

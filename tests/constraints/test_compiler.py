@@ -229,7 +229,7 @@ def test_marks_as_text_in_a_larger_vocabulary(qwen_path: Path) -> None:
     check_marks_as_text(Tokenizer.load(qwen_path))
 
 
-def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ConstraintError, match="pip install llguidance"):
         check(Regex("a"))

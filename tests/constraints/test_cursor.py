@@ -173,7 +173,7 @@ def test_ends_are_not_shown_to_the_matcher(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown == [A, B, B, B]
 
 
-def test_rewinding_over_an_end_loses_no_place() -> None:
+def test_rewinding_over_an_end_keeps_the_position() -> None:
     """A matcher that stands at an end does not count an end that it reads, and would go back too far."""
     cursor = COMPILER.cursor(Regex("abc(abc)?(ab)?"))
     for token in (A, B, C):
@@ -229,7 +229,9 @@ def test_limit_errors_do_not_look_like_an_end(monkeypatch: pytest.MonkeyPatch, n
 
 
 @pytest.mark.parametrize(("name", "most"), LIMITS)
-def test_an_error_does_not_poison_other_places(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+def test_an_error_does_not_poison_other_positions(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
     monkeypatch.setitem(compiler.LIMITS, name, most)
     made = Compiler(TOKENIZER, VOCAB)
     cursor = made.cursor(HARD)
@@ -267,7 +269,7 @@ def test_what_many_outputs_cost_together_is_held_against_none_of_them(
             row_of(cursor, VOCAB)
 
 
-def test_guesses_where_the_grammar_fails_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_drafts_where_the_grammar_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compiler.LIMITS, "step_lexer_fuel", 400)
     cursor = Compiler(TOKENIZER, VOCAB).cursor(HARD)
     first_error(cursor)

@@ -115,13 +115,13 @@ def test_masks_of_random_trees_with_a_cursor_that_distrusts(seed: int, nodes: in
     check(made, draft, lambda: ToyCursor(may, 5), 1)
 
 
-def test_each_place_is_asked_once() -> None:
+def test_each_position_is_masked_once() -> None:
     root = ToyCursor(lambda t: {1, 2} if len(t) < 5 else set())
     masks(root, Draft((1, 2, 1, 2), (ROOT, ROOT, 0, 2)), 1)
     assert sorted(root.filled) == [(), (1,), (1, 1), (1, 1, 2), (2,)]
 
 
-def test_a_row_after_an_illegal_guess_raises_and_is_never_stale() -> None:
+def test_a_row_after_an_invalid_token_raises_and_is_never_stale() -> None:
     made = masks(COMPILER.cursor(Regex("abc")), Draft((ord("x"), ord("b"), ord("c"))), WORDS)
     assert made.after(ROOT) is not None
     for node in range(3):
@@ -129,7 +129,7 @@ def test_a_row_after_an_illegal_guess_raises_and_is_never_stale() -> None:
             made.after(node)
 
 
-def test_nothing_is_asked_after_an_end_inside_a_draft() -> None:
+def test_no_mask_is_computed_after_an_end_inside_a_draft() -> None:
     cursor = COMPILER.cursor(Regex("ab*"))
     made = masks(cursor, Draft((ord("a"), END, ord("b"), END)), WORDS)
     assert made.after(0) is not None

@@ -29,7 +29,7 @@ def inside(schema: Any) -> dict[str, Any]:
         ({"type": "string", "pattern": "(?=a)"}, "pattern"),
     ],
 )
-def test_the_keyword_and_its_place_are_named(schema: dict[str, Any], keyword: str) -> None:
+def test_the_keyword_and_its_pointer_are_named(schema: dict[str, Any], keyword: str) -> None:
     for given, place in ((schema, f"#/{keyword}"), (inside(schema), f"/{keyword}")):
         with pytest.raises(ConstraintError) as caught:
             check(Json.of(given))

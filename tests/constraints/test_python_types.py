@@ -309,7 +309,7 @@ def test_equal_types_give_the_same_output() -> None:
     assert hash(output(Cat)) == hash(Output(output(Cat).constraint, output(Cat).parse))
 
 
-def test_whitespace_is_as_asked() -> None:
+def test_whitespace_is_as_set() -> None:
     assert set(legal_texts(output(tuple[Literal["a"], Literal["b"]], "compact").constraint, 1)) == {
         '["a","b"]'
     }

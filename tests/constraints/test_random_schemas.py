@@ -124,7 +124,7 @@ def compiler(tokenizer: Tokenizer) -> Compiler:
     width=st.sampled_from([1, 3]),
     drafters=st.sampled_from([("wild",), ("grammar",), ("grammar", "wild"), ("grammar", "suffix", "ngram")]),
 )
-def test_guesses_change_nothing_and_finished_texts_are_valid(
+def test_drafts_change_nothing_and_finished_texts_are_valid(
     tokenizer: Tokenizer,
     compiler: Compiler,
     schema: Any,

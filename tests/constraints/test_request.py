@@ -21,7 +21,7 @@ SCHEMA = {"type": "integer"}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
-def test_nothing_asked_for_is_no_constraint() -> None:
+def test_an_empty_request_is_no_constraint() -> None:
     assert OutputSpec().constraint(HERMES) is None
     assert OutputSpec(response_format={"type": "text"}).constraint(HERMES) is None
     assert OutputSpec().parser() is None
@@ -82,7 +82,7 @@ def test_required_calls_come_after_reasoning_too() -> None:
     assert auto.trigger == "<tool_call>"
 
 
-def test_values_are_read_by_what_was_asked_for() -> None:
+def test_values_are_parsed_by_their_constraint() -> None:
     parse = OutputSpec(output=list[int]).parser()
     assert parse is not None
     assert parse("[1, 2]") == [1, 2]

@@ -188,7 +188,7 @@ def test_a_template_is_an_output() -> None:
     assert made.parse(FILLED)["n"] == 12
 
 
-def test_what_a_hole_cannot_enforce_is_said() -> None:
+def test_an_unenforceable_hole_is_reported() -> None:
     with pytest.raises(ConstraintError, match="propertyNames is not supported"):
         check(Template("{a}", a={"type": "object", "propertyNames": {"maxLength": 3}}))
 

@@ -21,7 +21,7 @@ from paceline.errors import CorruptModel, PacelineError
 from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import RecordedText, replay
 from support.checkpoints import MODEL, PIECES, TARGET, Eagle3, Eagle3Config, a_card, an_eagle, medusa_heads
-from support.heads import random_net, said
+from support.heads import random_net, target_text
 from support.models import VOCAB
 
 Checkpoint = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
@@ -53,7 +53,7 @@ GOOD = {
     "dspark": speculator("block"),
     "Medusa": published_medusa(),
 }
-TEXT = [RecordedText(said()[0].tolist(), [at > 36 for at in range(40)])]
+TEXT = [RecordedText(target_text()[0].tolist(), [at > 36 for at in range(40)])]
 HARMS: dict[str, Callable[[Tensor], Tensor]] = {
     "one number": lambda t: t.flatten()[0],
     "a rank more": lambda t: t[None],

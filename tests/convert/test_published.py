@@ -150,7 +150,7 @@ def test_medusa(layers: int, read: Read, tmp_path: Path) -> None:
     assert list(draft.tokens) == wanted.argmax(-1).tolist()
 
 
-def test_guesses_of_an_imported_head_cost_nothing_but_time(read: Read, tmp_path: Path) -> None:
+def test_drafts_of_an_imported_head_cost_nothing_but_time(read: Read, tmp_path: Path) -> None:
     """It serves, and the text is the model's own."""
     from paceline import LLM
 

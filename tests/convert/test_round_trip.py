@@ -105,7 +105,7 @@ def test_a_scaled_embedding_is_written_as_the_layers_read_it() -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["block", "eagle"])
-def test_guesses_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, tmp_path: Path) -> None:
+def test_drafts_on_the_real_model_stay_the_same(kind: str, smollm2_path: Path, tmp_path: Path) -> None:
     """Through the files, from int8: the exported weights are those that are served."""
     from paceline.drafters.heads import drafter_of
     from paceline.heads.block import BlockConfig, BlockHead

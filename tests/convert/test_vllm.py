@@ -141,7 +141,7 @@ def ours(place: Place, folder: Path) -> tuple[list[list[list[int]]], list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["block", "eagle"])
-def test_vllm_guesses_what_we_guess(kind: str, place: Place, tmp_path: Path) -> None:
+def test_vllm_drafts_what_we_draft(kind: str, place: Place, tmp_path: Path) -> None:
     folder = head(place, kind, tmp_path / "ours", STEPS[kind])
     out = export(folder, place.path, tmp_path / "theirs", verifier=str(place.folder))
     found, (drafts, kept) = served(place.folder, place.prompts, str(out), METHODS[kind]), ours(place, folder)

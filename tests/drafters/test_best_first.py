@@ -69,7 +69,7 @@ def test_a_tree_is_whole_within_its_budget_and_likeliest_first(
 
 
 @given(seed=seeds, budget=st.integers(0, 45), width=st.integers(1, 4))
-def test_it_is_as_long_as_the_budget_and_the_world_allow_and_worth_the_most(
+def test_it_is_as_long_as_the_budget_allows_and_has_the_most_expected_tokens(
     seed: list[int], budget: int, width: int
 ) -> None:
     found = list(reached(best_first(world(seed), budget, width)).values())
@@ -78,7 +78,7 @@ def test_it_is_as_long_as_the_budget_and_the_world_allow_and_worth_the_most(
 
 
 @given(seed=seeds, budget=st.integers(1, 4))
-def test_no_other_tree_of_its_size_is_worth_more(seed: list[int], budget: int) -> None:
+def test_no_other_tree_of_its_size_has_more_expected_tokens(seed: list[int], budget: int) -> None:
     every = everything(world(seed), 2)
     tree = reached(best_first(world(seed), budget, 2))
     others = (
@@ -100,7 +100,7 @@ def test_a_smaller_budget_gives_the_beginning_of_the_same_tree(
 
 
 @given(seed=seeds, least=st.floats(0, 1))
-def test_nothing_less_likely_than_asked_for(seed: list[int], least: float) -> None:
+def test_nothing_less_likely_than_min_chance(seed: list[int], least: float) -> None:
     every = everything(world(seed), WORDS)
     found = reached(best_first(world(seed), 60, WORDS, least))
     assert found.keys() == {path for path, chance in every.items() if chance >= least or not path}
@@ -117,7 +117,7 @@ def test_equals_come_in_the_order_of_their_parents_then_as_named() -> None:
     assert tree.parents == (ROOT, ROOT, 0, 0, 1, 1)
 
 
-def test_only_nodes_of_the_tree_are_asked_about_and_none_in_vain() -> None:
+def test_children_are_read_only_of_nodes_in_the_tree() -> None:
     asked: list[tuple[int, ...]] = []
 
     def children(path: tuple[int, ...]) -> list[tuple[int, float]]:

@@ -75,7 +75,7 @@ def test_it_is_named_after_its_members_and_sees_what_they_see() -> None:
     assert drafter.taps == (1, 3, 7)
 
 
-def test_none_guesses_nothing() -> None:
+def test_none_drafts_nothing() -> None:
     assert NoDrafter().draft(asks("a", "b")) == [NO_DRAFT, NO_DRAFT]
     assert NoDrafter().name == "none"
 
@@ -116,7 +116,7 @@ def any_draft(draw: st.DrawFn) -> Draft:
 
 
 @given(st.data())
-def test_without_a_grammar_the_first_that_has_a_guess_answers(data: st.DataObject) -> None:
+def test_without_a_grammar_the_first_that_has_a_draft_answers(data: st.DataObject) -> None:
     names = [f"s{i}" for i in range(data.draw(st.integers(0, 3)))]
     made = [{name: data.draw(any_draft()) for name in names} for _ in range(data.draw(st.integers(0, 3)))]
     lists = [[Random(str(i), drafts) for i, drafts in enumerate(made)] + [Grammar()] for _ in range(2)]

@@ -35,12 +35,12 @@ def always(*tokens: int, scores: tuple[float, ...] = (), name: str = "free") -> 
     return Says(name, lambda ask: Draft(tokens, None, (), scores))
 
 
-def ask(cursor: Cursor | None, budget: int = 8, certain: int = 8, name: str = "a") -> Ask:
-    return Ask(Seq(name, [1], 1), budget, (), cursor, certain)
+def ask(cursor: Cursor | None, budget: int = 8, forced_budget: int = 8, name: str = "a") -> Ask:
+    return Ask(Seq(name, [1], 1), budget, (), cursor, forced_budget)
 
 
-def guess(drafters: Sequence[Drafter], cursor: Cursor, budget: int = 8, certain: int = 8) -> Draft:
-    return DrafterList(drafters).draft([ask(cursor, budget, certain)])[0]
+def draft_of(drafters: Sequence[Drafter], cursor: Cursor, budget: int = 8, forced_budget: int = 8) -> Draft:
+    return DrafterList(drafters).draft([ask(cursor, budget, forced_budget)])[0]
 
 
 def form() -> ToyCursor:
@@ -50,12 +50,12 @@ def form() -> ToyCursor:
 
 def test_forced_then_free_then_forced() -> None:
     free = always(1, scores=(0.5,))
-    draft = guess([Grammar(), free], form())
+    draft = draft_of([Grammar(), free], form())
     assert draft.tokens == (7, 8, 1)  # after a guess only those who are certain go on
     two = Says(
         "free", lambda a: Draft((1, 2)[: 2 - len(a.after) % 2], None, (), (0.5, 0.4)[: 2 - len(a.after) % 2])
     )
-    draft = guess([Grammar(), two], form())
+    draft = draft_of([Grammar(), two], form())
     assert draft.tokens == (7, 8, 1, 2, 9, 1, 7)
     assert draft.sources == ("grammar",) * 2 + ("free",) * 2 + ("grammar", "free", "grammar")
     assert draft.scores == (1, 1, 0.5, 0.4, 1, 0.5, 1)
@@ -65,18 +65,18 @@ def test_forced_then_free_then_forced() -> None:
 
 def test_the_order_of_the_list_says_who_answers_first() -> None:
     free = always(7, 8, 1, 2, scores=(0.5,) * 4)
-    assert guess([free, Grammar()], form()).sources[:2] == ("free", "grammar")
-    assert guess([Grammar(), free], form()).sources[:2] == ("grammar", "grammar")
+    assert draft_of([free, Grammar()], form()).sources[:2] == ("free", "grammar")
+    assert draft_of([Grammar(), free], form()).sources[:2] == ("grammar", "grammar")
 
 
-def test_after_a_guess_nobody_else_guesses() -> None:
+def test_after_a_draft_no_other_drafter_is_called() -> None:
     other = always(2, scores=(0.5,), name="other")
     drafters = [Grammar(), always(1, scores=(0.5,)), other]
-    assert guess(drafters, sentence({7}, FREE, FREE, FREE)).sources == ("grammar", "free")
+    assert draft_of(drafters, sentence({7}, FREE, FREE, FREE)).sources == ("grammar", "free")
     assert other.calls == []
 
 
-def test_each_leg_is_told_where_it_stands() -> None:
+def test_each_segment_gets_its_start() -> None:
     seen: list[tuple[tuple[int, ...], int, int, list[int]]] = []
 
     def answer(a: Ask) -> Draft:
@@ -85,7 +85,7 @@ def test_each_leg_is_told_where_it_stands() -> None:
         seen.append((a.after, a.budget, a.forced_budget, a.cursor.forced()))
         return Draft((1, 2), None, (), (0.5, 0.5))
 
-    first = ask(form(), budget=5, certain=9)
+    first = ask(form(), budget=5, forced_budget=9)
     DrafterList([Grammar(), Says("free", answer)]).draft([first])
     assert seen == [((7, 8), 5, 7, []), ((7, 8, 1, 2, 9), 3, 6, [])]
     assert first.after == ()
@@ -95,50 +95,50 @@ def test_each_leg_is_told_where_it_stands() -> None:
 
 def test_each_kind_of_node_has_its_budget() -> None:
     free = always(1, 2, scores=(0.5, 0.5))
-    lengths = {(b, c): len(guess([Grammar(), free], form(), b, c)) for b in range(4) for c in range(5)}
+    lengths = {(b, c): len(draft_of([Grammar(), free], form(), b, c)) for b in range(4) for c in range(5)}
     assert [lengths[3, c] for c in range(5)] == [0, 1, 4, 6, 7]
     assert [lengths[b, 4] for b in range(4)] == [2, 3, 5, 7]
 
 
-def test_a_guess_is_not_asked_for_where_none_is_wanted() -> None:
+def test_without_a_budget_no_drafter_is_called() -> None:
     free = always(1, 2)
-    assert guess([Grammar(), free], form(), budget=0).tokens == (7, 8)
+    assert draft_of([Grammar(), free], form(), budget=0).tokens == (7, 8)
     assert free.calls == []
 
 
 def test_a_leg_hands_over_where_tokens_are_forced() -> None:
     said = (1, 2, 9, 3, 7)
     told = Says("free", lambda a: Draft(said[len(a.after) - 2 :], None, (), (0.5,) * (7 - len(a.after))))
-    draft = guess([Grammar(), told], form(), budget=3)
+    draft = draft_of([Grammar(), told], form(), budget=3)
     assert draft.tokens == (7, 8, 1, 2, 9, 3, 7)
     assert draft.sources[4] == draft.sources[6] == "grammar"
-    alone = guess([always(1, 9, 2, scores=(0.5,) * 3)], sentence(FREE, {9}, FREE))
+    alone = draft_of([always(1, 9, 2, scores=(0.5,) * 3)], sentence(FREE, {9}, FREE))
     assert (alone.tokens, alone.sources) == ((1, 9, 2), ("free",) * 3)
 
 
 def test_scores_are_given_by_all_or_none() -> None:
-    assert guess([Grammar(), always(1, 2)], form()).scores == ()
-    assert guess([Grammar(), always(1, 2, scores=(0.5, 0.25))], form()).scores[:4] == (1, 1, 0.5, 0.25)
+    assert draft_of([Grammar(), always(1, 2)], form()).scores == ()
+    assert draft_of([Grammar(), always(1, 2, scores=(0.5, 0.25))], form()).scores[:4] == (1, 1, 0.5, 0.25)
 
 
 def test_only_those_who_take_turns_are_certain() -> None:
-    draft = guess([Grammar(), always(1, 2, scores=(1.0, 1.0))], form(), budget=2)
+    draft = draft_of([Grammar(), always(1, 2, scores=(1.0, 1.0))], form(), budget=2)
     assert [score == FORCED for score in draft.scores] == [True, True, False, False, True]
-    assert guess([always(7, 8, scores=(1.0, 1.0))], form(), certain=0).tokens == (7, 8)
+    assert draft_of([always(7, 8, scores=(1.0, 1.0))], form(), forced_budget=0).tokens == (7, 8)
 
 
 @pytest.mark.parametrize("drafters", [lambda d: [d], lambda d: [d, Grammar()]])
-def test_illegal_guesses_are_cut(drafters: Callable[[Drafter], list[Drafter]]) -> None:
+def test_invalid_drafts_are_cut(drafters: Callable[[Drafter], list[Drafter]]) -> None:
     cursor = sentence(FREE, FREE, FREE)
-    assert guess(drafters(always(1, 9, 2)), cursor).tokens == (1,)
-    assert not guess(drafters(always(9)), cursor)
+    assert draft_of(drafters(always(1, 9, 2)), cursor).tokens == (1,)
+    assert not draft_of(drafters(always(9)), cursor)
 
 
-def test_who_has_no_legal_guess_leaves_it_to_the_next() -> None:
-    assert guess([always(9), always(1, name="next")], sentence(FREE, FREE)).sources == ("next",)
+def test_a_drafter_without_a_valid_draft_leaves_it_to_the_next() -> None:
+    assert draft_of([always(9), always(1, name="next")], sentence(FREE, FREE)).sources == ("next",)
 
 
-def test_guesses_of_the_prompt_and_of_the_caller_are_cut_too() -> None:
+def test_drafts_from_the_prompt_and_the_prediction_are_cut_too() -> None:
     copied = Seq("a", [1, 2, 3, 9, 1, 2], 6)
     assert DrafterList([Ngram()]).draft([Ask(copied, 4, (), sentence(FREE, FREE, FREE))])[0].tokens == (3,)
     foretold = Seq("a", [5], 1, prediction=(1, 2, 9, 4))
@@ -151,17 +151,17 @@ def test_a_tree_is_the_last_leg() -> None:
     tree = Says(
         "tree", lambda a: Draft((1, 2, 9, 3, 9), (ROOT, ROOT, 0, 1, 3), (), (0.5, 0.4, 0.3, 0.2, 0.1))
     )
-    draft = guess([Grammar(), tree], form())
+    draft = draft_of([Grammar(), tree], form())
     assert draft.tokens == (7, 8, 1, 2, 3, 9)
     assert draft.parents == (ROOT, 0, 1, 1, 3, 4)
     assert draft.scores == (1, 1, 0.5, 0.4, 0.2, 0.1)
     assert draft.sources == ("grammar",) * 2 + ("tree",) * 4
-    assert guess([Grammar(), tree], form(), budget=3).tokens == (7, 8, 1, 2, 3)
+    assert draft_of([Grammar(), tree], form(), budget=3).tokens == (7, 8, 1, 2, 3)
 
 
 def test_a_tree_of_one_branch_is_a_chain() -> None:
     line = Says("line", lambda a: Draft((1, 2), (ROOT, 0), (), (0.5, 0.4)))
-    assert guess([Grammar(), line], form(), budget=2).tokens == (7, 8, 1, 2, 9)
+    assert draft_of([Grammar(), line], form(), budget=2).tokens == (7, 8, 1, 2, 9)
 
 
 def drawn(*tokens: int) -> Says:
@@ -169,8 +169,8 @@ def drawn(*tokens: int) -> Says:
     return Says("drawn", lambda a: Draft(tokens, None, (), (0.5,) * len(tokens), q))
 
 
-def test_bare_nodes_beside_drawn_ones_have_the_law_of_a_bare_guess() -> None:
-    draft = guess([Grammar(), drawn(1, 2)], form())
+def test_bare_nodes_beside_sampled_ones_have_a_one_hot_q() -> None:
+    draft = draft_of([Grammar(), drawn(1, 2)], form())
     assert draft.tokens == (7, 8, 1, 2, 9, 1, 2)  # drawn against the grammar: whole, and the end
     assert draft.q is not None
     assert draft.q.dtype == torch.float64
@@ -179,17 +179,17 @@ def test_bare_nodes_beside_drawn_ones_have_the_law_of_a_bare_guess() -> None:
         assert torch.equal(draft.q[node], bare if source == "grammar" else torch.full_like(bare, 0.1))
 
 
-def test_what_was_drawn_is_cut_by_number_alone() -> None:
-    assert guess([drawn(9, 9, 9)], form(), budget=2).tokens == (9, 9)
-    assert guess([drawn(9), always(7)], form()).sources == ("drawn",)
+def test_sampled_tokens_are_cut_by_number_alone() -> None:
+    assert draft_of([drawn(9, 9, 9)], form(), budget=2).tokens == (9, 9)
+    assert draft_of([drawn(9), always(7)], form()).sources == ("drawn",)
 
 
 def test_nothing_follows_an_end() -> None:
     free = always(1)
-    assert not guess([Grammar(), free], sentence())
-    assert guess([Grammar(), free], sentence({7}, {9}, {1}, eos=9)).tokens == (7, 9)
+    assert not draft_of([Grammar(), free], sentence())
+    assert draft_of([Grammar(), free], sentence({7}, {9}, {1}, eos=9)).tokens == (7, 9)
     assert free.calls == []
-    assert guess([always(1, 9, 1), Grammar()], sentence(FREE, FREE | {9}, FREE, eos=9)).tokens == (1, 9)
+    assert draft_of([always(1, 9, 1), Grammar()], sentence(FREE, FREE | {9}, FREE, eos=9)).tokens == (1, 9)
 
 
 def test_a_leg_asks_each_drafter_once_for_all_sequences() -> None:
@@ -222,30 +222,30 @@ class Anything(Drafter):
 
 @given(st.integers(0, 500), st.integers(0, 5), st.integers(0, 5), st.data())
 def test_whoever_takes_turns_the_draft_is_legal_and_within_its_budgets(
-    seed: int, budget: int, certain: int, data: st.DataObject
+    seed: int, budget: int, forced_budget: int, data: st.DataObject
 ) -> None:
     rules = random_rules(seed, longest=8)
     drafters: list[Drafter] = [
         Grammar(), *(Anything(str(i), data, data.draw(st.booleans())) for i in range(2))
     ]  # fmt: skip
-    draft = guess(data.draw(st.permutations(drafters)), ToyCursor(rules), budget, certain)
-    assert len(draft) <= budget + certain
+    draft = draft_of(data.draw(st.permutations(drafters)), ToyCursor(rules), budget, forced_budget)
+    assert len(draft) <= budget + forced_budget
     assert len(draft.sources) == len(draft)
     assert len(draft.scores) in (0, len(draft))
-    assert sum(score == FORCED for score in draft.scores) <= certain
+    assert sum(score == FORCED for score in draft.scores) <= forced_budget
     assert sum(score != FORCED for score in draft.scores) <= budget
     for node in range(len(draft)):
         assert draft.parent(node) < node
         assert permits(rules, tuple(draft.tokens[i] for i in draft.path(node)))
 
 
-def test_nobody_has_a_guess() -> None:
-    assert guess([Says("none", lambda a: NO_DRAFT), Grammar()], sentence(FREE)) == NO_DRAFT
+def test_no_drafter_has_a_draft() -> None:
+    assert draft_of([Says("none", lambda a: NO_DRAFT), Grammar()], sentence(FREE)) == NO_DRAFT
 
 
 def test_what_the_grammar_refuses_is_counted() -> None:
     cursor = ToyCursor(lambda tokens: {1, 2} if len(tokens) < 6 else set())
-    draft = guess([always(1, 2, 9, 1)], cursor)
+    draft = draft_of([always(1, 2, 9, 1)], cursor)
     assert draft.tokens == (1, 2)
     assert draft.rejected_sources == (always().name,) * 2
     assert draft.first(1).rejected_sources == draft.rejected_sources

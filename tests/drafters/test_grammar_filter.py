@@ -17,7 +17,7 @@ def random_tree(tokens: list[int], data: st.DataObject) -> Draft:
     return Draft(tuple(tokens), parents, tuple(f"by {i}" for i in range(n)), tuple(i / 16 for i in range(n)))
 
 
-def said(draft: Draft, node: int) -> tuple[int, ...]:
+def path_tokens(draft: Draft, node: int) -> tuple[int, ...]:
     return tuple(draft.tokens[i] for i in draft.path(node))
 
 
@@ -35,9 +35,9 @@ def test_a_tree_keeps_the_nodes_whose_path_is_legal(
 ) -> None:
     rules = random_rules(seed)
     draft = random_tree(tokens, data)
-    kept = [i for i in range(len(draft)) if permits(rules, said(draft, i))]
+    kept = [i for i in range(len(draft)) if permits(rules, path_tokens(draft, i))]
     left = grammar_valid(ToyCursor(rules), draft)
-    assert [said(left, i) for i in range(len(left))] == [said(draft, i) for i in kept]
+    assert [path_tokens(left, i) for i in range(len(left))] == [path_tokens(draft, i) for i in kept]
     assert left.sources == tuple(draft.sources[i] for i in kept)
     assert left.scores == tuple(draft.scores[i] for i in kept)
 
@@ -58,7 +58,7 @@ def test_nothing_follows_an_end() -> None:
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, ROOT)])
-def test_what_was_drawn_is_never_dropped_for_what_it_says(parents: tuple[int, ...] | None) -> None:
+def test_sampled_tokens_are_never_dropped_for_their_value(parents: tuple[int, ...] | None) -> None:
     draft = Draft((5, 6), parents, q=torch.full((2, 8), 1 / 8))
     assert grammar_valid(sentence({1}), draft) is draft
 

@@ -80,7 +80,7 @@ def test_a_search_that_breaks_off_leaves_nothing_open(target: ToyTarget) -> None
     assert not target._seqs
 
 
-def test_speed_is_worth_more_the_more_agree_and_the_less_it_costs() -> None:
+def test_speed_rises_with_agreement_and_falls_with_cost() -> None:
     assert expected_speed(1.0, 0.0) == pytest.approx(9 / 1.32)
     assert expected_speed(0.9, 0.3) > expected_speed(0.8, 0.3) > expected_speed(0.8, 0.4)
     assert expected_speed(0.6, 0.7) < 1
@@ -124,7 +124,7 @@ def test_a_prompt_is_not_read_twice(target: ToyTarget) -> None:
 
 
 @pytest.mark.parametrize("cursor", [None, ToyCursor(lambda said: set(range(VOCAB)))])
-def test_a_chain_ends_where_one_more_guess_costs_more_than_it_is_worth(
+def test_a_chain_ends_where_one_more_token_costs_more_than_it_gains(
     target: ToyTarget, cursor: ToyCursor | None
 ) -> None:
     """Greedy decoding has a law that is always sure; what counts is how sure the model is."""
@@ -139,7 +139,7 @@ def test_a_chain_ends_where_one_more_guess_costs_more_than_it_is_worth(
     assert longer.tokens[: len(draft)] == draft.tokens
 
 
-def test_a_full_cache_costs_the_guesses_only(target: ToyTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_costs_only_the_drafts(target: ToyTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> Scores:
         raise CacheFull("full")
 

@@ -7,39 +7,39 @@ from paceline.errors import UsageError
 from paceline.types import Ask, Draft, Seq
 
 
-def guess(drafter: Ngram, tokens: list[int], budget: int = 4, after: tuple[int, ...] = ()) -> Draft:
+def draft_of(drafter: Ngram, tokens: list[int], budget: int = 4, after: tuple[int, ...] = ()) -> Draft:
     return drafter.draft([Ask(Seq("a", tokens, len(tokens)), budget, after)])[0]
 
 
 def test_what_followed_the_latest_time() -> None:
     tokens = [1, 2, 3, 8, 8, 1, 2, 3, 9, 7, 5, 1, 2, 3]
-    assert guess(Ngram(), tokens).tokens == (9, 7, 5, 1)
+    assert draft_of(Ngram(), tokens).tokens == (9, 7, 5, 1)
 
 
 def test_longer_runs_go_first() -> None:
     tokens = [1, 2, 3, 4, 50, 51, 9, 3, 4, 60, 61, 1, 2, 3, 4]
-    assert guess(Ngram(), tokens, 2).tokens == (50, 51)
-    assert guess(Ngram(sizes=(2,)), tokens, 2).tokens == (60, 61)
+    assert draft_of(Ngram(), tokens, 2).tokens == (50, 51)
+    assert draft_of(Ngram(sizes=(2,)), tokens, 2).tokens == (60, 61)
 
 
-def test_nothing_is_said_without_a_precedent() -> None:
-    assert not guess(Ngram(), [1, 2, 3, 4, 5])
-    assert not guess(Ngram(), [])
-    assert not guess(Ngram(), [1, 2, 9, 1, 2], budget=0)
+def test_nothing_is_drafted_without_a_precedent() -> None:
+    assert not draft_of(Ngram(), [1, 2, 3, 4, 5])
+    assert not draft_of(Ngram(), [])
+    assert not draft_of(Ngram(), [1, 2, 9, 1, 2], budget=0)
 
 
-def test_guesses_of_others_are_continued() -> None:
+def test_drafts_of_others_are_continued() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7]
-    assert guess(Ngram(), tokens, 2, after=(3, 4)).tokens == (5, 6)
+    assert draft_of(Ngram(), tokens, 2, after=(3, 4)).tokens == (5, 6)
 
 
 def test_a_copy_goes_on_into_itself() -> None:
-    assert guess(Ngram(), [4, 5, 4, 5], 5).tokens == (4, 5, 4, 5, 4)
-    assert guess(Ngram(), [3, 4, 5], 4, after=(3, 4)).tokens == (5, 3, 4, 5)
+    assert draft_of(Ngram(), [4, 5, 4, 5], 5).tokens == (4, 5, 4, 5, 4)
+    assert draft_of(Ngram(), [3, 4, 5], 4, after=(3, 4)).tokens == (5, 3, 4, 5)
 
 
 def test_every_node_is_signed_and_weighed() -> None:
-    draft = guess(Ngram(), [1, 2, 3, 8, 7, 1, 2, 3], 3)
+    draft = draft_of(Ngram(), [1, 2, 3, 8, 7, 1, 2, 3], 3)
     assert draft.sources == ("ngram",) * 3
     assert draft.parents is None
     assert len(draft.scores) == 3
@@ -75,7 +75,7 @@ def test_against_a_plain_search(tokens: list[int], budget: int, after: list[int]
         drafter.draft([Ask(grown, budget)])
     expected = searched(tokens, tuple(after), budget)
     assert drafter.draft([Ask(grown, budget, tuple(after))])[0].tokens == expected
-    assert guess(Ngram(), tokens, budget, tuple(after)).tokens == expected
+    assert draft_of(Ngram(), tokens, budget, tuple(after)).tokens == expected
 
 
 def searched(tokens: list[int], after: tuple[int, ...], budget: int) -> tuple[int, ...]:

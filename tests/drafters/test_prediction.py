@@ -7,7 +7,7 @@ from paceline.types import Ask, Draft, Seq
 TEXT = tuple(range(10, 30))
 
 
-def guess(
+def draft_of(
     output: list[int], budget: int = 3, after: tuple[int, ...] = (), text: tuple[int, ...] = TEXT
 ) -> Draft:
     seq = Seq("a", [1, 2, *output], 2, prediction=text)
@@ -15,7 +15,7 @@ def guess(
 
 
 def test_it_starts_at_the_start() -> None:
-    draft = guess([])
+    draft = draft_of([])
     assert draft.tokens == (10, 11, 12)
     assert draft.sources == ("prediction",) * 3
     assert all(0 < chance < 1 for chance in draft.scores)
@@ -23,56 +23,56 @@ def test_it_starts_at_the_start() -> None:
 
 
 def test_it_follows_the_output() -> None:
-    assert guess([10, 11]).tokens == (12, 13, 14)
+    assert draft_of([10, 11]).tokens == (12, 13, 14)
 
 
 def test_it_ends_with_the_prediction() -> None:
-    assert guess(list(TEXT[:-2]), 5).tokens == TEXT[-2:]
-    assert not guess(list(TEXT))
+    assert draft_of(list(TEXT[:-2]), 5).tokens == TEXT[-2:]
+    assert not draft_of(list(TEXT))
 
 
 def test_it_is_silent_while_lost() -> None:
-    assert not guess([10, 11, 99])
-    assert not guess([10, 11, 99, 12])  # one token may be chance
+    assert not draft_of([10, 11, 99])
+    assert not draft_of([10, 11, 99, 12])  # one token may be chance
 
 
-def test_it_finds_its_place_after_an_insertion() -> None:
-    assert guess([10, 11, 99, 98, 12, 13]).tokens == (14, 15, 16)
+def test_it_realigns_after_an_insertion() -> None:
+    assert draft_of([10, 11, 99, 98, 12, 13]).tokens == (14, 15, 16)
 
 
-def test_it_finds_its_place_after_a_deletion() -> None:
-    assert guess([10, 11, 16, 17]).tokens == (18, 19, 20)
+def test_it_realigns_after_a_deletion() -> None:
+    assert draft_of([10, 11, 16, 17]).tokens == (18, 19, 20)
 
 
-def test_it_finds_its_place_after_a_replacement() -> None:
-    assert guess([10, 11, 99, 13, 14]).tokens == (15, 16, 17)
+def test_it_realigns_after_a_replacement() -> None:
+    assert draft_of([10, 11, 99, 13, 14]).tokens == (15, 16, 17)
 
 
-def test_the_nearest_place_ahead_is_taken() -> None:
+def test_the_nearest_position_ahead_is_taken() -> None:
     text = (1, 2, 50, 3, 4, 5, 1, 2, 60, 6, 1, 2, 70)
-    assert guess([1, 2, 50, 3, 4, 99, 1, 2], 1, text=text).tokens == (60,)
+    assert draft_of([1, 2, 50, 3, 4, 99, 1, 2], 1, text=text).tokens == (60,)
 
 
-def test_else_the_last_place_behind() -> None:
+def test_else_the_last_position_behind() -> None:
     text = (1, 2, 50, 1, 2, 60, 3, 4, 5)
-    assert guess([*text, 99, 1, 2], 1, text=text).tokens == (60,)
+    assert draft_of([*text, 99, 1, 2], 1, text=text).tokens == (60,)
 
 
 def test_longer_runs_decide() -> None:
     text = (7, 1, 2, 50, 8, 1, 2, 60)
-    assert guess([99, 8, 1, 2], 1, text=text).tokens == (60,)
+    assert draft_of([99, 8, 1, 2], 1, text=text).tokens == (60,)
 
 
-def test_guesses_of_others_are_followed_and_forgotten() -> None:
+def test_drafts_of_others_are_followed_and_forgotten() -> None:
     drafter, seq = Prediction(), Seq("a", [1, 10], 1, prediction=TEXT)
     assert drafter.draft([Ask(seq, 2, after=(11, 12))])[0].tokens == (13, 14)
     assert not drafter.draft([Ask(seq, 2, after=(99,))])[0]
     assert drafter.draft([Ask(seq, 2)])[0].tokens == (11, 12)
 
 
-def test_no_prediction_no_guess() -> None:
-    assert not guess([], text=())
-    assert not guess([10], budget=0)
+def test_no_prediction_no_draft() -> None:
+    assert not draft_of([], text=())
+    assert not draft_of([10], budget=0)
 
 
 def test_a_new_sequence_starts_anew() -> None:
@@ -86,8 +86,8 @@ def test_a_new_sequence_starts_anew() -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=30), st.integers(1, 8))
-def test_a_guess_is_a_piece_of_the_prediction(text: list[int], output: list[int], budget: int) -> None:
-    guessed = guess(output, budget, text=tuple(text)).tokens
+def test_a_draft_is_a_piece_of_the_prediction(text: list[int], output: list[int], budget: int) -> None:
+    guessed = draft_of(output, budget, text=tuple(text)).tokens
     pieces = {tuple(text[i : i + len(guessed)]) for i in range(len(text) + 1)}
     assert len(guessed) <= budget
     assert guessed in pieces

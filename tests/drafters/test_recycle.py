@@ -116,7 +116,7 @@ def test_prompts_seed_it() -> None:
     assert draft.parents is None
 
 
-def test_what_the_target_thought_replaces_what_was_read() -> None:
+def test_the_targets_candidates_replace_what_was_read() -> None:
     drafter, target = Recycle(BOLD), ToyTarget(VOCAB, memory=1)
     seq = a_seq(prompt=[5, 6, 5], width=4, max_tokens=1)
     decode(drafter, seq)
@@ -124,7 +124,7 @@ def test_what_the_target_thought_replaces_what_was_read() -> None:
     assert first_guesses(guesses(drafter)[5]) == set(likeliest.tolist())
 
 
-def test_rows_of_refused_guesses_are_learned_from_too() -> None:
+def test_rows_of_rejected_drafts_are_learned_from_too() -> None:
     target = ToyTarget(VOCAB, memory=1)
     said = int(np.argmax(target.logits([2])))
     wrong = [t for t in range(3, VOCAB) if t != said][:3]
@@ -251,7 +251,7 @@ def in_grammar(cursor: Cursor, width: int) -> Draft:
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_only_what_the_grammar_takes_is_guessed(width: int) -> None:
+def test_only_grammar_valid_tokens_are_drafted(width: int) -> None:
     ranked = np.argsort(-ToyTarget(VOCAB, memory=1).logits([1])).tolist()
     cursor = sentence(set(ranked[1:4:2]), set(range(0, VOCAB, 2)), set(range(1, VOCAB, 2)))
     draft = in_grammar(cursor, width)

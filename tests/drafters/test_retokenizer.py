@@ -35,12 +35,12 @@ marks = st.sampled_from([[END], [START], [STOP], [ODD]])
 pieces = st.lists(st.one_of(anything, anything, anything, broken, marks), max_size=12)
 
 
-def said(words: TokenizerPair, tokens: list[int]) -> bytes:
+def target_bytes(words: TokenizerPair, tokens: list[int]) -> bytes:
     """The text without marks that have a mark of the draft model's."""
     return b"".join(words.target.piece(t) for t in tokens if t not in words.specials)
 
 
-def told(words: TokenizerPair, ids: list[int]) -> bytes:
+def draft_bytes(words: TokenizerPair, ids: list[int]) -> bytes:
     return b"".join(words.draft.piece(t) for t in ids if t not in words.draft.control)
 
 
@@ -50,13 +50,13 @@ def test_no_byte_is_lost_whatever_comes_and_goes(pieces: list[list[int]], seed: 
     for piece in pieces:
         tokens = [*tokens[: rng.choice([len(tokens), rng.randint(0, len(tokens))])], *piece]
         ids = transcript.update(tokens)
-        assert told(TWO, ids) == said(TWO, tokens)
+        assert draft_bytes(TWO, ids) == target_bytes(TWO, tokens)
         wanted = [TWO.bos[0], *(TWO.specials[t][0] for t in tokens if t in TWO.specials)]
         assert [t for t in ids if t in TWO.draft.control] == wanted
 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 99))
-def test_text_in_pieces_is_told_as_text_at_once(pieces: list[list[int]], seed: int) -> None:
+def test_text_in_pieces_is_retokenized_as_text_at_once(pieces: list[list[int]], seed: int) -> None:
     """Wherever words end within reach; some pieces are taken back and said again."""
     rng, transcript, tokens = random.Random(seed), IncrementalRetokenizer(TWO), list[int]()
     for piece in pieces:
@@ -67,7 +67,7 @@ def test_text_in_pieces_is_told_as_text_at_once(pieces: list[list[int]], seed: i
 
 
 @given(pieces, st.sampled_from([b"", b"x" * 200, "漢字".encode() * 60]), anything)
-def test_only_the_end_is_told_anew(pieces: list[list[int]], long: bytes, more: list[int]) -> None:
+def test_only_the_end_is_retokenized_again(pieces: list[list[int]], long: bytes, more: list[int]) -> None:
     tokens = [t for piece in pieces for t in piece] + TWO.target_encoder.encode(long)
     transcript = IncrementalRetokenizer(TWO)
     before = transcript.update(tokens)
@@ -102,15 +102,15 @@ def test_marks_are_read_as_the_draft_models_own() -> None:
 def test_a_begin_that_the_draft_model_does_not_have_is_not_read() -> None:
     back = TokenizerPair(TWO.target, TWO.draft)
     tokens = [*TWO.bos, *TWO.draft_encoder.encode(b"the cat")]
-    assert told(back, IncrementalRetokenizer(back).update(tokens)) == b"the cat"
+    assert draft_bytes(back, IncrementalRetokenizer(back).update(tokens)) == b"the cat"
     assert IncrementalRetokenizer(back).update(TWO.bos) == []
 
 
 def test_a_tokenizer_without_bytes_says_what_it_can() -> None:
     few = pair(b"abcdehimnrst ,")
-    said = few.draft_encoder.encode("the cat sat\u00e9 at".encode())
-    assert told(few, said) == b"the cat sat at"
-    assert said[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
+    target_bytes = few.draft_encoder.encode("the cat sat\u00e9 at".encode())
+    assert draft_bytes(few, target_bytes) == b"the cat sat at"
+    assert target_bytes[:2] == few.draft.encode("the cat", special=False)  # the other words stay whole
 
 
 @given(st.text("the cat\u00e9", max_size=12))
@@ -127,10 +127,10 @@ def test_a_tokenizer_that_puts_a_space_before_a_text(text: str) -> None:
             Vocabulary(backend, "sentencepiece", len(names), none, none, None, False, none, True, {}, {})
         )
     )
-    said = b"".join(
+    target_bytes = b"".join(
         names[t].replace("\u2581", " ").encode() for t in encoder.encode(text.encode()) if t > 255
     )
-    assert said == text.replace("\u00e9", "").encode()
+    assert target_bytes == text.replace("\u00e9", "").encode()
     assert encoder.encode(b"the") == [vocab["the"]]
     assert encoder.encode(b" the") == [vocab["\u2581the"]]
 

@@ -16,7 +16,7 @@ from support.grammars import sentence
 PHRASE = list(range(100, 120))
 
 
-def guess(
+def draft_of(
     drafter: Suffix,
     tokens: list[int],
     budget: int = 4,
@@ -35,21 +35,21 @@ def past(drafter: Suffix, tokens: list[int], tenant: str = "", name: str = "past
 
 def test_the_longest_precedent_in_the_prompt() -> None:
     tokens = [1, 2, 3, 4, 50, 51, 52, 9, 3, 4, 60, 61, 62, 1, 2, 3, 4]
-    assert guess(Suffix(), tokens, 3).tokens == (50, 51, 52)
+    assert draft_of(Suffix(), tokens, 3).tokens == (50, 51, 52)
 
 
 def test_the_latest_of_equals() -> None:
-    assert guess(Suffix(), [7, 1, 2, 50, 7, 1, 2, 60, 8, 7, 1, 2], 1).tokens == (60,)
+    assert draft_of(Suffix(), [7, 1, 2, 50, 7, 1, 2, 60, 8, 7, 1, 2], 1).tokens == (60,)
 
 
-def test_nothing_is_said_without_a_precedent() -> None:
-    assert not guess(Suffix(), [1, 2, 3])
-    assert not guess(Suffix(), [])
-    assert not guess(Suffix(), [*PHRASE, *PHRASE[:9]], budget=0)
+def test_nothing_is_drafted_without_a_precedent() -> None:
+    assert not draft_of(Suffix(), [1, 2, 3])
+    assert not draft_of(Suffix(), [])
+    assert not draft_of(Suffix(), [*PHRASE, *PHRASE[:9]], budget=0)
 
 
 def test_nodes_are_signed_and_weighed() -> None:
-    draft = guess(Suffix(), [*PHRASE, *PHRASE[:9]], 5)
+    draft = draft_of(Suffix(), [*PHRASE, *PHRASE[:9]], 5)
     assert draft.tokens == tuple(PHRASE[9:14])
     assert draft.sources == ("suffix",) * 5
     assert draft.parents is None
@@ -57,22 +57,22 @@ def test_nodes_are_signed_and_weighed() -> None:
     assert all(0 < score < 1 for score in draft.scores)
 
 
-def test_guesses_of_others_are_continued() -> None:
+def test_drafts_of_others_are_continued() -> None:
     tokens = [*PHRASE, 1, 2, 3]
-    assert guess(Suffix(), tokens, 3, after=tuple(PHRASE[4:8])).tokens == tuple(PHRASE[8:11])
+    assert draft_of(Suffix(), tokens, 3, after=tuple(PHRASE[4:8])).tokens == tuple(PHRASE[8:11])
 
 
-def test_what_was_said_in_another_sequence() -> None:
+def test_text_of_another_sequence_is_drafted() -> None:
     drafter = Suffix()
     past(drafter, PHRASE)
-    assert guess(drafter, PHRASE[:6]).tokens == tuple(PHRASE[6:10])
+    assert draft_of(drafter, PHRASE[:6]).tokens == tuple(PHRASE[6:10])
 
 
 def test_a_sequence_goes_before_the_past_and_a_longer_match_before_both() -> None:
     drafter = Suffix()
     past(drafter, [1, 2, 3, 4, 70])
-    assert guess(drafter, [3, 4, 60, 3, 4], 1).tokens == (60,)
-    assert guess(drafter, [3, 4, 60, 2, 3, 4], 1).tokens == (70,)
+    assert draft_of(drafter, [3, 4, 60, 3, 4], 1).tokens == (60,)
+    assert draft_of(drafter, [3, 4, 60, 2, 3, 4], 1).tokens == (70,)
 
 
 def test_its_own_output_is_precedent_at_once() -> None:
@@ -108,29 +108,29 @@ def test_a_text_that_grew_is_as_one_that_came_at_once(tokens: list[int], step: i
     drafter, seq = Suffix(), Seq("grown", [], 0)
     for start in range(0, len(tokens), step):
         seq.tokens += tokens[start : start + step]
-        assert drafter.draft([Ask(seq, 8)])[0] == guess(Suffix(), list(seq.tokens), 8)
+        assert drafter.draft([Ask(seq, 8)])[0] == draft_of(Suffix(), list(seq.tokens), 8)
 
 
-def test_tenants_never_share_a_guess() -> None:
+def test_tenants_never_share_a_draft() -> None:
     drafter = Suffix()
     past(drafter, PHRASE, tenant="a")
-    assert guess(drafter, PHRASE[:6], tenant="a")
-    assert not guess(drafter, PHRASE[:6], tenant="b")
-    assert not guess(drafter, PHRASE[:6])
+    assert draft_of(drafter, PHRASE[:6], tenant="a")
+    assert not draft_of(drafter, PHRASE[:6], tenant="b")
+    assert not draft_of(drafter, PHRASE[:6])
 
 
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 3), max_size=40)), max_size=6),
     st.integers(1, 3),
 )
-def test_a_tenant_guesses_as_if_alone(learnt: list[tuple[bool, list[int]]], width: int) -> None:
+def test_a_tenant_gets_drafts_as_if_alone(learnt: list[tuple[bool, list[int]]], width: int) -> None:
     together, alone = Suffix(), Suffix()
     for other, tokens in learnt:
         past(together, tokens, tenant="other" if other else "me")
         if not other:
             past(alone, tokens, tenant="me")
     for tokens in ([0, 1], [2, 3, 1], [1, 1, 1]):
-        assert guess(together, tokens, 8, width=width, tenant="me") == guess(
+        assert draft_of(together, tokens, 8, width=width, tenant="me") == draft_of(
             alone, tokens, 8, width=width, tenant="me"
         )
 
@@ -140,14 +140,14 @@ def test_what_is_private_is_not_learnt() -> None:
     drafter.end(Seq("secret", list(PHRASE), len(PHRASE), remember=False))
     assert len(drafter.memory) == 0
     past(drafter, PHRASE, name="open")
-    assert guess(drafter, PHRASE[:6])
+    assert draft_of(drafter, PHRASE[:6])
 
 
 def test_learning_can_be_off() -> None:
     drafter = Suffix(SuffixSettings(remember=False))
     past(drafter, PHRASE)
-    assert not guess(drafter, PHRASE[:6])
-    assert guess(drafter, [*PHRASE, *PHRASE[:6]])
+    assert not draft_of(drafter, PHRASE[:6])
+    assert draft_of(drafter, [*PHRASE, *PHRASE[:6]])
 
 
 def test_memory_is_bounded_and_sequences_are_let_go() -> None:
@@ -160,7 +160,7 @@ def test_memory_is_bounded_and_sequences_are_let_go() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 12), st.integers(1, 4))
 def test_the_shape_of_a_draft(tokens: list[int], budget: int, width: int) -> None:
-    draft = guess(Suffix(SuffixSettings(min_chance=0.01)), tokens, budget, width=width)
+    draft = draft_of(Suffix(SuffixSettings(min_chance=0.01)), tokens, budget, width=width)
     assert len(draft) == len(draft.sources) == len(draft.scores) <= budget
     for node in range(-1, len(draft)):
         children = draft.children(node)
@@ -170,7 +170,7 @@ def test_the_shape_of_a_draft(tokens: list[int], budget: int, width: int) -> Non
 
 def test_a_tree_holds_both_continuations() -> None:
     tokens = [1, 2, 3, 50, 51, 9, 1, 2, 3, 60, 61, 8, 1, 2, 3]
-    draft = guess(Suffix(SuffixSettings(min_chance=0.01)), tokens, 12, width=2)
+    draft = draft_of(Suffix(SuffixSettings(min_chance=0.01)), tokens, 12, width=2)
     assert {draft.tokens[node] for node in draft.children(-1)} == {50, 60}
     assert draft.tokens[0] == 60
 
@@ -190,10 +190,10 @@ def test_it_remembers_across_runs(tmp_path: Path) -> None:
     past(drafter, PHRASE, tenant="acme")
     drafter.save(tmp_path / "memory", "tok")
     later.load(tmp_path / "memory", "tok")
-    assert guess(later, PHRASE[:6], tenant="acme").tokens == tuple(PHRASE[6:10])
+    assert draft_of(later, PHRASE[:6], tenant="acme").tokens == tuple(PHRASE[6:10])
     with pytest.raises(DrafterMismatch):
         later.load(tmp_path / "memory", "other")
-    assert guess(later, PHRASE[:6], tenant="acme")  # what was there is untouched
+    assert draft_of(later, PHRASE[:6], tenant="acme")  # what was there is untouched
 
 
 def test_settings_must_be_usable() -> None:

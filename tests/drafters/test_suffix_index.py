@@ -84,7 +84,7 @@ def found(index: ContextIndex, context: Tokens, limit: int = EVERYTHING) -> list
 
 
 @given(steps, token_lists)
-def test_every_place_is_found_with_its_length(script: Script, context: Tokens) -> None:
+def test_every_match_is_found_with_its_length(script: Script, context: Tokens) -> None:
     index, plain = build(script)
     expected = sorted((length, token) for length, _, token in plain.matches(context))
     assert sorted(found(index, context)) == expected

@@ -26,7 +26,7 @@ def filled(**texts: list[Tokens]) -> Memory:
     return memory
 
 
-def said(memory: Memory, tenant: str, context: Tokens) -> list[tuple[int, int]]:
+def continuations(memory: Memory, tenant: str, context: Tokens) -> list[tuple[int, int]]:
     """(tokens in common, what followed), best first."""
     index = memory.index(tenant)
     found = index.nearest(context, 100) if index else []
@@ -47,8 +47,8 @@ def test_what_is_sent_again_is_not_learnt_again() -> None:
 def test_what_is_new_is_found_with_what_stood_before_it() -> None:
     first, new = text(1, 3 * STRIDE), text(2, 20)
     memory = filled(a=[first, first + new])
-    assert said(memory, "a", first[-DEPTH:])[0] == (DEPTH, new[0])
-    assert said(memory, "a", first[-DEPTH:] + new[:3])[0] == (DEPTH, new[3])
+    assert continuations(memory, "a", first[-DEPTH:])[0] == (DEPTH, new[0])
+    assert continuations(memory, "a", first[-DEPTH:] + new[:3])[0] == (DEPTH, new[3])
 
 
 def test_another_past_is_another_text() -> None:
@@ -79,8 +79,8 @@ def test_tenants_are_strangers() -> None:
     secret = text(1, 100)
     memory = filled(a=[secret])
     memory.learn("b", text(2, 100))
-    assert said(memory, "a", secret[:10])[0] == (DEPTH, secret[10])
-    assert all(token not in secret for _, token in said(memory, "b", secret[:10]))
+    assert continuations(memory, "a", secret[:10])[0] == (DEPTH, secret[10])
+    assert all(token not in secret for _, token in continuations(memory, "b", secret[:10]))
     assert memory.known("b", secret) == 0
     assert memory.index("nobody") is None
 
@@ -106,8 +106,8 @@ def test_the_oldest_go_first_whoever_they_are() -> None:
     assert sorted(memory.tenants) == ["b", "c"]
     memory.learn("b", text(9, 100))
     assert sorted(memory.tenants) == ["b", "c"]
-    assert said(memory, "b", text(ord("b"), 100)[:20]) == []
-    assert said(memory, "b", text(9, 100)[:20])[0][0] == DEPTH
+    assert continuations(memory, "b", text(ord("b"), 100)[:20]) == []
+    assert continuations(memory, "b", text(9, 100)[:20])[0][0] == DEPTH
 
 
 def test_what_was_forgotten_is_learnt_again() -> None:
@@ -125,7 +125,7 @@ def test_of_a_text_that_does_not_fit_the_end_is_kept() -> None:
     long = text(1, 1000)
     memory.learn("a", long)
     assert 90 <= len(memory) <= 100
-    assert said(memory, "a", long[980:990])[0] == (DEPTH, long[990])
+    assert continuations(memory, "a", long[980:990])[0] == (DEPTH, long[990])
     assert memory.known("a", long) == 0  # most of it is not here
 
 
@@ -142,7 +142,9 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
     for tenant in "abc":
         assert loaded.known(tenant, text(1, 200)) == memory.known(tenant, text(1, 200))
         for seed in range(1, 6):
-            assert said(loaded, tenant, text(seed, 33)) == said(memory, tenant, text(seed, 33))
+            assert continuations(loaded, tenant, text(seed, 33)) == continuations(
+                memory, tenant, text(seed, 33)
+            )
 
 
 def test_nothing_is_a_memory_too(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_damage_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
             loaded = load(path, "tok", 10_000, DEPTH)
         except ModelError:
             continue
-        assert said(loaded, "a", document[:20])[0] == (DEPTH, document[20])
+        assert continuations(loaded, "a", document[:20])[0] == (DEPTH, document[20])
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_growing_text_is_read_once() -> None:
         assert model.fed - read < 8 * 8
 
 
-def test_q_is_the_restricted_law() -> None:
+def test_q_is_the_restricted_distribution() -> None:
     seq = a_seq(temperature=0.9, spec=spec("residual"))
     model = Reader(TWO.draft)
     drafter = by_tokens(model)
@@ -210,7 +210,7 @@ def only(allowed: Callable[[bytes], bool]) -> ToyCursor:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("accept", ["match", "residual"])
-def test_only_what_is_legal_is_guessed(way: str, accept: Accept) -> None:
+def test_only_valid_tokens_are_drafted(way: str, accept: Accept) -> None:
     ahead = PASSAGE[20:44]
     for wanted in (ahead, b" the hens", "é漢".encode(), ahead[:9] + b"!" + ahead):
         seq = a_seq(temperature=0.8, spec=spec(accept))
@@ -286,7 +286,7 @@ def test_the_way_is_chosen_by_what_is_shared() -> None:
         drafter_for(model, *strange, 6, "intersection")
 
 
-def test_greedy_and_drawn_requests_share_a_model() -> None:
+def test_greedy_and_sampled_requests_share_a_model() -> None:
     model = Reader(TWO.draft)
     drafter, seqs = either(model), [a_seq(temperature=t, id=f"s{t}") for t in (0.0, 0.8, 0.0)]
     seqs[2].id = "third"

@@ -108,7 +108,7 @@ RULES: dict[Accept, Rule] = {"residual": residual, "block": block}
 
 @pytest.mark.parametrize("accept", RULES)
 @pytest.mark.parametrize("made", [by_tokens, by_text])
-def test_the_law_of_the_text_is_the_targets(
+def test_the_text_has_the_targets_distribution(
     accept: Accept, made: Callable[[], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {*TWO.shared} == {0, 1, 3}
@@ -156,7 +156,7 @@ def test_a_wrong_q_is_caught(mutant: type[ModelDrafter], monkeypatch: pytest.Mon
     assert error(residual, "residual", made, monkeypatch) > 0.01
 
 
-def test_a_wrong_id_costs_guesses_and_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_id_costs_drafts_and_not_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which tokens are taken for the same is knowledge, not law."""
 
     class Swapped(SharedVocab):

@@ -41,10 +41,10 @@ def a_seq(temperature: float = 0.8, accept: Accept = "match", width: int = 1, se
     return Seq("a", [1, 2, 3], 3, SamplingParams(temperature=temperature, seed=seed), spec)
 
 
-def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) -> Draft:
+def draft_of(seq: Seq, cursor: Cursor | None, budget: int = 6, forced_budget: int = 0) -> Draft:
     drafter = ModelDrafter(ToyTarget(VOCAB), VOCAB)
     drafter.begin(seq)
-    return drafter.draft([Ask(seq, budget, (), cursor, certain)])[0]
+    return drafter.draft([Ask(seq, budget, (), cursor, forced_budget)])[0]
 
 
 @settings(max_examples=examples(60))
@@ -55,12 +55,12 @@ def guess(seq: Seq, cursor: Cursor | None, budget: int = 6, certain: int = 0) ->
     st.integers(1, 3),
     st.integers(0, 2),
 )
-def test_only_what_is_legal_is_guessed_and_drawn(
-    seed: int, temperature: float, accept: Accept, width: int, certain: int
+def test_only_valid_tokens_are_drafted_and_sampled(
+    seed: int, temperature: float, accept: Accept, width: int, forced_budget: int
 ) -> None:
     rules, cursor = random_rules(seed), ToyCursor(random_rules(seed))
     seq = a_seq(temperature, accept, 1 if accept == "block" else width, seed)
-    draft = guess(seq, cursor, certain=certain)
+    draft = draft_of(seq, cursor, forced_budget=forced_budget)
     assert len(draft) > 0
     assert cursor.tokens == ()
     for node, score in enumerate(draft.scores):
@@ -73,9 +73,9 @@ def test_only_what_is_legal_is_guessed_and_drawn(
     assert (draft.q is not None) == (accept != "match")
 
 
-def test_q_is_the_masked_law_itself() -> None:
+def test_q_is_the_masked_distribution_itself() -> None:
     seq, cursor = a_seq(accept="residual"), sentence({1, 4}, {0, 2, 5})
-    draft = guess(seq, cursor)
+    draft = draft_of(seq, cursor)
     assert draft.q is not None
     for node, allowed in enumerate([{1, 4}, {0, 2, 5}]):
         row = ToyTarget(VOCAB).logits([*seq.tokens, *draft.tokens[:node]]).astype(np.float32)
@@ -88,20 +88,20 @@ def test_q_is_the_masked_law_itself() -> None:
 
 def test_where_anything_may_come_the_grammar_changes_nothing() -> None:
     for seq in (a_seq(), a_seq(0.0), a_seq(accept="residual"), a_seq(width=3)):
-        free, plain = guess(seq, ToyCursor(lambda _: None)), guess(seq, None)
+        free, plain = draft_of(seq, ToyCursor(lambda _: None)), draft_of(seq, None)
         assert replace(free, q=None) == replace(plain, q=None)
         assert (free.q is None) == (plain.q is None)
 
 
 def test_nothing_grows_past_the_end() -> None:
-    assert len(guess(a_seq(), sentence(ANY, ANY))) == 2
-    assert guess(a_seq(), sentence(ANY, {5}, ANY, eos=5)).tokens[1:] == (5,)
-    assert not guess(a_seq(), sentence())
+    assert len(draft_of(a_seq(), sentence(ANY, ANY))) == 2
+    assert draft_of(a_seq(), sentence(ANY, {5}, ANY, eos=5)).tokens[1:] == (5,)
+    assert not draft_of(a_seq(), sentence())
 
 
-def test_masks_are_made_only_where_a_token_is_guessed() -> None:
+def test_masks_are_made_only_where_a_token_is_drafted() -> None:
     cursor = sentence(ANY, ANY, ANY, ANY)
-    draft = guess(a_seq(), cursor, budget=3)
+    draft = draft_of(a_seq(), cursor, budget=3)
     assert cursor.filled == [draft.tokens[:n] for n in range(3)]
 
 

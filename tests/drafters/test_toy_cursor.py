@@ -45,7 +45,7 @@ def test_forks_go_their_own_ways_and_count_together() -> None:
     assert cursor.filled == [(1,)]
 
 
-def test_nothing_may_be_asked_after_the_end() -> None:
+def test_a_cursor_cannot_be_used_after_the_end() -> None:
     for ended in (sentence(), sentence({9}, {1}, eos=9)):
         if not ended.finished:
             assert ended.advance(9)

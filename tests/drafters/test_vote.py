@@ -30,7 +30,7 @@ def test_one_precedent_is_copied_to_its_end() -> None:
     assert all(a < b < 1 for a, b in pairwise(chances))
 
 
-def test_budget_and_doubt_end_a_guess() -> None:
+def test_budget_and_doubt_end_a_draft() -> None:
     assert elect(matches([5, 6, 7]), 2, 1, 0.1)[0] == [5, 6]
     assert elect(matches([5, 6, 7], length=1), 8, 1, 0.3)[0] == [5]
     assert elect(matches([5, 6, 7], length=1), 8, 1, 0.9)[0] == []
@@ -61,7 +61,7 @@ def test_what_was_followed_so_far_counts_as_in_common() -> None:
     assert split_later > split_at_once
 
 
-def test_those_who_disagreed_are_not_asked_again() -> None:
+def test_matches_that_disagreed_vote_no_more() -> None:
     assert elect(matches([5, 6, 9], [5, 7, 8], [5, 7, 9], [5, 7, 9]), 3, 1, 0.0)[0] == [5, 7, 8]
     assert elect(matches([1, 2], [3, 4, 5]), 4, 1, 0.0)[0] == [1, 2]
 

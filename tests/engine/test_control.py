@@ -95,7 +95,7 @@ def test_a_draft_is_cut_where_it_gets_unsure() -> None:
     assert priced(0.5).trim([seq()], [sure(0.1, 0.9)], 1) == [0]
 
 
-def test_a_tree_is_worth_what_its_nodes_are() -> None:
+def test_the_gain_of_a_tree_is_that_of_its_nodes() -> None:
     tree = sure(0.6, 0.35, 0.9, parents=(-1, -1, 0))
     assert priced(0.1).trim([seq()], [tree], 1) == [3]
     assert priced(0.4).trim([seq()], [tree], 1) == [1]
@@ -115,7 +115,7 @@ def test_a_longer_context_makes_rows_dearer() -> None:
     assert rate.trim([short], [draft], 1)[0] > rate.trim([long], [draft], 1)[0]
 
 
-def test_what_was_drawn_is_not_cut_for_what_it_says() -> None:
+def test_sampled_tokens_are_not_cut_for_their_value() -> None:
     assert priced(0.9).trim([seq(accept="residual")], [sure(0.1, 0.1)], 1) == [2]
     assert priced(0.9).trim([seq(adaptive=False)], [sure(0.1, 0.1)], 1) == [2]
 
@@ -156,7 +156,7 @@ def timed_round(drafted: int, draft_us: int, budget: int = 8, rows: int | None =
     return Round("s", 1, ("d",), draft, path, tokens, budget, 1, rows, draft_us, 1000, drafted=drafted)
 
 
-def test_a_guess_costs_what_those_made_cost_not_those_asked_for() -> None:
+def test_the_cost_of_a_draft_counts_its_tokens_not_its_budget() -> None:
     """A drafter that stops after one guess of eight, each as dear as a pass."""
     rate = priced(0.0)
     for _ in range(40):
@@ -216,7 +216,7 @@ def test_a_draft_that_costs_the_same_at_any_length_is_known_for_it() -> None:
     assert each._lists[("d",)].draft_us(8) == pytest.approx(800, rel=0.1)
 
 
-def test_guesses_that_come_true_too_seldom_for_what_they_cost_are_not_made() -> None:
+def test_drafts_that_do_not_pay_are_not_made() -> None:
     """The same drafts, at a tenth of a pass and at two passes; one guess of them comes true."""
     cheap, dear = priced(0.02), priced(0.02)
     block_rounds(cheap, (2, 4, 8), 100, 1)

@@ -126,7 +126,7 @@ def test_cancel_frees_the_sequence(steps: int) -> None:
     assert not target._rows
 
 
-def test_rounds_tell_who_guessed_what() -> None:
+def test_rounds_name_the_drafter_of_each_token() -> None:
     heard = Heard()
     e = engine(sinks=[heard])
     seq = a_seq(max_tokens=60, spec=SpecConfig(("ngram",), adaptive=False))
@@ -139,7 +139,7 @@ def test_rounds_tell_who_guessed_what() -> None:
     assert {"ngram", "target"} == set(sources)
 
 
-def test_guesses_the_target_does_not_have_are_cut_off() -> None:
+def test_drafts_outside_the_targets_vocabulary_are_cut_off() -> None:
     class Beyond(Drafter):
         name = "beyond"
 
@@ -222,7 +222,7 @@ def test_a_draft_model_that_cannot_hold_the_text_costs_no_request() -> None:
         assert not model._rows
 
 
-def test_guesses_give_way_before_anybody_waits() -> None:
+def test_drafts_are_dropped_before_a_sequence_is_preempted() -> None:
     """What fits without a draft must not fail because of one."""
     spec = SpecConfig(("ngram",), max_draft=8, adaptive=False)
     wanted, _ = outputs(engine(), [a_seq("a", 6, spec, max_tokens=12)])

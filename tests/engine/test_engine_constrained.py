@@ -73,7 +73,7 @@ def run(
 GUESSES = SpecConfig(("stubborn",), max_draft=6, adaptive=False)
 
 
-def test_a_limit_that_only_a_guess_runs_into_ends_nothing(
+def test_a_limit_that_only_a_draft_runs_into_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
     monkeypatch.setitem(compiler.LIMITS, "step_lexer_fuel", 600)

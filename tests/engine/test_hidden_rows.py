@@ -126,7 +126,7 @@ def test_every_row_that_stays_is_seen_once(seed: int, width: int, batch: int, ch
     assert not reader.read_to
 
 
-def test_accepted_guesses_are_among_them() -> None:
+def test_accepted_tokens_are_among_them() -> None:
     reader = Reader()
     engine = Engine(Tapped(), {"reader": reader}, Fixed())
     seqs = [a_seq(f"s{i}", 3, SpecConfig(("reader",), adaptive=False), i) for i in range(8)]

@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.heads.block import BlockHead
 from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
-from support.heads import own, random_net, said, tiny_model
+from support.heads import own, random_net, target_text, tiny_model
 from support.models import VOCAB
 
 WINDOW = 12
@@ -19,7 +19,7 @@ def net() -> BlockHead:
 
 
 def batch(net: BlockHead, count: int = 2) -> TrainBatch:
-    tokens = said()[:count]
+    tokens = target_text()[:count]
     hidden, final = tiny_model().features(tokens, net.shape.taps)
     return TrainBatch(tokens, own(tokens), hidden, final)
 
@@ -81,7 +81,7 @@ def test_context_can_be_made_piece_by_piece(net: BlockHead) -> None:
         assert torch.allclose(values, torch.cat([part[layer][1] for part in parts], 2), atol=1e-5)
 
 
-def test_tokens_that_cannot_be_guessed_share_one_row_of_pairs() -> None:
+def test_tokens_outside_the_draft_vocabulary_share_one_markov_row() -> None:
     net = random_net(draft_vocab=50)
     known = set(net.draft_ids.tolist())
     others = [token for token in range(VOCAB) if token not in known]

@@ -140,7 +140,7 @@ def test_one_that_is_trained_anew_begins_anew(root: Path) -> None:
     assert versions.current(root).number == 0
 
 
-def test_damage_is_told_with_the_way_back(root: Path) -> None:
+def test_damage_is_reported_with_the_way_back(root: Path) -> None:
     learned(root)
     versions.use(root, 1)
     shutil.rmtree(root / "versions" / "0001")
@@ -185,7 +185,7 @@ def test_what_was_never_finished_goes_and_what_is_being_made_stays(root: Path) -
     assert json.loads((root / "drafter.json").read_text())["kind"] == "block"
 
 
-def test_where_files_cannot_be_locked_that_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_locked_are_reported(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -195,7 +195,7 @@ def test_where_files_cannot_be_locked_that_is_said(root: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_where_files_cannot_be_written_that_is_said(
+def test_files_that_cannot_be_written_are_reported(
     root: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     def no_writes(*_: object) -> None:

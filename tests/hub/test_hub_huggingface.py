@@ -84,7 +84,7 @@ def test_a_repository_is_pulled_whole_and_found_again(fake: FakeHub) -> None:
     assert (line.name, line.size, line.licence, line.pulled) == ("owner/name", total, "mit", True)
 
 
-def test_a_pulled_repository_is_not_asked_for_again(fake: FakeHub) -> None:
+def test_a_pulled_repository_is_not_requested_again(fake: FakeHub) -> None:
     assert pull("owner/name") == pull("owner/name")
     assert sorted(fake.asked) == WANTED
 

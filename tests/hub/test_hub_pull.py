@@ -149,7 +149,7 @@ def test_an_arrived_wheel_is_kept_when_unpacking_fills_the_disk(
     assert shelf.asked == ALL
 
 
-def test_too_little_space_is_told_before_anything_is_fetched(
+def test_too_little_space_is_reported_before_anything_is_fetched(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=1000)

@@ -165,7 +165,7 @@ def test_a_mask_may_be_a_piece_of_a_larger_array() -> None:
         assert make(SamplingParams())(x, KEY, mask=matrix[:, 2]) == ids[x[ids].argmax()]
 
 
-def test_a_law_has_no_room_for_forbidden_tokens() -> None:
+def test_forbidden_tokens_have_no_probability() -> None:
     x, ids = a_row(1000, 1), some_ids(1000, 20, 1)
     p = distribution(x, SamplingParams(temperature=1.0), mask=bits(1000, ids)).probabilities()
     weight = np.exp(x[ids].astype(np.float64))
@@ -175,7 +175,7 @@ def test_a_law_has_no_room_for_forbidden_tokens() -> None:
 
 @pytest.mark.parametrize("p", [p for p in PARAMS if p.temperature == 0])
 @pytest.mark.parametrize("width", [1, 3, 16])
-def test_greedy_guesses_are_allowed_and_in_order(width: int, p: SamplingParams) -> None:
+def test_greedy_drafts_are_allowed_and_in_order(width: int, p: SamplingParams) -> None:
     for how_many in (1, 2, 10, 900):
         x, ids, history = a_row(1000, how_many), some_ids(1000, how_many, 1), a_history(1000)
         everything = greedy(x, p, history, 1000)

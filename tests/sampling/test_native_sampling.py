@@ -146,7 +146,7 @@ def test_top_p_ends_at_the_very_same_token(seed: int, kept: int) -> None:
         assert chooser(p)(x, noise_key(s, 0, CHOICE, 1)) == by_numpy(x, p, s, NO_HISTORY, None)
 
 
-def test_choices_follow_the_law() -> None:
+def test_choices_follow_the_distribution() -> None:
     x = a_row("forbidden", 6, 5)
     for p in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9, top_k=5)):
         want, n = distribution(x, p).probabilities(), 20_000

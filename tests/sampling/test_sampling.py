@@ -57,7 +57,7 @@ params = st.builds(
 
 @settings(max_examples=examples(150))
 @given(seed=st.integers(0, 10_000), p=params, scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]))
-def test_law_equals_the_definition(seed: int, p: SamplingParams, scale: float) -> None:
+def test_the_distribution_equals_the_definition(seed: int, p: SamplingParams, scale: float) -> None:
     logits = some_logits(seed, scale=scale)
     history = History([1, 2, 3, 3, 7], 2, [3, 9])
     want = reference(logits, p, history)
@@ -102,7 +102,7 @@ def test_greedy_tokens_are_the_largest_of_equals_the_first(values: list[float], 
 
 
 @given(st.lists(st.floats(-20, 0), min_size=1, max_size=30), st.booleans())
-def test_chances_are_those_of_the_whole_law(values: list[float], masked: bool) -> None:
+def test_chances_are_those_of_the_whole_distribution(values: list[float], masked: bool) -> None:
     mask = np.array([0x5555_5555], np.uint32) if masked else None
     of = distribution(np.array(values, np.float32), SamplingParams(temperature=0.8, top_k=7), mask=mask)
     every = list(range(len(values)))
@@ -110,7 +110,7 @@ def test_chances_are_those_of_the_whole_law(values: list[float], masked: bool) -
     assert [of.chances([token])[0] for token in every] == of.chances(every)
 
 
-def test_choices_follow_the_law() -> None:
+def test_choices_follow_the_distribution() -> None:
     logits = some_logits(5, 6, 1.0)
     for p in (SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_p=0.9)):
         of = distribution(logits, p)
@@ -161,7 +161,7 @@ def test_logprob_is_raw() -> None:
     assert [t for t, _ in got.top] == list(np.argsort(-want)[:3])
 
 
-def test_ranked_is_a_draw_without_replacement() -> None:
+def test_ranked_is_sampling_without_replacement() -> None:
     """The second of two ranked tokens has the law of what is left when the first is taken."""
     of = distribution(some_logits(8, 5, 0.7), SamplingParams(temperature=1.0))
     p = of.probabilities()

@@ -262,7 +262,7 @@ def spans(served: Server, monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExport
     return exporter
 
 
-def test_a_span_holds_what_was_said_where_it_may(served: Server, spans: InMemorySpanExporter) -> None:
+def test_a_span_holds_the_text_where_it_may(served: Server, spans: InMemorySpanExporter) -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     found = served.post("chat/completions", messages=chat, n=2, max_tokens=2).json()
     assert served.post(route="private", prompt="Hi", max_tokens=2).status_code == 200

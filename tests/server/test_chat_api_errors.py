@@ -261,7 +261,7 @@ def test_options_of_a_stream_need_one(server: Running) -> None:
         ({"stream": True, "stream_options": {"a": 1}}, "Known: include_usage, "),
     ],
 )
-def test_an_unknown_key_is_told_those_of_its_object(
+def test_an_unknown_key_gets_the_known_ones_of_its_object(
     server: Running, asked: dict[str, Any], known: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

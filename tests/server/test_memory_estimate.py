@@ -45,7 +45,7 @@ def test_the_largest_drafter_counts(root: Path, smollm2_path: Path, tmp_path: Pa
     assert both == needed_bytes(smollm2_path, [large], CONFIG) > needed_bytes(smollm2_path, [root], CONFIG)
 
 
-def test_too_little_is_told_with_what_to_do(root: Path, smollm2_path: Path) -> None:
+def test_too_little_memory_is_reported_with_a_remedy(root: Path, smollm2_path: Path) -> None:
     needed = needed_bytes(smollm2_path, [root], CONFIG)
     assert memory_shortage(smollm2_path, [root], CONFIG, available=needed) == ""
     against = memory_shortage(smollm2_path, [root], CONFIG, available=300 * MB)

@@ -114,7 +114,7 @@ def test_time_and_sizes_of_passes(ran: tuple[Metrics, list[Round]]) -> None:
     assert value(metrics, "vllm:inter_token_latency_seconds_count") == gaps
 
 
-def test_time_is_told_by_drafter(ran: tuple[Metrics, list[Round]]) -> None:
+def test_time_is_counted_by_drafter(ran: tuple[Metrics, list[Round]]) -> None:
     metrics, rounds = ran
     for name in ("suffix", "ngram", "fork", "grammar"):
         spent = sum(r.draft_us_by.get(name, 0) / r.batch for r in rounds) / 1e6
@@ -123,7 +123,7 @@ def test_time_is_told_by_drafter(ran: tuple[Metrics, list[Round]]) -> None:
     assert all(sum(r.draft_us_by.values()) <= r.draft_us for r in rounds)
 
 
-def test_rounds_are_told_by_list_of_drafters(ran: tuple[Metrics, list[Round]]) -> None:
+def test_rounds_are_counted_by_list_of_drafters(ran: tuple[Metrics, list[Round]]) -> None:
     metrics, rounds = ran
     for names in {r.drafters for r in rounds}:
         wrote = [r for r in rounds if r.drafters == names and r.tokens]
@@ -145,7 +145,7 @@ def test_lists_of_drafters_make_so_many_labels_and_no_more() -> None:
     assert total(metrics, "paceline_plain_rounds_total", drafter="other") == len(lists) - module.MAX_LISTS
 
 
-def test_passes_are_told_apart_even_if_they_cost_the_same() -> None:
+def test_passes_are_distinct_even_if_they_cost_the_same() -> None:
     metrics = some_metrics()
     for _ in range(3):
         for name in ("a", "b"):
@@ -195,7 +195,7 @@ def test_requests() -> None:
     assert value(metrics, "paceline_lossy_requests_total", route="agents") == 1
 
 
-def test_gauges_are_read_when_asked_for() -> None:
+def test_gauges_are_read_at_each_scrape() -> None:
     metrics = some_metrics()
     assert value(metrics, "vllm:num_requests_running") == 3
     assert value(metrics, "vllm:num_requests_waiting") == 2

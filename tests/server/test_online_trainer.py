@@ -219,7 +219,7 @@ def test_no_word_changes(life: Life) -> None:
     assert all(said == life.texts["plain"] for said in life.texts.values())
 
 
-def test_what_was_never_learned_from_is_guessed_better(life: Life, drafter: Path) -> None:
+def test_text_it_never_trained_on_is_drafted_better(life: Life, drafter: Path) -> None:
     assert life.passes["after"] <= 0.85 * life.passes["before"]
     learned = read_card(current(drafter).folder).data["learned"]
     assert learned["tokens_per_pass"]["after"] > learned["tokens_per_pass"]["before"] + 0.2
@@ -237,7 +237,7 @@ def test_a_request_stops_whoever_learns(life: Life) -> None:
     assert life.watched_in_flight == 1
 
 
-def test_a_crash_is_told_and_loses_nothing(life: Life) -> None:
+def test_a_crash_is_reported_and_loses_nothing(life: Life) -> None:
     assert life.passes["after the crash"] == life.passes["before"]
     assert "online training on 28 samples" in life.log
 

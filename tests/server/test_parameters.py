@@ -22,7 +22,7 @@ def text(found: ChatCompletion) -> str:
     return found.choices[0].message.content or ""
 
 
-def test_no_limit_to_the_likeliest_said_in_vllms_way(server: Running) -> None:
+def test_no_top_k_in_vllms_notation(server: Running) -> None:
     sampled: dict[str, Any] = {"temperature": 0.9, "seed": 4}
     assert text(chat(server, **sampled, extra_body={"top_k": -1})) == text(chat(server, **sampled))
 

@@ -88,7 +88,7 @@ def test_unknown_models_and_long_inputs(server: Running) -> None:
         assert caught.value.code == "context_length_exceeded"
 
 
-def test_unknown_keys_are_told_those_of_their_object(server: Running) -> None:
+def test_unknown_keys_get_the_known_ones_of_their_object(server: Running) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "shema": {}, "schema": {}}}},

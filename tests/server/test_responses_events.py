@@ -17,14 +17,14 @@ ANSWER: list[Delta] = [
 ]
 
 
-def told(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
+def events_of(deltas: Sequence[Delta], status: str = "completed") -> tuple[Items, list[dict[str, Any]]]:
     items = Items("resp_1", FORMATS["hermes"])
     events = [event for delta in deltas for event in items.take(delta)]
     return items, events + items.close(status)
 
 
 def test_texts_and_calls_become_items() -> None:
-    items, _ = told(ANSWER, "incomplete")
+    items, _ = events_of(ANSWER, "incomplete")
     first, one, two, last = items.done
     assert first["content"][0]["text"] == "Let me see."
     assert (one["name"], one["arguments"]) == ("find", '{"a": 1}')
@@ -36,7 +36,7 @@ def test_texts_and_calls_become_items() -> None:
 
 
 def test_the_events_rebuild_the_items() -> None:
-    items, events = told(ANSWER)
+    items, events = events_of(ANSWER)
     grown: list[str] = []
     for event in events:
         kind, index = event["type"], event["output_index"]
@@ -54,16 +54,16 @@ def test_the_events_rebuild_the_items() -> None:
             assert event["item_id"] == items.done[event["output_index"]]["id"]
 
 
-def test_events_keep_what_they_told() -> None:
+def test_events_keep_their_content() -> None:
     """A later delta changes no event that was already made."""
-    _, events = told(ANSWER)
+    _, events = events_of(ANSWER)
     added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
     assert [item["status"] for item in added] == ["in_progress"] * 4
     assert [item.get("arguments", item.get("content")) for item in added] == [[], "", "", []]
 
 
 def test_an_empty_answer_is_an_empty_message() -> None:
-    items, events = told([])
+    items, events = events_of([])
     assert items.done[0]["content"][0]["text"] == ""
     assert [event["type"].removeprefix("response.") for event in events] == [
         "output_item.added",
@@ -75,4 +75,4 @@ def test_an_empty_answer_is_an_empty_message() -> None:
 
 
 def test_the_same_answer_has_the_same_ids() -> None:
-    assert told(ANSWER)[0].done == told(ANSWER)[0].done
+    assert events_of(ANSWER)[0].done == events_of(ANSWER)[0].done

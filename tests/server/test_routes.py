@@ -144,7 +144,7 @@ def test_some_route_is_always_found(globs: list[str], path: str) -> None:
         ("colour: red", "routes[1]: unknown key 'colour'. Known: name, match, enabled, drafters, "),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, route: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_path(tmp_path: Path, route: str, said: str) -> None:
     assert said in one_problem(tmp_path, route)
 
 
@@ -173,7 +173,7 @@ def test_what_is_wrong_with_the_whole(tmp_path: Path, text: str, said: str) -> N
     assert said in problem
 
 
-def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
+def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     routes = """routes:
 - {name: a, remember: 1, x: 1}
 - {tree_width: 99, match: , drafters: [sufix]}
@@ -191,7 +191,8 @@ def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
         "routes[0]: has no match and so takes every request: expected it to be the last route",
         "routes[2].name: 'a' is the name of routes[0] already",
         "routes[2].tree_width: 2 is not usable: expected 1, as accept is 'block'",
-        "routes[1].drafters[0]: unknown drafter 'sufix'; did you mean 'suffix'? Known: suffix",
+        "routes[1].drafters[0]: unknown drafter 'sufix'; did you mean 'suffix'? "
+        "Known: block, eagle, medusa, model, quantized, self, suffix",
     )
 
 

@@ -68,7 +68,9 @@ def assert_error(found: httpx.Response, status: int) -> None:
 
 @pytest.mark.parametrize(("path", "method"), CLOSED.items())
 @pytest.mark.parametrize("header", [None, "Bearer pl-wrong", "Bearer", "Basic YTpi", "Bearer \u00e9"])
-def test_without_a_key_nothing_is_told(locked: Running, path: str, method: str, header: str | None) -> None:
+def test_without_a_key_nothing_is_revealed(
+    locked: Running, path: str, method: str, header: str | None
+) -> None:
     """The same answer for every path, whatever the body holds."""
     headers = {} if header is None else {"authorization": header.encode()}
     for body in (b"{}", b"{", b" " * (MAX_BODY + 1)):
@@ -181,7 +183,7 @@ def assert_tells_nothing(said: str) -> None:
         assert hidden not in said
 
 
-def test_no_browser_may_ask_unless_told_so(server: Running) -> None:
+def test_no_browser_may_call_unless_allowed(server: Running) -> None:
     preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
     for found in (
         ask(server, "/v1/chat/completions", "OPTIONS", headers=preflight),

@@ -169,7 +169,7 @@ def test_a_caller_who_does_not_sample_is_honoured() -> None:
     assert not exporter.get_finished_spans()
 
 
-def test_content_is_told_only_if_allowed() -> None:
+def test_content_is_exported_only_if_allowed() -> None:
     for keep in (False, True):
         spans, exporter = recording(keep)
         span = spans.start(CHAT, "m", {})

@@ -86,7 +86,7 @@ def test_the_numbers_of_three_rounds() -> None:
     }
 
 
-def test_an_output_that_never_guessed_has_finite_numbers() -> None:
+def test_an_output_without_drafts_has_finite_numbers() -> None:
     spec = speculative_metrics([a_round(cut=True), a_round()], detailed=False, max_draft=3)
     assert spec["acceptance_histogram"] == [0, 0, 0, 0]
     assert (spec["mean_acceptance_length"], spec["draft_acceptance_rate"]) == (1.0, 0.0)

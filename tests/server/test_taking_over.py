@@ -120,7 +120,7 @@ def test_a_server_that_ends_does_not_lose_what_was_made(root: Path) -> None:
     assert versions.current(root).number == 1
 
 
-def test_where_there_is_no_memory_nothing_begins_and_that_is_told_once(
+def test_without_memory_nothing_begins_and_one_line_is_logged(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun: list[bytes] = []

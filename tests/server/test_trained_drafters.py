@@ -30,7 +30,9 @@ def trained(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield found
 
 
-def said(server: Running, temperature: float = 0.0, headers: Any = None, **config: Any) -> tuple[str, Any]:
+def answer_of(
+    server: Running, temperature: float = 0.0, headers: Any = None, **config: Any
+) -> tuple[str, Any]:
     """The text, and the report on its guesses."""
     found = server.client().completions.create(
         model=server.model,
@@ -49,23 +51,23 @@ def said(server: Running, temperature: float = 0.0, headers: Any = None, **confi
     "named", [{"draft_model": "block"}, {"draft_model": "ours"}, {"drafters": ["block"]}]
 )
 def test_a_request_names_it(trained: Running, named: dict[str, Any], temperature: float) -> None:
-    plain, _ = said(trained, temperature, disabled=True)
-    text, report = said(trained, temperature, **named, adaptive=False, num_speculative_tokens=3)
+    plain, _ = answer_of(trained, temperature, disabled=True)
+    text, report = answer_of(trained, temperature, **named, adaptive=False, num_speculative_tokens=3)
     assert text == plain
     assert report["speculative_decoding"]["num_draft_tokens"] > 10  # nobody else was asked
 
 
 def test_a_route_names_it(trained: Running) -> None:
-    text, report = said(trained, headers={"x-team": "heads"})
-    assert text == said(trained, disabled=True)[0]
+    text, report = answer_of(trained, headers={"x-team": "heads"})
+    assert text == answer_of(trained, disabled=True)[0]
     assert report["speculative_decoding"]["num_draft_tokens"] > 10
 
 
-def test_it_is_asked_last_where_nothing_is_said(trained: Running) -> None:
+def test_by_default_it_drafts_last(trained: Running) -> None:
     assert trained.app.engine.llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
-    assert said(trained)[0] == said(trained, disabled=True)[0]
+    assert answer_of(trained)[0] == answer_of(trained, disabled=True)[0]
 
 
 def test_a_kind_that_is_not_loaded_is_refused(trained: Running) -> None:
     with pytest.raises(openai.BadRequestError, match="'eagle' is known but not loaded"):
-        said(trained, draft_model="eagle")
+        answer_of(trained, draft_model="eagle")

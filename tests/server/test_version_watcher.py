@@ -77,7 +77,7 @@ def test_a_busy_server_waits_for_its_own_clock(root: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", [CorruptModel("it is damaged"), MemoryError(), ValueError("odd")])
-def test_one_that_cannot_be_loaded_is_told_once_and_the_next_is_tried(
+def test_one_that_cannot_be_loaded_is_logged_once_and_the_next_is_tried(
     root: Path, errors: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
     server = Server(root)
@@ -99,7 +99,7 @@ def test_one_that_cannot_be_loaded_is_told_once_and_the_next_is_tried(
     assert server.tried == [1, 2, 3, 2]
 
 
-def test_a_pointer_that_cannot_be_read_is_told_once(root: Path, errors: pytest.LogCaptureFixture) -> None:
+def test_a_pointer_that_cannot_be_read_is_logged_once(root: Path, errors: pytest.LogCaptureFixture) -> None:
     server = Server(root)
     (root / versions.POINTER).write_text("{")
     server.looks(20)

@@ -132,16 +132,16 @@ class Eagle3(nn.Module):
             hidden = [norm(x) for norm, x in zip(self.fc_norm, layers, strict=True)]
         together = torch.cat(hidden, -1)
         rows = self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
-        follow, said, logits = tokens[1:], [], []
+        follow, drafted, logits = tokens[1:], [], []
         for _ in range(guesses):
             out = self.midlayer(self.embed_tokens(follow), rows, torch.arange(len(rows)))[-1:]
             normed = self.norm(out)
             logits.append(self.lm_head(normed)[0])
             best = logits[-1].argmax()
-            said.append(int(best + self.d2t[best]))
+            drafted.append(int(best + self.d2t[best]))
             rows = torch.cat((rows, normed if self.config.norm_output else out))
-            follow = torch.cat((follow, torch.tensor(said[-1:])))
-        return said, logits
+            follow = torch.cat((follow, torch.tensor(drafted[-1:])))
+        return drafted, logits
 
 
 class ResBlock(nn.Module):

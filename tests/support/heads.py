@@ -40,7 +40,7 @@ def tiny_model() -> TrainDecoder:
 
 
 @cache
-def said(count: int = 16, length: int = 40) -> Tensor:
+def target_text(count: int = 16, length: int = 40) -> Tensor:
     """[count, length]: greedy text after prompts of PROMPT tokens."""
     model = tiny_model()
     tokens = torch.randint(0, VOCAB, (count, PROMPT), generator=torch.Generator().manual_seed(1))
@@ -62,12 +62,12 @@ def recorded(tokens: Tensor) -> list[RecordedText]:
 
 
 def batches(seed: int) -> Iterator[Batch]:
-    return answers().batches(seed, 8 * said().shape[1], said().shape[1])
+    return answers().batches(seed, 8 * target_text().shape[1], target_text().shape[1])
 
 
 @cache
 def answers() -> Answers:
-    rows = said().tolist()
+    rows = target_text().tolist()
     no = [False] * len(rows)
     return Answers.of(
         [row[:PROMPT] for row in rows],
@@ -126,13 +126,13 @@ MODEL = tiny_model()
 WIDTH = MODEL.shape.width
 
 
-def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
-    tokens = said()[:count]
+def train_batch(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
+    tokens = target_text()[:count]
     hidden, final = MODEL.features(tokens, taps)
     return TrainBatch(tokens, own(tokens), hidden, final)
 
 
-def every_place(batch: TrainBatch) -> Tensor:
+def every_position(batch: TrainBatch) -> Tensor:
     return torch.arange(batch.tokens.shape[1]).expand_as(batch.tokens)
 
 

@@ -53,7 +53,7 @@ def test_the_strictest_holds_and_what_was_read_from_files_can_go(system: Path) -
     assert room(system) == 0
 
 
-def test_a_system_that_does_not_say_is_not_guessed_at(tmp_path: Path) -> None:
+def test_a_system_that_does_not_report_it_gives_none(tmp_path: Path) -> None:
     assert room(tmp_path) is None
 
 

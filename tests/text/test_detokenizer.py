@@ -88,7 +88,7 @@ def test_unfinished_bytes_become_a_replacement_only_at_the_end(tokenizer: Tokeni
 
 @settings(max_examples=examples(500))
 @given(text=noisy, where=cuts, stop=stops)
-def test_any_cut_stops_at_the_same_place(text: str, where: list[int], stop: list[str]) -> None:
+def test_any_cut_stops_at_the_same_position(text: str, where: list[int], stop: list[str]) -> None:
     cut = Cut(text.encode(), where)
     shown = "".join(pieces_of(Detokenizer(cut, stop), list(range(len(cut.parts)))))
     assert shown == expected(text, stop)

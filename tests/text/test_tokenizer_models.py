@@ -216,7 +216,7 @@ def test_qwens_calls_are_read_back(qwen_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_is_told_of_tools_in_the_system_text(smollm2_path: Path) -> None:
+def test_smollm2_reads_tools_in_the_system_text(smollm2_path: Path) -> None:
     tokenizer = load(smollm2_path)
     text = tokenizer.render(TOOL_CHATS[-1], tools=[TOOL])
     assert text.startswith("<|im_start|>system\nYou are an expert in composing functions.")

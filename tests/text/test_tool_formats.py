@@ -161,7 +161,7 @@ def mistral(tmp_path: Path) -> Tokenizer:
     return Tokenizer.load(write_gguf(tmp_path / "t.gguf", facts, template=MISTRAL))
 
 
-def test_control_tokens_of_calls_are_shown_where_asked_for(mistral: Tokenizer) -> None:
+def test_control_tokens_of_calls_are_shown_on_request(mistral: Tokenizer) -> None:
     assert mistral.tool_format is FORMATS["mistral"]
     assert {mistral.piece(i) for i in mistral.tool_marks} == {b"[TOOL_CALLS]", b"[ARGS]"}
     ids = mistral.encode("[INST]a[TOOL_CALLS]f[ARGS]{}</s>", bos=False)

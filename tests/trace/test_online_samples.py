@@ -21,14 +21,14 @@ def test_a_refused_draft_is_noted_where_it_began() -> None:
     }
 
 
-def test_what_was_right_or_not_judged_is_not_noted() -> None:
+def test_accepted_or_unverified_tokens_are_not_noted() -> None:
     chain = Draft((5, 6), sources=("block", "block"))
     assert rejected_positions([a_round(10, chain, (0, 1), (5, 6, 7))]) == {}
     assert rejected_positions([a_round(10, chain, (0,), (5,))]) == {}  # the first guess ended the text
     assert rejected_positions([a_round(10, NO_DRAFT, (), (5,)), a_round(3, NO_DRAFT, (), ())]) == {}
 
 
-def test_in_a_tree_those_who_had_the_place_are_refused() -> None:
+def test_in_a_tree_all_drafters_of_the_position_are_rejected() -> None:
     tree = Draft((5, 6, 7, 8), (-1, -1, 0, 1), ("block", "suffix", "suffix", "block"))
     assert rejected_positions([a_round(10, tree, (1,), (6, 9))]) == {"block": (9,)}
     assert rejected_positions([a_round(10, tree, (), (9,))]) == {"block": (9,), "suffix": (9,)}

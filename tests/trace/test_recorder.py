@@ -205,7 +205,7 @@ def test_prunes_at_the_start_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -
         wait_for(lambda: shelf.prunes == 4)
 
 
-def test_prunes_though_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prunes_while_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Shelf()
     monkeypatch.setattr(recorder_module, "SECONDS_BETWEEN_PRUNES", 0.01)
     with recording(shelf):

@@ -99,7 +99,7 @@ def test_a_url_that_cannot_be_is_refused(url: str, said: str) -> None:
         Store.open(url or "sqlite:///")
 
 
-def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     text_file(tmp_path / "file")
     for path in (tmp_path, tmp_path / "file" / "traces.db"):
         with pytest.raises(StoreError, match=str(tmp_path)):
@@ -115,7 +115,7 @@ def test_limits_that_keep_nothing_are_refused(tmp_path: Path, limits: dict[str, 
         Store.open(str(tmp_path / "traces.db"), **limits)  # type: ignore[arg-type]
 
 
-def test_the_file_is_made_where_it_is_said_and_only_its_owner_reads_it(
+def test_the_file_is_made_at_its_path_and_only_its_owner_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from paceline.train.losses.base import TrainBatch, soft_targets
 from paceline.train.losses.block import Anchors, BlockLoss, BlockLossWeights, prefix_weights, sample_anchors
-from support.heads import own, random_net, said, tiny_model
+from support.heads import own, random_net, target_text, tiny_model
 
 MODEL = tiny_model()
 
 
-def a_lesson(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
-    tokens = said()[:count]
+def train_batch(taps: tuple[int, ...], count: int = 4) -> TrainBatch:
+    tokens = target_text()[:count]
     hidden, final = MODEL.features(tokens, taps)
     return TrainBatch(tokens, own(tokens), hidden, final)
 
@@ -34,7 +34,7 @@ def test_anchors_stand_in_the_targets_words(mask: list[bool], most: int, block: 
             assert real == want
 
 
-def test_places_weigh_what_they_open_the_way_to() -> None:
+def test_positions_weigh_what_depends_on_them() -> None:
     chance = torch.tensor([[0.9, 0.2, 0.5], [0.3, 0.6, 0.0]])
     real = torch.tensor([[True, True, True], [True, True, False]])
     got = prefix_weights(chance[real], real, 0.5)
@@ -46,8 +46,8 @@ def test_places_weigh_what_they_open_the_way_to() -> None:
     assert got.tolist() == pytest.approx(want)
 
 
-def test_wishes_are_the_targets() -> None:
-    batch, ids = a_lesson(()), torch.tensor([3, 7, 11])
+def test_soft_targets_are_the_targets_distribution() -> None:
+    batch, ids = train_batch(()), torch.tensor([3, 7, 11])
     found = soft_targets(batch, MODEL.head, ids)
     logits = MODEL.logits(batch.final)
     asked = found.index >= 0
@@ -59,8 +59,8 @@ def test_wishes_are_the_targets() -> None:
     assert torch.equal(found.best, following[asked])  # which is how the text was made
 
 
-def test_under_a_grammar_what_was_said_is_wanted() -> None:
-    batch, ids = a_lesson(()), torch.arange(40)
+def test_under_a_grammar_the_written_token_is_the_target() -> None:
+    batch, ids = train_batch(()), torch.arange(40)
     other = (batch.tokens + 1) % 97  # nothing the target would have said
     bound = replace(batch, tokens=other, constrained=torch.tensor([False, True, False, True]))
     found, free = soft_targets(bound, MODEL.head, ids), soft_targets(batch, MODEL.head, ids)
@@ -69,15 +69,15 @@ def test_under_a_grammar_what_was_said_is_wanted() -> None:
         if text in (0, 2):
             assert torch.equal(found.probs[mine], free.probs[mine])
             continue
-        said = other[text, 1:][found.index[text, :-1] >= 0]
-        assert torch.equal(found.best[mine], said)
-        assert torch.equal(found.probs[mine].argmax(-1)[said < 40], said[said < 40])
-        assert torch.equal(found.probs[mine].sum(-1), (said < 40).float())
+        written = other[text, 1:][found.index[text, :-1] >= 0]
+        assert torch.equal(found.best[mine], written)
+        assert torch.equal(found.probs[mine].argmax(-1)[written < 40], written[written < 40])
+        assert torch.equal(found.probs[mine].sum(-1), (written < 40).float())
 
 
-def test_the_targets_own_law_is_the_best_answer() -> None:
+def test_the_targets_own_distribution_has_the_least_loss() -> None:
     net = random_net()
-    batch, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head)
+    batch, loss = train_batch(net.shape.taps), BlockLoss(net, MODEL.head)
     at = torch.tensor([[5, 20]] * 4)
     anchors = Anchors(at, torch.ones(4, 2, net.shape.block, dtype=torch.bool))
     rows = torch.stack([batch.final[i, a : a + net.shape.block] for i in range(4) for a in (5, 20)])
@@ -92,9 +92,9 @@ def test_the_targets_own_law_is_the_best_answer() -> None:
         assert best < doubting
 
 
-def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
+def test_tokens_outside_the_draft_vocabulary_count_as_rejections() -> None:
     net = random_net(draft_vocab=40)
-    batch = a_lesson(net.shape.taps)
+    batch = train_batch(net.shape.taps)
     only_confidence = BlockLossWeights(cross_entropy=0, total_variation=0, kl_share=0)
     loss = BlockLoss(net, MODEL.head, only_confidence)
     anchors = sample_anchors(batch.mask, 8, net.shape.block, torch.Generator().manual_seed(0))
@@ -109,7 +109,7 @@ def test_what_cannot_be_guessed_counts_as_a_rejection() -> None:
 
 def test_a_step_follows_from_its_generator() -> None:
     net = random_net()
-    batch, loss = a_lesson(net.shape.taps), BlockLoss(net, MODEL.head, BlockLossWeights(anchors=6))
+    batch, loss = train_batch(net.shape.taps), BlockLoss(net, MODEL.head, BlockLossWeights(anchors=6))
     sample_positions = [
         float(loss(batch, 0.5, torch.Generator().manual_seed(seed))[0].detach()) for seed in (1, 1, 2)
     ]
@@ -118,6 +118,6 @@ def test_a_step_follows_from_its_generator() -> None:
 
 def test_every_weight_is_taught() -> None:
     net = random_net()
-    loss = BlockLoss(net, MODEL.head)(a_lesson(net.shape.taps), 0.5, torch.Generator().manual_seed(0))[0]
+    loss = BlockLoss(net, MODEL.head)(train_batch(net.shape.taps), 0.5, torch.Generator().manual_seed(0))[0]
     grads = torch.autograd.grad(loss, list(net.parameters()))
     assert not [name for (name, _), g in zip(net.named_parameters(), grads, strict=True) if not g.any()]

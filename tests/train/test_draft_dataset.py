@@ -88,7 +88,7 @@ def test_training_shows_what_serving_shows(text: str, cut: int) -> None:
     assert whole == [*steps[-1], *DRAFT.encode("<end_of_turn>", bos=False)]
 
 
-def test_the_answer_alone_is_asked_for() -> None:
+def test_only_the_answer_is_trained_on() -> None:
     prompt, said = (
         [*START, *spell(b"the cat"), *END, *START, *spell(b"the\n")],
         [*spell(b"mat, the hat"), *END],
@@ -98,13 +98,13 @@ def test_the_answer_alone_is_asked_for() -> None:
     assert own == b"mat, the hat<end_of_turn>"
 
 
-def test_a_token_that_spans_prompt_and_answer_is_read_and_not_asked_for() -> None:
+def test_a_token_that_spans_prompt_and_answer_is_read_and_not_trained_on() -> None:
     made = told_of(answers_of((spell(b"a c"), spell(b"at sat"))))  # " cat" is one token of the draft model's
     assert DRAFT.piece(int(made.prompt(0)[-1])) == b" cat"
     assert b"".join(DRAFT.piece(t) for t in made.answer(0).tolist()) == b" sat"
 
 
-def test_one_tokenizer_is_told_as_it_is() -> None:
+def test_the_same_tokenizer_changes_nothing() -> None:
     assert same_tokenizer(TARGET, TARGET)
     assert not same_tokenizer(DRAFT, TARGET)
     pairs = [(spell(b"the cat"), spell(b" sat")), (spell(b"a hat"), spell(b" ran"))]

@@ -115,7 +115,7 @@ def test_the_card_tells_what_was_done(done: Done) -> None:
 def test_it_is_served_and_changes_no_word(done: Done) -> None:
     config = EngineConfig("cpu", cache_mb=64)
     llm = LLM("smollm2-135m", draft_model=str(done.job.folder), config=config)
-    said = [
+    results = [
         llm.generate(
             [user(ask(HELD_OUT[0]))],
             tools=[WEATHER],
@@ -126,12 +126,12 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
         )
         for spec in (SpecConfig(("model",), 4, adaptive=False), SpecConfig(("none",)))
     ]
-    assert said[0].token_ids == said[1].token_ids
-    assert said[0].accepted["model"] > 6
-    assert said[0].passes < said[1].passes
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].accepted["model"] > 6
+    assert results[0].passes < results[1].passes
 
 
-def test_what_cannot_be_is_said_before_anything_is_done(done: Done, tmp_path: Path) -> None:
+def test_impossible_jobs_are_refused_before_anything_is_done(done: Done, tmp_path: Path) -> None:
     job = replace(done.job, folder=tmp_path / "new", sources=())
     with pytest.raises(UsageError, match="is the draft model itself"):
         run(replace(job, folder=Path(job.draft)))
@@ -146,7 +146,7 @@ def test_answers_of_another_target_are_refused(done: Done, tmp_path: Path) -> No
         run(replace(done.job, target=done.job.draft, folder=tmp_path))
 
 
-def test_a_damaged_card_is_told(done: Done, tmp_path: Path) -> None:
+def test_a_damaged_card_is_reported(done: Done, tmp_path: Path) -> None:
     card = (done.job.folder / DRAFT_CARD).read_text()
     for text in ("{", "[]", card.replace('"format": 1', '"format": 7'), card.replace('"after"', '"later"')):
         (tmp_path / DRAFT_CARD).write_text(text)
@@ -174,7 +174,9 @@ def test_a_draft_model_with_another_tokenizer_learns(done: Done, qwen_path: Path
 
 
 @pytest.mark.gemma
-def test_laws_over_other_tokens_cannot_be_compared(done: Done, gemma_path: Path, tmp_path: Path) -> None:
+def test_distributions_over_other_tokens_cannot_be_compared(
+    done: Done, gemma_path: Path, tmp_path: Path
+) -> None:
     job = replace(done.job, draft=str(gemma_path), folder=tmp_path, finetune=replace(TUNE, distill=0.5))
     with pytest.raises(UsageError, match="different tokenizers"):
         run(job)

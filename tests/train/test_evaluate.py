@@ -17,12 +17,12 @@ from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.train.publish import calibrate
 from paceline.types import HiddenRows
-from support.heads import answers, own, recorded, said, tiny_model, trained_net
+from support.heads import answers, own, recorded, target_text, tiny_model, trained_net
 
 pytestmark = pytest.mark.slow
 
 MODEL = tiny_model()
-TEXTS = recorded(said())
+TEXTS = recorded(target_text())
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def net() -> BlockHead:
 
 def in_training(net: BlockHead) -> float:
     """Tokens per pass at every anchor of the texts, as a training step counts them."""
-    tokens = said()
+    tokens = target_text()
     hidden, final = MODEL.features(tokens, net.shape.taps)
     anchors = torch.tensor([text.anchors() for text in TEXTS])
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_positions_off_by_one_are_caught(net: BlockHead) -> None:
     assert in_service(OneLate(TorchBlock(net))) < in_training(net) - 0.1
 
 
-def test_shuffled_knowledge_is_worth_nothing(net: BlockHead) -> None:
+def test_shuffled_weights_fall_below_the_floor(net: BlockHead) -> None:
     """The floor of the block drafter, which is above, falls without what it has learnt."""
     kept = net.fc.weight.clone()
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_anchors_are_words_that_words_follow() -> None:
 def test_held_out_greedy_answers_are_played_back() -> None:
     of = replace(answers(), held_out=np.arange(16) < 6, sampled=np.arange(16) % 2 == 0)
     found = recorded_answers(of, 30)
-    assert [text.tokens for text in found] == said()[[1, 3, 5], :30].tolist()
+    assert [text.tokens for text in found] == target_text()[[1, 3, 5], :30].tolist()
     assert all(text.anchors() == list(range(3, 29)) for text in found)
     assert len(recorded_answers(of, 30, max_texts=2)) == 2
 

@@ -74,13 +74,13 @@ def test_the_loss_is_over_the_answers_alone() -> None:
     net, mask = fresh(small()), BATCH.loss_mask.clone()
     mask[0, : PROMPT + 6] = False  # a longer prompt beside the others
     logits = net.model.logits(net.hidden(BATCH.tokens[:, :-1]))
-    said = mask[:, 1:]
-    assert int(said.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
-    expected = F.cross_entropy(logits[said], BATCH.tokens[:, 1:][said])
+    answered = mask[:, 1:]
+    assert int(answered.sum()) == BATCH.tokens.shape[0] * (BATCH.tokens.shape[1] - PROMPT) - 6
+    expected = F.cross_entropy(logits[answered], BATCH.tokens[:, 1:][answered])
     assert loss_of(net, replace(BATCH, loss_mask=mask)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_distance_from_ones_own_law_is_nothing() -> None:
+def test_the_distance_from_its_own_distribution_is_zero() -> None:
     teacher = tiny_model()
     itself, other = (TrainableDraftModel(tiny_weights(seed), "cpu", 2, 4.0) for seed in (0, 7))
     assert loss_of(itself, BATCH, teacher, 1.0).item() == pytest.approx(0.0, abs=1e-5)
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
         finetune(fresh(config), batches, config, tmp_path)
 
 
-def test_nothing_to_train_on_is_said() -> None:
+def test_nothing_to_train_on_is_reported() -> None:
     config = small()
     with pytest.raises(UsageError, match="nothing to train on"):
         finetune(fresh(config), lambda _: [], config)

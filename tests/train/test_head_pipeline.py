@@ -105,14 +105,14 @@ def test_it_is_served_and_changes_no_word(done: Done) -> None:
     llm = LLM("smollm2-135m", trained=[done.job.folder], config=EngineConfig("cpu", cache_mb=64))
     assert llm.spec.drafters == ("grammar", "suffix", "ngram", "block")
     block, plain = SpecConfig(("block",), 4, adaptive=False), SpecConfig(("none",))
-    said = [
+    results = [
         llm.generate(
             [user(ask(town))], tools=[WEATHER], tool_choice="required", max_tokens=24, seed=0, spec=spec
         )
         for town in HELD_OUT[:2]
         for spec in (block, plain)
     ]
-    for fast, slow in zip(said[::2], said[1::2], strict=True):
+    for fast, slow in zip(results[::2], results[1::2], strict=True):
         assert fast.token_ids == slow.token_ids
         assert fast.accepted["block"] > 3
         assert fast.passes < slow.passes

@@ -10,7 +10,7 @@ from paceline.text import Tokenizer
 from paceline.train.data.conversations import Conversation
 from paceline.train.data.held_out import held_out, is_held_out
 from paceline.train.data.prompts import collect
-from support.training import called, record, result, said, user, write
+from support.training import assistant, called, record, result, user, write
 
 OPENINGS = st.sampled_from("abcdefgh")
 SHARE = 0.4
@@ -18,7 +18,7 @@ GROUPS = st.sampled_from(["", "", *"PQRSTU"])
 
 
 def talk(opening: str, group: str) -> Conversation:
-    return Conversation((user(opening), said("ok")), group=group)
+    return Conversation((user(opening), assistant("ok")), group=group)
 
 
 @given(st.lists(st.tuples(OPENINGS, GROUPS)))
@@ -58,9 +58,9 @@ def test_no_turn_of_a_held_out_conversation_is_trained_on(smollm2_path: Path, tm
     tokenizer = Tokenizer.load(smollm2_path)
     records = []
     for i in range(40):
-        turns = (user(f"Rain in town {i}?"), called(f"{i}"), result("wet"), said("Yes."), user("Sure?"))
+        turns = (user(f"Rain in town {i}?"), called(f"{i}"), result("wet"), assistant("Yes."), user("Sure?"))
         records.append(record(*turns, group=f"town {i}"))
-        records.append(record(*turns, said("Yes, I am."), user("Really?")))
+        records.append(record(*turns, assistant("Yes, I am."), user("Really?")))
         records.append(record(*turns[:1], group=f"town {i}"))
     found = collect(tokenizer, [write(tmp_path / "a.jsonl", records)], 2048, 0.3).prompts
     sides: dict[str, set[bool]] = {}

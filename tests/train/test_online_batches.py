@@ -12,10 +12,10 @@ from paceline.train.losses.block import sample_anchors
 from paceline.train.losses.medusa import medusa_loss
 from paceline.train.online.online_batches import OnlineBatch, batches, split, train_online
 from paceline.train.recipe import loss_of
-from support.heads import PROMPT, a_lesson, medusa_net, own, random_net, said, tiny_model
+from support.heads import PROMPT, medusa_net, own, random_net, target_text, tiny_model, train_batch
 
 MODEL = tiny_model()
-ROWS = [tuple(row) for row in said().tolist()]
+ROWS = [tuple(row) for row in target_text().tolist()]
 
 
 def text(row: int, opening: str = "", rejected: tuple[int, ...] = ()) -> TrainingSample:
@@ -56,15 +56,15 @@ def test_batches_know_whose_words_they_are_and_where_it_went_wrong() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=3, max_size=20), st.integers(0, 9))
-def test_guesses_begin_only_where_they_may(among: list[bool], seed: int) -> None:
+def test_anchors_are_sampled_only_where_they_may_be(among: list[bool], seed: int) -> None:
     mask = torch.ones(1, len(among), dtype=torch.bool)
     found = sample_anchors(mask, 30, 2, torch.Generator().manual_seed(seed), torch.tensor([among]))
     used = {int(a) for a, real in zip(found.at[0], found.real[0], strict=True) if real[0]}
     assert used == {i for i in range(len(among) - 1) if among[i]}
 
 
-def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> None:
-    whole, net = a_lesson((4,), 1), medusa_net()
+def test_chained_heads_learn_from_the_row_before_the_position() -> None:
+    whole, net = train_batch((4,), 1), medusa_net()
     starts = torch.zeros_like(whole.mask)
     starts[0, 10] = True
     hidden = whole.hidden[4].clone().requires_grad_()
@@ -76,7 +76,7 @@ def test_heads_that_go_on_from_a_row_learn_from_the_row_before_the_place() -> No
 
 @pytest.mark.parametrize("accepted_share", [0.0, 0.3])
 def test_a_batch_samples_the_rejected_positions_and_some_others(accepted_share: float) -> None:
-    tokens = said()
+    tokens = target_text()
     rejected = torch.zeros_like(tokens, dtype=torch.bool)
     rejected[:, 7] = True
     batch = OnlineBatch(tokens, own(tokens), rejected, rejected[:, 7], {}, torch.empty(0))

@@ -10,7 +10,7 @@ from paceline.text import Tokenizer
 from paceline.trace.record import RequestRecord, without_text
 from paceline.trace.store import Store
 from paceline.train.data.prompts import Prompts, collect
-from support.training import WEATHER, called, record, result, said, user, write
+from support.training import WEATHER, assistant, called, record, result, user, write
 
 pytestmark = pytest.mark.model
 
@@ -20,7 +20,7 @@ AGENT = record(
     user("Rain in Oslo?"),
     called("Oslo"),
     result("wet"),
-    said("Yes."),
+    assistant("Yes."),
     user("And Rome?"),
     called("Rome"),
 )
@@ -58,7 +58,7 @@ def test_an_open_question_is_a_prompt(tokenizer: Tokenizer, tmp_path: Path) -> N
 def test_long_prompts_lose_their_oldest_messages(tokenizer: Tokenizer, tmp_path: Path) -> None:
     long = "word " * 200
     steps = [m for i in range(4) for m in (called(f"T{i}", f"c{i}"), result(f"{i} {long}", f"c{i}"))]
-    talk = record(SYSTEM, user("first " + long), said(long), user("second"), *steps)
+    talk = record(SYSTEM, user("first " + long), assistant(long), user("second"), *steps)
     (_, *_, whole) = collected(tokenizer, tmp_path / "a.jsonl", talk, most=8000).prompts
     sizes = set()
     for most in (len(whole.tokens) - 1, 1100, 800, 550):
@@ -77,14 +77,14 @@ def test_long_prompts_lose_their_oldest_messages(tokenizer: Tokenizer, tmp_path:
 def test_what_cannot_be_used_is_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     records = [
-        record(user("Fine?"), said("Yes.")),
-        record(user("Fine?"), said("No.")),
+        record(user("Fine?"), assistant("Yes.")),
+        record(user("Fine?"), assistant("No.")),
         record(),
         {"messages": "text"},
         {"id": "nothing"},
         {"prompt": "plain"},
         {"messages": [user("x")], "tools": ["y"]},
-        record(said("Hello.")),
+        record(assistant("Hello.")),
         record(SYSTEM),
         record(picture),
         record(user("word " * 900)),
@@ -118,7 +118,7 @@ def test_sources_without_any_prompt_are_an_error(tokenizer: Tokenizer, tmp_path:
         collect(tokenizer, [tmp_path / "broken.jsonl.gz"], 100)
 
 
-def asked(id: str, *messages: dict[str, Any], choice: str = "auto") -> RequestRecord:
+def record_of(id: str, *messages: dict[str, Any], choice: str = "auto") -> RequestRecord:
     return RequestRecord(
         id,
         1.0,
@@ -134,8 +134,8 @@ def test_requests_of_a_store_give_one_prompt_each(tokenizer: Tokenizer, tmp_path
     url, talk = str(tmp_path / "traces.db"), AGENT["messages"]
     store = Store.open(url)
     for n in (2, 4, 6):
-        store.save(asked(f"r{n}", *talk[:n], choice="auto" if n == 4 else "required"), ())
-    store.save(without_text(asked("silent", *talk)), ())
+        store.save(record_of(f"r{n}", *talk[:n], choice="auto" if n == 4 else "required"), ())
+    store.save(without_text(record_of("silent", *talk)), ())
     store.close()
     found = collect(tokenizer, [url], 2048)
     expected = collected(tokenizer, tmp_path / "a.jsonl", AGENT)
@@ -147,7 +147,7 @@ def test_requests_of_a_store_give_one_prompt_each(tokenizer: Tokenizer, tmp_path
 def test_a_store_without_text_is_an_error_that_says_what_to_do(tokenizer: Tokenizer, tmp_path: Path) -> None:
     url = str(tmp_path / "traces.db")
     store = Store.open(url)
-    store.save(without_text(asked("silent", user("x"))), ())
+    store.save(without_text(record_of("silent", user("x"))), ())
     store.close()
     with pytest.raises(StoreError, match="--trace-text"):
         collect(tokenizer, [url], 2048)

@@ -11,10 +11,10 @@ from paceline.heads.head_checkpoint import load
 from paceline.train.evaluate import acceptance, replay
 from paceline.train.publish import calibrate, publish
 from paceline.train.recipe import Recipe, new_recipe, pieces_of
-from support.heads import recorded, said, tiny_config, tiny_model, trained_net
+from support.heads import recorded, target_text, tiny_config, tiny_model, trained_net
 
 MODEL = tiny_model()
-TEXTS = recorded(said())
+TEXTS = recorded(target_text())
 
 
 def test_what_is_stored_is_what_was_measured(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from paceline.train.online.refresh import refresh, run, saves
 from paceline.train.publish import EVAL_DRAFT, publish
 from paceline.train.recipe import new_recipe, pieces_of
 from paceline.train.train_decoder import TrainDecoder
-from support.heads import PROMPT, said, tiny_config, tiny_model
+from support.heads import PROMPT, target_text, tiny_config, tiny_model
 from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ SHORT = replace(CONFIG, steps=16)  # better, at least
 
 def served() -> list[TrainingSample]:
     """Texts of a narrow domain: a few that come again and again, in many conversations."""
-    rows = [tuple(row) for row in said()[:3].tolist()]
+    rows = [tuple(row) for row in target_text()[:3].tolist()]
     places = tuple(range(PROMPT, 39))
     return [TrainingSample(rows[i % 3], PROMPT, {"block": places}, f"talk {i}") for i in range(12)]
 
@@ -126,9 +126,7 @@ def test_a_worse_one_is_refused(learned: tuple[Path, dict[str, Any]]) -> None:
     assert [path.name for path in (root / "versions").glob("*/")] == ["0001"]
 
 
-def test_nothing_takes_the_place_of_a_version_it_did_not_begin_from(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_version_replaces_one_it_did_not_begin_from(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with versions.making(root) as folder:
         save(folder, read_card(root), load(root, pieces_of(MODEL)).net)
         versions.use(root, versions.add(root, folder))

@@ -15,7 +15,7 @@ ROWS, VOCAB = 64, 700
 
 @pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.9), (1.3, 0.5)])
-def test_rows_are_drawn_as_one_by_one(spread: float, temperature: float, top_p: float) -> None:
+def test_rows_are_sampled_as_one_by_one(spread: float, temperature: float, top_p: float) -> None:
     rng = np.random.default_rng(int(spread * 10))
     logits = (rng.standard_normal((ROWS, VOCAB)) * spread).astype(np.float32)
     seeds = rng.integers(0, 2**63 - 1, ROWS)

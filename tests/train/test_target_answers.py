@@ -21,7 +21,7 @@ from paceline.train.data.target_answers import (
     make_answers,
     via_rollout,
 )
-from support.training import called, record, result, said, user, write
+from support.training import assistant, called, record, result, user, write
 
 NEW = 24
 CONFIG = AnswersConfig(required=0.5, greedy=0.5, rollout=Rollout(max_new=NEW), engine=EngineConfig("cpu"))
@@ -33,7 +33,7 @@ def prompts(count: int, tools: bool = True) -> list[Prompt]:
     ]
 
 
-def test_what_is_asked_depends_on_the_prompt_alone() -> None:
+def test_the_plan_depends_on_the_prompt_alone() -> None:
     whole, some = plan_answers(prompts(400), CONFIG), plan_answers(prompts(400)[100:], CONFIG)
     assert whole[100:] == some
     assert 140 < sum(ask.job.sampled for ask in whole) < 260
@@ -71,7 +71,7 @@ def test_settings_out_of_range_are_refused() -> None:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     talks = [
-        record(user(f"Weather in {town}?"), called(town), result("Rain."), said("It rains."), group=town)
+        record(user(f"Weather in {town}?"), called(town), result("Rain."), assistant("It rains."), group=town)
         for town in ("Oslo", "Rome", "Lima", "Bonn")
     ]
     talks += [{"messages": [user(f"Count to {n}.")]} for n in ("three", "five")]

@@ -14,7 +14,7 @@ from paceline.train.evaluate import replay
 from paceline.train.losses.base import TrainBatch
 from paceline.train.recipe import Recipe, TrainConfig, default_taps, new_recipe, pieces_of
 from paceline.train.trainer import CHECKPOINT, TrainProgress, train
-from support.heads import batches, recorded, said, tiny_config, tiny_model, tiny_weights
+from support.heads import batches, recorded, target_text, tiny_config, tiny_model, tiny_weights
 from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
@@ -88,7 +88,7 @@ def test_every_kind_learns_is_stored_and_served(tmp_path: Path, kind: str) -> No
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     save(tmp_path, Card(of.kind, of.net.shape, "tiny", MODEL.fingerprint, "float32"), of.net)
     net = load(tmp_path, pieces_of(MODEL)).net
-    texts = recorded(said()[:4])
+    texts = recorded(target_text()[:4])
     before, after = (replay(drafter_of(n), MODEL, texts, 4) for n in (of.net, net))
     assert before == after
     assert sum(guess.right for guess in after) > 10
@@ -180,7 +180,7 @@ def test_held_out_text_is_looked_at_now_and_then() -> None:
     assert seen == [None, 0.25, 0.25, 0.5, 0.5]
 
 
-def test_nothing_to_train_on_is_said() -> None:
+def test_nothing_to_train_on_is_reported() -> None:
     config = tiny_config(1)
     with pytest.raises(UsageError, match="nothing to train on"):
         train(fresh(config), MODEL, lambda _: [], config)

@@ -138,7 +138,7 @@ def test_tokens_in_any_window_are_a_burst_and_the_refill(
 
 
 @given(limit, limit, steps, st.integers(0, 1000), st.sampled_from([0.0, 1.7e9]))
-def test_whoever_waits_as_told_is_let_in(
+def test_a_request_after_retry_after_is_admitted(
     requests: int | None, tokens: int | None, steps: list[tuple[str, float, int]], wanted: int, start: float
 ) -> None:
     limits, owner, now = RateLimiter(), key(requests, tokens), start
@@ -228,7 +228,7 @@ def test_what_requests_may_use_together_never_exceeds_a_burst_and_the_refill(
             assert within <= per_minute + per_minute * (used[j][0] - start) / 60 + 1e-9
 
 
-def test_nothing_given_back_makes_more_than_a_minutes_worth() -> None:
+def test_refunds_never_exceed_one_minute_of_tokens() -> None:
     limits, owner = RateLimiter(), key(tokens=100)
     ticket = entered(limits.enter(owner, 100, 0.0))
     ticket.leave(0, 600.0)

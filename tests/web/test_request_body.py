@@ -63,7 +63,7 @@ def test_any_bytes_are_data_or_one_line(body: bytes) -> None:
         (b'"a\nb"', "not JSON"),
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, said: str) -> None:
+def test_mistakes_are_reported(body: bytes, said: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_json(body, MB)
     assert said in str(refused.value)

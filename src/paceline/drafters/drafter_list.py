@@ -9,8 +9,7 @@ segment by the first drafter that fills the free part, then the next forced toke
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -65,13 +64,18 @@ class DrafterList(Drafter):
         self._failures = set() if failures is None else failures
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
-        self.draft_ns: Counter[str] = Counter()  # of the last draft, by drafter
+        self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
+        self._observers = tuple(
+            d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
+        )
         self._interleaves = any(drafter.interleaves for drafter in self.drafters)
         self._heads = tuple(drafter for drafter in self.drafters[1:] if drafter.taps)
         self._value = _HeadValue(estimates or _NothingKnown())
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
+        if len(asks) == 1 and asks[0].cursor is None and not self._heads:
+            return [self._first_draft(asks[0])]
         if not self._interleaves:
             asks = [replace(ask, forced_budget=0) if ask.forced_budget else ask for ask in asks]
         drafts = [_DraftInProgress(ask) for ask in asks]
@@ -85,6 +89,13 @@ class DrafterList(Drafter):
             self._improve(head, [draft for draft in drafts if draft.may_improve(head)])
         return [draft.joined() for draft in drafts]
 
+    def _first_draft(self, ask: Ask) -> Draft:
+        """Without a grammar and heads nothing continues a draft."""
+        for drafter in self.drafters:
+            if draft := self._ask(drafter, [ask])[0]:
+                return draft
+        return NO_DRAFT
+
     def _improve(self, head: Drafter, drafts: Sequence["_DraftInProgress"]) -> None:
         """Lets a head replace or continue drafts that other drafters made."""
         pairs = [(d, ask) for d in drafts if (ask := self._value.further_ask(head, d.ask, d.segments[0]))]
@@ -97,11 +108,14 @@ class DrafterList(Drafter):
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
         """One draft for each ask, whatever the drafter does."""
-        drafts = [NO_DRAFT] * len(asks)
         started = perf_counter_ns()
-        with self._guarded(drafter, "this round has none of its drafts"):
+        try:
             drafts = _checked(drafter.draft(asks), len(asks))
-        self.draft_ns[drafter.name] += perf_counter_ns() - started
+        except Exception as problem:
+            self._log_failure(drafter, "this round has none of its drafts", problem)
+            drafts = [NO_DRAFT] * len(asks)
+        name = drafter.name
+        self.draft_ns[name] = self.draft_ns.get(name, 0) + perf_counter_ns() - started
         if drafter in self._heads:
             self._value.learn(drafter, [d for ask, d in zip(asks, drafts, strict=True) if not ask.after])
         return drafts
@@ -116,42 +130,48 @@ class DrafterList(Drafter):
             if candidates:
                 answers = self._ask(drafter, [d.ask for d in candidates])
                 for draft, answer in zip(candidates, answers, strict=True):
-                    with self._guarded(drafter, "this round has none of its drafts"):
+                    try:
                         draft.add(drafter, answer)
+                    except Exception as problem:
+                        self._log_failure(drafter, "this round has none of its drafts", problem)
 
     def begin(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with self._guarded(drafter, "the request begins without it"):
+            try:
                 drafter.begin(seq)
+            except Exception as problem:
+                self._log_failure(drafter, "the request begins without it", problem)
 
     def observe(self, seqs: Sequence[Seq], verdicts: Sequence[Verdict], scores: Scores) -> None:
-        for drafter in self.drafters:
-            with self._guarded(drafter, "the request continues"):
+        for drafter in self._observers:
+            try:
                 drafter.observe(seqs, verdicts, scores)
+            except Exception as problem:
+                self._log_failure(drafter, "the request continues", problem)
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
         for drafter in self.drafters:
             if drafter.taps:
-                with self._guarded(drafter, "the request continues"):
+                try:
                     drafter.on_hidden(hidden_rows)
+                except Exception as problem:
+                    self._log_failure(drafter, "the request continues", problem)
 
     def end(self, seq: Seq) -> None:
         for drafter in self.drafters:
-            with self._guarded(drafter, "the request ends all the same"):
+            try:
                 drafter.end(seq)
+            except Exception as problem:
+                self._log_failure(drafter, "the request ends all the same", problem)
 
-    @contextmanager
-    def _guarded(self, drafter: Drafter, consequence: str) -> Iterator[None]:
-        """Swallows what a drafter raises; each kind of failure is logged once, with its message."""
-        try:
-            yield
-        except Exception as problem:
-            failure = (drafter.name, origin(problem))
-            if failure not in self._failures:
-                self._failures.add(failure)
-                text = _message(problem)
-                log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, text, failure[1])
-            log.debug("drafter %s failed", drafter.name, exc_info=problem)
+    def _log_failure(self, drafter: Drafter, consequence: str, problem: Exception) -> None:
+        """Each kind of failure is logged once, with its message."""
+        failure = (drafter.name, origin(problem))
+        if failure not in self._failures:
+            self._failures.add(failure)
+            text = _message(problem)
+            log.error("drafter %s failed; %s: %s (%s)", drafter.name, consequence, text, failure[1])
+        log.debug("drafter %s failed", drafter.name, exc_info=problem)
 
 
 def _message(problem: Exception, max_chars: int = 200) -> str:

@@ -1,6 +1,5 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -55,6 +54,8 @@ class Drafting:
                 alone.begin(seq)
 
     def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
+        if len(scheduled) == 1:
+            return self.drafter(scheduled[0].seq).taps
         return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
 
     def plan(self, scheduled: Sequence[Scheduled]) -> None:
@@ -71,8 +72,10 @@ class Drafting:
 
     def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
         """Sets the drafts; returns microseconds by drafter."""
-        draft_ns: Counter[str] = Counter()
+        draft_ns: dict[str, int] = {}
         asking = [s for s in scheduled if s.budget or s.forced_budget]
+        if not asking:
+            return {}
         for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             asks = [Ask(s.seq, s.budget, cursor=s.seq.cursor, forced_budget=s.forced_budget) for s in group]
@@ -80,7 +83,8 @@ class Drafting:
                 s.drafted = len(draft)
                 draft = _above_threshold(draft.first(s.budget + s.forced_budget), s.seq.spec.threshold)
                 s.draft = self._usable(draft, drafter.name)
-            draft_ns.update(drafter.draft_ns)
+            for name, ns in drafter.draft_ns.items():
+                draft_ns[name] = draft_ns.get(name, 0) + ns
         rows = sum(len(s.fed) for s in scheduled)
         lengths = self._controller.trim([s.seq for s in asking], [s.draft for s in asking], rows)
         for s, nodes in zip(asking, lengths, strict=True):
@@ -89,7 +93,13 @@ class Drafting:
 
     def observe(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
-        self._show_hidden(scheduled, scores)
+        if scores.hidden:
+            self._show_hidden(scheduled, scores)
+        if len(scheduled) == 1:
+            s = scheduled[0]
+            if s.verdict is not None:
+                self.drafter(s.seq).observe([s.seq], [s.verdict], scores)
+            return
         number = {s.seq.id: i for i, s in enumerate(scheduled)}
         for group in _by_drafters([s for s in scheduled if s.verdict is not None]):
             feeds = [number[s.seq.id] for s in group]
@@ -117,12 +127,17 @@ class Drafting:
         """The draft up to the first token outside the target's vocabulary, each node with a source."""
         if not draft.sources:
             draft = replace(draft, sources=(name,) * len(draft))
-        bad = (i for i, token in enumerate(draft.tokens) if not 0 <= token < self._target.vocab_size)
-        return draft.first(next(bad, len(draft)))
+        tokens, vocab = draft.tokens, self._target.vocab_size
+        if not tokens or 0 <= min(tokens) <= max(tokens) < vocab:
+            return draft
+        return draft.first(next(i for i, token in enumerate(tokens) if not 0 <= token < vocab))
 
 
 def _by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
     """Sequences with the same list of drafters, together."""
+    if len(scheduled) == 1:
+        yield list(scheduled)
+        return
     ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
     for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
         yield list(group)

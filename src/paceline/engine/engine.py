@@ -147,8 +147,8 @@ class Engine:
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
-        with self._constrained(scheduled):
-            scheduled, scores, ended = self._forward(scheduled)
+        with self._constrained(scheduled) as masks_of:
+            scheduled, scores, ended = self._forward(scheduled, masks_of)
             rows = _RowsOnHost(scores)
         cost = Pass(
             len(scheduled),
@@ -167,10 +167,12 @@ class Engine:
         return failed + ended + rounds
 
     def _expire(self) -> list[Round]:
+        expired = self._scheduler.expired(self._clock())
+        if not expired:
+            return []
         running = {seq.id for seq in self._scheduler.running()}
         return [
-            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running)
-            for seq in self._scheduler.expired(self._clock())
+            self._fail(seq, TimedOut("the request's time is up"), opened=seq.id in running) for seq in expired
         ]
 
     def _admit(self) -> list[Round]:
@@ -193,14 +195,19 @@ class Engine:
             for seq, fed in self._scheduler.pieces()
         ]
 
-    def _forward(self, scheduled: list[Scheduled]) -> tuple[list[Scheduled], Scores, list[Round]]:
+    def _forward(
+        self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
+    ) -> tuple[list[Scheduled], Scores, list[Round]]:
         """One pass, for as many sequences as the cache can hold.
 
         Where it is full, drafts are dropped first, then sequences are preempted, whether they have a part in
         this pass or only hold a cached prefix. One that does not fit even alone ends with the error.
         """
         while scheduled:
-            feeds = [Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq)) for s in scheduled]
+            feeds = [
+                Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
+                for s in scheduled
+            ]
             try:
                 return scheduled, self.target.forward(feeds, self._drafting.taps(scheduled)), []
             except CacheFull as error:
@@ -232,11 +239,11 @@ class Engine:
         return r
 
     @contextmanager
-    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[None]:
+    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[Mapping[str, Callable[[], Masks]]]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
         masked = [s for s in scheduled if s.scored and (s.seq.cursor is not None or _must_go_on(s.seq))]
         futures = [(s, self._mask_pool.submit(self._masks, s.seq, s.draft)) for s in masked]
-        yield
+        yield {s.seq.id: future.result for s, future in futures}
         for s, future in futures:
             s.masks = future.result()
 
@@ -325,7 +332,7 @@ class _RowsOnHost:
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:
         tokens = self._tokens[first : first + 1 + len(s.draft)]
         if tokens and min(tokens) >= 0:
-            return verify_choices(s.draft, tokens), ()
+            return verify_choices(s.draft, tokens, s.masks), ()
         assert self._logits is not None
         rows = self._logits[first:]
         verdict = verify(s.seq, s.draft, rows, s.masks)

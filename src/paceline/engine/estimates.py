@@ -14,6 +14,8 @@ from paceline.types import ROOT, DrafterEstimates, Round
 
 DEFAULT_SLOPE: Final = 0.04  # of one more row, in passes of one row, where nothing was measured
 MAX_AGE: Final = 128  # passes after which the correction of a row count is dropped
+CONTEXT_STEP: Final = 32  # tokens of context in which the time of a pass counts as constant
+MAX_PRIORS: Final = 4096  # remembered
 MAX_POSITION: Final = 16  # acceptance is learned by position in the draft, up to here
 PRIOR: Final = (1.4, 2.0)  # accepted and verified nodes, before any evidence
 DECAY: Final = 0.97  # weight of old evidence at each new observation
@@ -47,9 +49,10 @@ class CostCurve:
         self._learned: dict[int, int] = {}  # row count -> the pass of its last correction, oldest first
         self._passes = 0
         self._known: list[int] = []  # the row counts with a correction, ascending
+        self._priors: dict[tuple[int, int], float] = {}  # by rows and steps of context
 
     def learn(self, rows: int, us: float, context: int = 0) -> None:
-        expected = self._prior(rows, context)
+        expected = self._expected(rows, context)
         self._forget(rows)
         if self._fresh:
             self._speed, self._fresh = us / expected, False
@@ -75,15 +78,27 @@ class CostCurve:
             self._known.remove(oldest)
 
     def __call__(self, rows: int, context: int = 0) -> float:
-        return self._speed * self._prior(rows, context) * self._corrected(rows)
+        return self._speed * self._expected(rows, context) * self._corrected(rows)
+
+    def _expected(self, rows: int, context: int) -> float:
+        """The prior, which is asked once for every CONTEXT_STEP tokens."""
+        key = (rows, context // CONTEXT_STEP)
+        found = self._priors.get(key)
+        if found is None:
+            if len(self._priors) >= MAX_PRIORS:
+                self._priors.clear()
+            found = self._priors[key] = self._prior(rows, key[1] * CONTEXT_STEP)
+        return found
 
     def _corrected(self, rows: int) -> float:
         """Linear between measured row counts, constant beyond."""
+        if rows in self._correction:
+            return self._correction[rows]
         known = self._known
         at = bisect_left(known, rows)
         if not known:
             return 1.0
-        if at == len(known) or at == 0 or known[at] == rows:
+        if at == len(known) or at == 0:
             return self._correction[known[min(at, len(known) - 1)]]
         low, high = known[at - 1], known[at]
         share = (rows - low) / (high - low)
@@ -147,6 +162,7 @@ class DraftTime:
 
     def __init__(self) -> None:
         self._weight = self._nodes = self._us = self._squares = self._products = 0.0
+        self._line: tuple[float, float] | None = None  # of no nodes, of each node
 
     def learn(self, nodes: int, us: float, target_us: int) -> None:
         us = min(us, MAX_OUTLIER * max(self(nodes), target_us))
@@ -155,16 +171,22 @@ class DraftTime:
         self._us = DECAY * self._us + us
         self._squares = DECAY * self._squares + nodes * nodes
         self._products = DECAY * self._products + nodes * us
+        self._line = None
 
     def __call__(self, nodes: int) -> float:
         if not self._weight or not nodes:
             return 0.0
+        if self._line is None:
+            self._line = self._fitted()
+        return self._line[0] + self._line[1] * nodes
+
+    def _fitted(self) -> tuple[float, float]:
         mean, us = self._nodes / self._weight, self._us / self._weight
         spread = self._squares / self._weight - mean**2
         covariance = self._products / self._weight - mean * us
         share = us / mean
         slope = min(max((covariance + MIN_LENGTH_SPREAD * share) / (spread + MIN_LENGTH_SPREAD), 0.0), share)
-        return us + slope * (nodes - mean)
+        return us - slope * mean, slope
 
 
 class RecentGain:

@@ -1,7 +1,7 @@
 """Verification: from the logits of a pass to a verdict, by the acceptance rule of the request."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -22,23 +22,60 @@ from paceline.sampling.distribution import penalises
 from paceline.types import ROOT, Draft, Sampler, Seq, TokenLogprob, Verdict
 
 
-def sampler_of(seq: Seq) -> Sampler | None:
-    """For a target that chooses tokens itself; None: the request needs bias, penalties, masks or more."""
+def sampler_of(seq: Seq, masks: Callable[[], Masks] | None = None) -> Sampler | None:
+    """For a target that chooses tokens itself; None: the request needs logits.
+
+    masks: of the rows of a sequence with a grammar.
+    """
     params = seq.params
-    if seq.spec.accept != "match" or seq.cursor is not None or params.logprobs is not None:
+    if seq.spec.accept != "match" or params.logprobs is not None:
         return None
     index, seed = len(seq.tokens) - seq.prompt_len, params.noise_seed & (2**64 - 1)
-    if params.logit_bias or penalises(params) or index < params.min_tokens:
+    if masks is None and (seq.cursor is not None or (index < params.min_tokens and seq.end_tokens)):
         return None
-    if params.temperature == 0:
-        return Sampler(0.0, seed, params.choice, index)  # a cut keeps the largest
-    inverse = float(np.float32(1 / params.temperature))
-    return Sampler(inverse, seed, params.choice, index, params.top_k, params.top_p, params.min_p)
+    cut: tuple[float, int, float, float] = (0.0, 0, 1.0, 0.0)  # greedy: a cut keeps the largest
+    if params.temperature:
+        cut = (_float32(1 / params.temperature), params.top_k, params.top_p, params.min_p)
+    if masks is None and not params.logit_bias and not penalises(params):
+        return Sampler(cut[0], seed, params.choice, index, *cut[1:])
+    if len(dict(params.logit_bias)) < len(params.logit_bias):  # a token twice: its biases are added in turn
+        return None
+    return Sampler(
+        cut[0],
+        seed,
+        params.choice,
+        index,
+        *cut[1:],
+        bias=params.logit_bias,
+        repetition=_float32(params.repetition_penalty),
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+        text=seq.tokens,
+        prompt_len=seq.prompt_len,
+        masks=None if masks is None else lambda: masks().rows,
+    )
 
 
-def verify_choices(draft: Draft, tokens: Sequence[int]) -> Verdict:
+@lru_cache(maxsize=64)
+def _float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def verify_choices(draft: Draft, tokens: Sequence[int], masks: Masks = FREE) -> Verdict:
     """The rule `match` where the target has chosen: tokens[0] follows the text, tokens[i + 1] node i."""
-    return match(draft, lambda node: tokens[node + 1])
+    if draft.parents is not None or masks.rows:
+
+        def choice(node: int) -> int:
+            masks.after(node)  # raises where the grammar cannot go on
+            return tokens[node + 1]
+
+        return match(draft, choice)
+    accepted = 0
+    for drafted, chosen in zip(draft.tokens, tokens, strict=False):
+        if drafted != chosen:
+            break
+        accepted += 1
+    return Verdict(tuple(range(accepted)), tokens[accepted])
 
 
 def verify(seq: Seq, draft: Draft, rows: Floats, masks: Masks = FREE) -> Verdict:

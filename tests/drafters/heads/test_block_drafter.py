@@ -26,7 +26,7 @@ from paceline.train.losses.base import TrainBatch
 from paceline.train.losses.block import draft_logits
 from paceline.types import NO_DRAFT, ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 from support.engines import PLAIN, Rules, accepted, outputs_of, torch_target
-from support.heads import own, random_net, said, tiny_model, tiny_weights, trained_net
+from support.heads import own, random_net, target_text, tiny_model, tiny_weights, trained_net
 from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def run(
     batch: int = 1,
     rules: Rules | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    prompts = [said()[i, : 3 + 2 * i].tolist() for i in range(batch)]
+    prompts = [target_text()[i, : 3 + 2 * i].tolist() for i in range(batch)]
     return outputs_of(torch_target(tiny_weights()), drafters, prompts, params, spec, rules)
 
 
@@ -106,7 +106,7 @@ def test_a_wrong_accept_rule_is_caught(net: BlockHead, monkeypatch: pytest.Monke
 
 def ready(drafter: BlockDrafter, length: int = 20, text: int = 0, **fields: object) -> Seq:
     """A sequence of which all that can be seen has been seen."""
-    tokens = said()[text, :length]
+    tokens = target_text()[text, :length]
     hidden, _ = tiny_model().features(tokens[None], drafter.taps)
     seq = Seq(f"s{text}", tokens.tolist(), 3, **fields)  # type: ignore[arg-type]
     drafter.begin(seq)
@@ -132,7 +132,7 @@ def teacher_forced(net: BlockHead, seq: Seq, drafted: Sequence[int]) -> Floats:
 
 @pytest.mark.parametrize("rule", ["residual", "block"])
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
-def test_q_is_the_law_of_each_place(rule: Accept, draft_vocab: int) -> None:
+def test_q_is_the_distribution_of_each_position(rule: Accept, draft_vocab: int) -> None:
     net = random_net(draft_vocab=draft_vocab)
     drafter = BlockDrafter(TorchBlock(net))
     params = SamplingParams(temperature=0.7, top_k=20, seed=5)
@@ -148,7 +148,7 @@ def test_q_is_the_law_of_each_place(rule: Accept, draft_vocab: int) -> None:
     assert set(draft.tokens) <= set(net.draft_ids.tolist())
 
 
-def test_siblings_that_are_drawn_are_drawn_without_replacement() -> None:
+def test_siblings_are_sampled_without_replacement() -> None:
     drafter = BlockDrafter(TorchBlock(random_net()))
     seq = ready(
         drafter,
@@ -164,7 +164,7 @@ def test_siblings_that_are_drawn_are_drawn_without_replacement() -> None:
         assert draft.q[younger].sum() == pytest.approx(1)
 
 
-def test_greedy_guesses_are_the_likeliest_and_a_budget_holds() -> None:
+def test_greedy_drafts_are_the_likeliest_and_a_budget_holds() -> None:
     net = random_net()
     drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter)
@@ -207,7 +207,7 @@ def test_a_chain_that_a_grammar_refuses_goes_on_with_the_best_it_takes(budget: i
             assert short.scores == pytest.approx(long.scores, abs=1e-5)
 
 
-def test_penalties_count_in_guesses() -> None:
+def test_penalties_count_in_drafts() -> None:
     drafter = BlockDrafter(TorchBlock(random_net()))
     seq = ready(drafter)
     (plain,) = drafter.draft([Ask(seq, 5)])
@@ -217,7 +217,7 @@ def test_penalties_count_in_guesses() -> None:
     assert plain.tokens[1] not in other.tokens
 
 
-def test_others_may_have_guessed_before() -> None:
+def test_others_may_have_drafted_before() -> None:
     net = random_net()
     drafter = BlockDrafter(TorchBlock(net))
     seq = ready(drafter)
@@ -249,7 +249,7 @@ def test_a_round_is_one_pass_for_all_sequences(monkeypatch: pytest.MonkeyPatch) 
     assert len(passes) == 1
 
 
-def test_without_the_row_before_the_last_token_there_is_no_guess() -> None:
+def test_without_the_row_before_the_last_token_there_is_no_draft() -> None:
     drafter = BlockDrafter(TorchBlock(random_net()))
     new = Seq("new", [1, 2, 3], 3)
     drafter.begin(new)
@@ -315,7 +315,7 @@ def test_confidence_is_calibrated_and_never_certain() -> None:
     assert 0.99 < draft.scores[2] < FORCED
 
 
-def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:
+def test_where_the_grammar_allows_nothing_it_knows_it_drafts_nothing() -> None:
     net = random_net(draft_vocab=40)
     strange = next(token for token in range(VOCAB) if token not in set(net.draft_ids.tolist()))
     drafter = BlockDrafter(TorchBlock(net))
@@ -326,15 +326,15 @@ def test_where_the_grammar_allows_nothing_it_knows_it_guesses_nothing() -> None:
     assert len(draft) == 1
 
 
-def test_the_next_turn_of_an_agent_is_guessed_as_well_as_if_all_had_been_seen(net: BlockHead) -> None:
+def test_the_next_turn_of_an_agent_is_drafted_as_well_as_if_all_had_been_read(net: BlockHead) -> None:
     """Its beginning is in the target's cache, where no one sees it computed again."""
     params = SamplingParams(max_tokens=8)
     spec = SpecConfig(("block",), adaptive=False)
-    first = [*said()[0].tolist(), *said()[1].tolist()]  # more than a page
+    first = [*target_text()[0].tolist(), *target_text()[1].tolist()]  # more than a page
     engine = Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
     drafts: list[list[Draft]] = []
     for turn, fresh in ((first, engine), (None, engine), (None, None)):
-        prompt = turn or [*first, *said()[2, :9].tolist()]
+        prompt = turn or [*first, *target_text()[2, :9].tolist()]
         on = fresh or Engine(torch_target(tiny_weights()), {"block": BlockDrafter(TorchBlock(net))}, Fixed())
         seq = Seq("turn", list(prompt), len(prompt), params, spec)
         on.submit(seq)

@@ -5,7 +5,7 @@ import pytest
 from paceline.drafters.heads.block import BlockDrafter
 from paceline.heads.runner import TorchBlock
 from paceline.types import NO_DRAFT, Ask, HiddenRows, Seq
-from support.heads import random_net, said, tiny_model
+from support.heads import random_net, target_text, tiny_model
 
 
 class Broken(Exception):
@@ -13,14 +13,14 @@ class Broken(Exception):
 
 
 def begun(drafter: BlockDrafter, name: str, length: int = 10) -> Seq:
-    seq = Seq(name, said()[0, :length].tolist(), length)
+    seq = Seq(name, target_text()[0, :length].tolist(), length)
     drafter.begin(seq)
     show(drafter, seq, 0)
     return seq
 
 
 def show(drafter: BlockDrafter, seq: Seq, start: int) -> None:
-    hidden, _ = tiny_model().features(said()[:1, : len(seq.tokens)], drafter.taps)
+    hidden, _ = tiny_model().features(target_text()[:1, : len(seq.tokens)], drafter.taps)
     rows = {tap: states[0, start : len(seq.tokens) - 1] for tap, states in hidden.items()}
     drafter.on_hidden([HiddenRows(seq, start, rows)])
 
@@ -34,7 +34,7 @@ def test_a_text_whose_rows_were_never_filled_is_drafted_no_more(
     with monkeypatch.context() as patch:
         patch.setattr(drafter.runner, call, fail)
         if call == "read":
-            seq.tokens.extend(said()[0, 10:40].tolist())
+            seq.tokens.extend(target_text()[0, 10:40].tolist())
             with pytest.raises(Broken):
                 show(drafter, seq, 9)  # too many to wait for the next draft
         else:

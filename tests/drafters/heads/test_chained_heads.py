@@ -28,7 +28,7 @@ from paceline.train.losses.eagle import eagle_loss, unrolled
 from paceline.train.losses.medusa import medusa_loss
 from paceline.types import ROOT, Ask, Draft, Drafter, HiddenRows, Round, Seq, Verdict
 from support.engines import PLAIN, Rules, accepted, outputs_of, torch_target
-from support.heads import MODEL, a_lesson, eagle_net, every_place, medusa_net, said, tiny_weights
+from support.heads import MODEL, eagle_net, every_position, medusa_net, target_text, tiny_weights, train_batch
 from support.models import VOCAB
 
 pytestmark = pytest.mark.slow
@@ -47,14 +47,14 @@ def learn(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) 
 
 @pytest.fixture(scope="module")
 def medusa() -> MedusaHead:
-    net, batch = medusa_net(), a_lesson((4,), 16)
+    net, batch = medusa_net(), train_batch((4,), 16)
     learn(list(net.parameters()), lambda: medusa_loss(net, batch)[0], 60)
     return net
 
 
 @pytest.fixture(scope="module")
 def eagle() -> EagleHead:
-    net, batch = eagle_net(), a_lesson(TAPS, 16)
+    net, batch = eagle_net(), train_batch(TAPS, 16)
     drawn = torch.Generator().manual_seed(0)
     learn(list(net.parameters()), lambda: eagle_loss(net, batch, MODEL.head, drawn)[0], 30)
     return net
@@ -73,7 +73,7 @@ def run(
     batch: int = 1,
     rules: Rules | None = None,
 ) -> tuple[list[list[int]], list[Round]]:
-    prompts = [said()[i, : 3 + 2 * i].tolist() for i in range(batch)]
+    prompts = [target_text()[i, : 3 + 2 * i].tolist() for i in range(batch)]
     return outputs_of(torch_target(tiny_weights()), drafters, prompts, params, spec, rules)
 
 
@@ -92,7 +92,7 @@ def test_text_equals_plain_decoding(drafter: Drafter, temperature: float, batch:
     assert any(r.draft.parents is not None for r in rounds) == (width > 1)
 
 
-def test_options_reach_the_guesses(drafter: Drafter) -> None:
+def test_options_reach_the_drafts(drafter: Drafter) -> None:
     params = SamplingParams(
         temperature=0.9, top_k=20, repetition_penalty=1.3, logit_bias=((3, 2.0),), seed=5, max_tokens=LENGTH
     )
@@ -159,18 +159,18 @@ def a_text(drafter: Drafter, seq: Seq) -> None:
 
 
 def a_seq(width: int = 1, accept: Accept = "match", temperature: float = 0.8, length: int = 20) -> Seq:
-    tokens = said()[0, :length].tolist()
+    tokens = target_text()[0, :length].tolist()
     spec = SpecConfig(("x",), 8, width, accept=accept)
     return Seq("a", tokens, 3, SamplingParams(temperature=temperature, seed=1), spec)
 
 
 def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
     """Along the true text, each guess's logits are those of the training step; window and chunks included."""
-    batch = a_lesson(TAPS, 1)
+    batch = train_batch(TAPS, 1)
     net = eagle_net(window=9)
     net.load_state_dict(eagle.state_dict())
     with torch.no_grad():
-        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, batch, every_place(batch), 4)]
+        steps = [net.logits(hidden)[0, 18] for hidden in unrolled(net, batch, every_position(batch), 4)]
     drafter, seq = EagleDrafter(net), a_seq()
     a_text(drafter, seq)
     after = tuple(batch.tokens[0, 20:23].tolist())
@@ -183,7 +183,7 @@ def test_eagle_is_used_as_it_was_taught(eagle: EagleHead) -> None:
 
 
 def test_medusa_is_used_as_it_was_taught(medusa: MedusaHead) -> None:
-    batch = a_lesson((4,), 1)
+    batch = train_batch((4,), 1)
     drafter, seq = MedusaDrafter(medusa), a_seq(temperature=0.0)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 9)])
@@ -267,7 +267,7 @@ def test_a_chain_of_the_likeliest_is_what_rows_of_the_whole_vocabulary_give(eagl
 
 @pytest.mark.parametrize("accept", ["match", "residual", "block"])
 @pytest.mark.parametrize("width", [1, 2])
-def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accept, width: int) -> None:
+def test_only_valid_tokens_are_drafted_and_sampled(drafter: Drafter, accept: Accept, width: int) -> None:
     if accept == "block" and width > 1:
         return
 
@@ -291,7 +291,7 @@ def test_only_what_is_legal_is_guessed_and_drawn(drafter: Drafter, accept: Accep
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: float) -> None:
+def test_drafts_use_the_targets_noise(eagle: EagleHead, temperature: float) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(temperature=temperature)
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 4)])
@@ -303,7 +303,7 @@ def test_guesses_are_made_with_the_targets_noise(eagle: EagleHead, temperature: 
     assert len(draft) == 4
 
 
-def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
+def test_q_is_the_distribution_of_the_net(eagle: EagleHead) -> None:
     drafter, seq = EagleDrafter(eagle), a_seq(accept="residual")
     a_text(drafter, seq)
     (draft,) = drafter.draft([Ask(seq, 3)])
@@ -315,7 +315,7 @@ def test_q_is_the_law_of_the_net(eagle: EagleHead) -> None:
         assert draft.q[node].numpy() == pytest.approx(want)
 
 
-def test_it_goes_on_after_the_guesses_of_others(drafter: Drafter) -> None:
+def test_it_continues_the_drafts_of_others(drafter: Drafter) -> None:
     seq = a_seq(temperature=0.0)
     a_text(drafter, seq)
     (whole,) = drafter.draft([Ask(seq, 3)])
@@ -323,7 +323,7 @@ def test_it_goes_on_after_the_guesses_of_others(drafter: Drafter) -> None:
     assert rest.tokens == whole.tokens[1:]
 
 
-def test_a_text_it_has_not_seen_is_not_guessed_at(drafter: Drafter) -> None:
+def test_a_text_it_has_not_read_gets_no_draft(drafter: Drafter) -> None:
     seq = a_seq()
     drafter.begin(seq)
     assert len(drafter.draft([Ask(seq, 4)])[0]) == 0
@@ -334,7 +334,7 @@ def test_a_text_it_has_not_seen_is_not_guessed_at(drafter: Drafter) -> None:
     drafter.end(seq)
 
 
-def test_ids_it_cannot_guess_are_impossible() -> None:
+def test_ids_outside_its_vocabulary_are_impossible() -> None:
     for drafter in (MedusaDrafter(medusa_net(30)), EagleDrafter(eagle_net(30))):
         for width in (1, 3):
             seq = a_seq(width)
@@ -358,8 +358,8 @@ def test_the_next_turn_begins_with_what_the_last_one_showed(eagle: EagleHead) ->
 
     def turns(first: str) -> list[Seq]:
         spec, params = SpecConfig(("eagle",), 4, adaptive=False), SamplingParams(max_tokens=8)
-        prompt = said()[0, :20].tolist()
-        longer = said()[0, :28].tolist() + said()[1, :6].tolist()
+        prompt = target_text()[0, :20].tolist()
+        longer = target_text()[0, :28].tolist() + target_text()[1, :6].tolist()
         one = Seq("one", prompt, 20, params, replace(spec, drafters=(first,)))
         return [one, Seq("two", longer, len(longer), params, spec)]
 

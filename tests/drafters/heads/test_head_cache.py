@@ -113,7 +113,7 @@ def test_a_gap_stays_a_gap() -> None:
         cache.append("second", 19, torch.ones(1, 2))
 
 
-def test_those_used_last_stay_and_a_longer_text_takes_the_place_of_its_beginning() -> None:
+def test_those_used_last_stay_and_a_longer_text_replaces_its_beginning() -> None:
     cache = HeadCache((2,), max_positions=20)
 
     def run(name: str, tokens: list[int], shared: int = 0) -> int:

@@ -14,7 +14,9 @@ VOCAB = 60
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 2.0), st.sampled_from([0, 5]), st.sampled_from([1.0, 0.8]))
-def test_one_guess_is_the_first_of_many(seed: int, temperature: float, top_k: int, top_p: float) -> None:
+def test_a_chain_has_the_first_token_of_each_position(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
     random = np.random.default_rng(seed)
     rows: list[Floats] = [random.normal(0, 3, VOCAB).astype(np.float32) for _ in range(4)]
     for row in rows:

@@ -3,19 +3,22 @@
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.constraints.draft_masks import Masks
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.engine.verify import sampler_of
-from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.sampling import CHOICE, History, chooser, noise_key
 from paceline.target.cuda.driver import GpuLauncher
 from paceline.target.cuda.graphs import defines
 from paceline.target.cuda.target import CudaTarget
@@ -32,7 +35,7 @@ pytestmark = [
 ]
 
 CONFIG = EngineConfig(device="cuda", cache_mb=2048, max_batch=32)
-COUNTS = (1, 2, 3, 5, 8, 16, 31, 32)
+COUNTS = (1, 2, 3, 5, 8, 16, 32, 33, 64)
 
 
 def random_model(
@@ -130,11 +133,11 @@ def test_logits_are_those_of_float64(family: str, head_dim: int, window: int) ->
 
 def check_rows(target: CudaTarget, context: int) -> None:
     vocab, name = target.vocab_size, f"rows {context}"
-    new = some_tokens(32, 1, vocab)
+    new = some_tokens(64, 1, vocab)
     open_with(target, name, some_tokens(context, 2, vocab), tenant=name)
     alone = rows_one_by_one(target, name, context, new)
     for count in COUNTS:
-        for start in {0, 32 - count}:
+        for start in {0, 64 - count}:
             open_rows(target, name, context, new[:start])
             among = rows_in_one_pass(target, name, context + start, new[start : start + count])
             assert torch.equal(among, alone[start : start + count]), (
@@ -142,7 +145,7 @@ def check_rows(target: CudaTarget, context: int) -> None:
             )
             target.keep(name, context)
     for seed in range(3):
-        draft = random_tree(31, 4, seed, vocab)
+        draft = random_tree((31, 50, 63)[seed], 4, seed, vocab)
         path = max(draft.paths(), key=len)
         tokens = list(draft.tokens)
         for node, token in zip(path, new[1:], strict=False):
@@ -298,6 +301,46 @@ def test_cut_tokens_are_those_that_sampling_chooses(
         params = SamplingParams(temperature=temperature, seed=seed, **cut)
         left_to_the_host(small, some_tokens(100, 31, small.vocab_size), params)
         assert left_to_the_host(smollm2, text, params) == 0
+
+
+PROCESSED: list[dict[str, Any]] = [
+    {"logit_bias": ((5, 4.0), (17, -3.5), (1000, 2.25))},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.31},
+    {"repetition_penalty": 0.8, "frequency_penalty": -0.4, "logit_bias": ((9, 1.0),), "top_k": 40},
+]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_processed_tokens_are_those_that_sampling_chooses(
+    smollm2: CudaTarget, temperature: float, masked: bool
+) -> None:
+    """Bias, penalties over text and draft, and masks: two passes, so that counts are carried on."""
+    vocab, generator = smollm2.vocab_size, np.random.default_rng(3)
+    prompt, draft = some_tokens(120, 33, 400), some_tokens(31, 34, 400)
+    for seed, more in enumerate(PROCESSED):
+        params = SamplingParams(temperature=temperature, seed=seed, **more)
+        seq = Seq("p", list(prompt), 90, params)
+        open_with(smollm2, "p", prompt[:-1], tenant="p")
+        for turn in range(2):
+            rows = generator.integers(0, 2**32, (32, vocab // 32), np.uint32) if masked else [None] * 32
+            sampler = sampler_of(seq, partial(Masks, list(rows)) if masked else None)
+            fed, length = seq.tokens[-1:], len(seq.tokens)
+            scores = smollm2.forward([Feed("p", fed, Draft(tuple(draft)), sampler=sampler)])
+            expected = [
+                chooser(params)(
+                    row,
+                    noise_key(params.noise_seed, 0, CHOICE, length - 90 + i),
+                    History(seq.tokens, 90, draft[:i]),
+                    mask,
+                )
+                for i, (row, mask) in enumerate(zip(scores.logits.cpu().numpy(), rows, strict=True))
+            ]
+            assert scores.tokens == expected, f"{more}, turn {turn}"
+            smollm2.keep("p", length, tuple(range(4)))
+            seq.tokens += [*draft[:4], expected[4]]
+        smollm2.close("p")
 
 
 def texts(

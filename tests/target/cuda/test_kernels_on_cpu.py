@@ -7,28 +7,30 @@ is found here too.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.constraints.draft_masks import Masks
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.engine.verify import sampler_of
 from paceline.errors import CacheFull
-from paceline.sampling import CHOICE, chooser, noise_key
+from paceline.sampling import CHOICE, History, chooser, gumbel, noise_key
 from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
-from paceline.target.cuda.batch import PassRows, RowChoices
+from paceline.target.cuda.batch import PassRows, SequenceRows
 from paceline.target.cuda.driver import CpuLauncher
-from paceline.target.cuda.graphs import PassKernels, PassKind
+from paceline.target.cuda.graphs import ChooseKind, PassKernels
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import quantise_int8, unsupported_reason
 from paceline.target.weights.model_config import Weights
-from paceline.types import Draft, Feed, Sampler, Seq
+from paceline.types import Bits, Cursor, Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
@@ -61,6 +63,11 @@ def target() -> CudaTarget:
 def rows(target: CudaTarget) -> Tensor:
     """Logits of 32 rows after the context, in one pass."""
     return rows_in_one_pass(target, "s", CONTEXT, tokens_of(32, 1))
+
+
+def test_row_bits_are_the_same_among_64_rows(target: CudaTarget, rows: Tensor) -> None:
+    many = rows_in_one_pass(target, "s", CONTEXT, [*tokens_of(32, 1), *tokens_of(21, 2)])
+    assert torch.equal(many[:32], rows)
 
 
 def test_structures_are_as_large_as_the_kernels_think() -> None:
@@ -225,6 +232,7 @@ def test_int8_weights_are_what_they_were_rounded_to() -> None:
     target.keep("s", 0)
     alone = rows_in_one_pass(target, "s", 0, tokens[:3])
     assert torch.equal(alone, logits[:3])
+    assert torch.equal(rows_in_one_pass(target, "s", 0, [*tokens, *tokens_of(30, 1)])[:12], logits)
 
 
 def test_what_cannot_be_computed_is_refused_before_anything_is_written(target: CudaTarget) -> None:
@@ -271,22 +279,95 @@ def test_speculative_text_is_plain_text(temperature: float, width: int) -> None:
     assert len(plain[0]) == 6
 
 
+class Even(Cursor):
+    """Even tokens only, of which the first five are followed by 8 alone; it ends after six."""
+
+    def __init__(self, taken: int = 0) -> None:
+        self._taken = taken
+
+    @property
+    def finished(self) -> bool:
+        return self._taken >= 6
+
+    def fill(self, row: Bits) -> bool:
+        row[:] = 0x55555555 if self._taken % 3 < 2 else 0
+        row[0] |= np.uint32(1 << 8)
+        return True
+
+    def advance(self, token: int) -> bool:
+        row = np.zeros(16, np.uint32)
+        self.fill(row)
+        allowed = bool(row[token // 32] >> np.uint32(token % 32) & np.uint32(1)) and not self.finished
+        self._taken += allowed
+        return allowed
+
+    def forced(self) -> list[int]:
+        return [8] if self._taken % 3 == 2 and not self.finished else []
+
+    def canonical(self) -> list[int]:
+        return []
+
+    def fork(self) -> "Even":
+        return Even(self._taken)
+
+
+@pytest.mark.parametrize(("width", "grammar"), [(1, False), (3, True)])
+def test_a_target_chooses_with_bias_penalties_and_a_grammar(
+    monkeypatch: pytest.MonkeyPatch, width: int, grammar: bool
+) -> None:
+    """The same text as from logits on the host, with drafts and without; no logits leave the device."""
+    prompt = tokens_of(6, 1) * 3
+    features: dict[str, Any] = {"repetition_penalty": 1.5, "frequency_penalty": 0.7, "presence_penalty": 0.3}
+    features |= {"logit_bias": ((8, 2.0), (3, 1.0)), "top_k": 20}
+    made = []
+    for on_device, drafts in ((False, False), (True, False), (True, True)):
+        engine = Engine(make_target(tiny_weights()), model_free(), Fixed(), config=CONFIG)
+        drafters = ("grammar", "ngram") if drafts else ()
+        spec = SpecConfig(drafters, max_draft=5 if drafts else 0, adaptive=False, tree_width=width)
+        params = SamplingParams(temperature=0.8, seed=3, max_tokens=6, **features)
+        seq = Seq("s", list(prompt), len(prompt), params, spec, cursor=Even() if grammar else None)
+        with monkeypatch.context() as patch:
+            if on_device:
+                patch.setattr("paceline.engine.engine.verify", None)
+            else:
+                patch.setattr("paceline.engine.engine.sampler_of", lambda *_: None)
+            engine.submit(seq)
+            while engine.busy:
+                engine.step()
+        made.append(seq.output)
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) == 6
+
+
 def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """Runs the kernels that choose over these rows."""
-    runner = target._runner
-    runner.buffers.logits[: len(logits), :VOCAB] = logits
-    rows = PassRows(
-        [0] * len(logits), [0] * len(logits), [-1] * len(logits), [0] * len(logits), [0] * len(logits)
-    )
-    rows.choices = [RowChoices(sampler, i, i + 1, 0) for i, sampler in enumerate(samplers)]
+    """Runs the kernels that choose over these rows, each of a sequence of its own."""
+    runner, count = target._runner, len(logits)
+    runner.buffers.logits[:count, :VOCAB] = logits
+    none = [-1] * count
+    rows = PassRows([0] * count, [0] * count, none, [0] * count, [0] * count, list(range(count)), none)
+    rows.sequences = [
+        SequenceRows(f"c{i}", i, 1, 0, 0, ((0,),), i, sampler, sampler.index)
+        for i, sampler in enumerate(samplers)
+    ]
+    histories = [runner.histories.row(s.seq_id, s.sampler) for s in rows.sequences if s.sampler]
     runner._number += 1
-    runner._input.fill(rows, (), runner._number)
+    runner._input.fill(rows, [0] * count, histories, runner._number)
     runner.buffers.input.copy_(runner.buffers.host_input)
-    cut = any(sampler.cuts for sampler in samplers)
-    kind = PassKind(32, (0, 1), (), scored=True, chosen=True, cut=cut)
-    runner._launch_all(PassKernels(runner, kind).launches[-4 if cut else -2 :])
+    kind = ChooseKind(
+        32,
+        cut=any(sampler.cuts for sampler in samplers),
+        history=max(histories) >= 0,
+        masked=any(sampler.masks for sampler in samplers),
+    )
+    host = runner.buffers.masks[0]
+    host.clear()
+    for i, sampler in enumerate(samplers):
+        runner.histories.drop(f"c{i}")
+        if sampler.masks is not None and isinstance(mask := sampler.masks()[0], np.ndarray):
+            host.set(i, mask)
+    runner._launch_all(PassKernels(runner, kind).launches)
     runner._taken[0] = runner._number
-    return runner.chosen()[: len(logits)]
+    return runner.chosen(count)
 
 
 def strange_logits() -> Tensor:
@@ -304,14 +385,24 @@ def strange_logits() -> Tensor:
     return logits
 
 
-def check_choices(target: CudaTarget, logits: Tensor, **more: Any) -> int:
+def check_choices(
+    target: CudaTarget, logits: Tensor, masks: Sequence[Bits | None] | None = None, **more: Any
+) -> int:
     """Compares the tokens with sampling's; gives how many the device has left to the host."""
     params = [SamplingParams(seed=5 * 10**17 * i + 5, choice=i % 3, **more) for i in range(len(logits))]
-    samplers = [sampler_of(Seq("s", [1] * (5 + 1000 * i), 5, p)) for i, p in enumerate(params)]
-    chosen = choose_on_device(target, logits, [sampler for sampler in samplers if sampler is not None])
+    texts = [tokens_of(5 + 17 * i, i) for i in range(len(logits))]
+    rows = masks or [None] * len(logits)
+    samplers = []
+    for text, p, mask in zip(texts, params, rows, strict=True):
+        of_row = None if mask is None else partial(Masks, (mask,))
+        sampler = sampler_of(Seq("s", text, 5, p), of_row)
+        assert sampler is not None
+        samplers.append(sampler)
+    chosen = choose_on_device(target, logits, samplers)
     left = 0
     for i, (p, row, token) in enumerate(zip(params, logits, chosen, strict=True)):
-        expected = chooser(p)(row.numpy(), noise_key(p.noise_seed, p.choice, CHOICE, 1000 * i))
+        key = noise_key(p.noise_seed, p.choice, CHOICE, 17 * i)
+        expected = chooser(p)(row.numpy(), key, History(texts[i], 5), rows[i])
         assert token in (expected, -1), f"row {i}"
         left += token == -1
     return left
@@ -330,18 +421,113 @@ def test_tokens_are_those_that_sampling_chooses(target: CudaTarget, temperature:
 def test_cut_tokens_are_those_that_sampling_chooses(
     target: CudaTarget, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    more = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    more: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     assert check_choices(target, strange_logits(), **more) == 0
 
 
-def test_a_target_does_not_choose_what_the_text_or_a_grammar_decides() -> None:
+CHANGES: list[dict[str, Any]] = [
+    {"logit_bias": ((3, 7.5), (VOCAB - 1, -100.0), (20, 0.25))},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "presence_penalty": 0.4},
+    {"presence_penalty": -1.9, "frequency_penalty": 0.123456789},
+    {"frequency_penalty": 2.0, "logit_bias": ((11, 3.1),)},
+]
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 9}, {"top_p": 0.8, "min_p": 0.02}], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_biased_and_penalised_tokens_are_those_that_sampling_chooses(
+    target: CudaTarget, temperature: float, change: dict[str, Any], cut: dict[str, Any]
+) -> None:
+    assert check_choices(target, strange_logits(), temperature=temperature, **change, **cut) == 0
+
+
+def some_masks(count: int) -> list[Bits | None]:
+    """From one allowed token to all of them, some rows without a mask; bits beyond the vocabulary are set."""
+    generator = np.random.default_rng(7)
+    masks: list[Bits | None] = []
+    for i in range(count):
+        share = (0.01, 0.1, 0.5, 1.0)[i % 4]
+        allowed = generator.random(512) < share
+        allowed[(7 * i) % VOCAB] = True
+        if i % 7 == 3:
+            allowed[:] = False
+            allowed[13 * i % VOCAB] = True
+        bits = np.packbits(allowed, bitorder="little").view(np.uint32)
+        masks.append(None if i % 5 == 4 else bits)
+    return masks
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"repetition_penalty": 1.4, "top_k": 30}],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_masked_tokens_are_those_that_sampling_chooses(
+    target: CudaTarget, temperature: float, more: dict[str, Any]
+) -> None:
+    """Where broken logits are not allowed they must not matter, and where nothing else is, they must."""
+    assert check_choices(target, strange_logits(), some_masks(32), temperature=temperature, **more) == 0
+
+
+def test_a_mask_that_allows_nothing_leaves_the_row_to_the_host(target: CudaTarget) -> None:
+    nothing, anything = np.zeros(16, np.uint32), np.full(16, 2**32 - 1, np.uint32)
+    samplers = [
+        Sampler(temperature, 1, 0, 0, masks=partial(tuple, [mask]))
+        for temperature in (0.0, 1.0)
+        for mask in (nothing, anything)
+    ]
+    first, second, third, fourth = choose_on_device(target, strange_logits()[13:17], samplers)
+    assert first == third == -1
+    assert second >= 0
+    assert fourth >= 0
+
+
+@cache
+def tied_pairs() -> list[tuple[int, int, int, float]]:
+    """Seeds, two tokens and a depth: the second token at that depth scores exactly what the first does."""
+    ids, found = np.arange(VOCAB), []
+    for seed in range(10**6):
+        noise = gumbel(noise_key(seed, 0, CHOICE, 0), ids)
+        order = noise.argsort()
+        noise = noise[order]
+        depth = (noise[:-1] - noise[1:]).astype(np.float32)  # of the one with more noise
+        for i in np.flatnonzero(depth + noise[1:] == noise[:-1]):
+            found.append((seed, int(order[i]), int(order[i + 1]), float(depth[i])))
+        if len(found) >= 12:
+            break
+    return found
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_of_equal_noisy_scores_the_lowest_token_is_chosen(target: CudaTarget, top_k: int) -> None:
+    """In two blocks, or in one warp where a cut lists them; whichever of them has the larger logit."""
+    pairs = tied_pairs()
+    logits = torch.full((len(pairs), VOCAB), -1000.0)
+    samplers = []
+    for row, (seed, lower, higher, depth) in zip(logits, pairs, strict=True):
+        row[lower], row[higher] = 0.0, depth
+        samplers.append(Sampler(1.0, seed, 0, 0, top_k))
+    expected = [min(lower, higher) for _, lower, higher, _ in pairs]
+    params = [SamplingParams(temperature=1.0, seed=seed, top_k=top_k) for seed, *_ in pairs]
+    keys = [noise_key(p.noise_seed, 0, CHOICE, 0) for p in params]
+    sampled = [chooser(p)(row.numpy(), k) for p, row, k in zip(params, logits, keys, strict=True)]
+    assert sampled == expected
+    assert choose_on_device(target, logits, samplers) == expected
+    assert {lower < higher for _, lower, higher, _ in pairs} == {True, False}
+
+
+def test_a_target_does_not_choose_what_needs_logits() -> None:
     def asked(**more: Any) -> bool:
         return sampler_of(Seq("s", [1], 1, SamplingParams(seed=1, **more))) is not None
 
     assert asked()
     assert asked(temperature=0.7)
     assert asked(temperature=0.7, top_p=0.5, top_k=5, min_p=0.1)
-    assert not asked(repetition_penalty=1.1)
-    assert not asked(logit_bias=((3, 1.0),))
+    assert asked(repetition_penalty=1.1)
+    assert asked(logit_bias=((3, 1.0),))
+    assert not asked(logit_bias=((3, 1.0), (3, 1.0)))
     assert not asked(logprobs=1)
     assert sampler_of(Seq("s", [1], 1, SamplingParams(), SpecConfig(accept="residual"))) is None

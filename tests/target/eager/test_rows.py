@@ -142,7 +142,7 @@ def test_row_tile_is_the_smallest_that_agrees() -> None:
     assert find_row_tile(switching(4, 8, 32)) == RowTile(16, exact=True)
 
 
-def test_row_tile_heeds_the_place_of_a_row() -> None:
+def test_row_tile_depends_on_the_position_of_a_row() -> None:
     assert find_row_tile(switching(4, within=True)) == RowTile(8)
     assert find_row_tile(switching(16, within=True)) == RowTile(8, exact=True)
     assert find_row_tile(switching(2, 4, 8, 16, within=True)) == RowTile(1, exact=True)

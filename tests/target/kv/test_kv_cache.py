@@ -277,7 +277,7 @@ def test_a_full_cache_says_so_and_changes_nothing() -> None:
     check_books(cache)
 
 
-def test_a_partly_shared_prefix_never_costs_a_sequence_its_place() -> None:
+def test_a_partly_shared_prefix_never_ends_a_sequence() -> None:
     cache = small_cache(blocks=3)
     run(cache, range(12))
     tokens = [0, 1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]

@@ -110,7 +110,9 @@ def per_pass(rounds: Sequence[Round]) -> float:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
-def test_text_is_the_models_own_and_guesses_come_true(kind: str, temperature: float, tmp_path: Path) -> None:
+def test_text_is_the_models_own_and_drafts_are_accepted(
+    kind: str, temperature: float, tmp_path: Path
+) -> None:
     target, copy = both(a_model(tmp_path, kind))
     drafter = ModelDrafter(copy, target.vocab_size, name="quantized")
     plain, _ = run(target, drafter, SpecConfig((), max_draft=0), temperature)

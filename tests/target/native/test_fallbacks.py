@@ -74,7 +74,7 @@ def test_without_a_compiler(model: Path, caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.usefixtures("_no_compiler")
 @pytest.mark.parametrize("choice", ["portable", "avx2"])
-def test_a_path_that_was_asked_for_but_cannot_be_built(
+def test_a_path_that_was_named_but_cannot_be_built(
     model: Path, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(library.SETTING, choice)
@@ -163,7 +163,7 @@ def test_float_weights_are_rounded_on_request_only(
     assert rows_in_one_pass(target, "s", 3, [4]).shape == (1, SIZES.vocab)
 
 
-def test_floats_that_only_guess_are_rounded(tmp_path: Path) -> None:
+def test_floats_of_a_draft_model_are_rounded(tmp_path: Path) -> None:
     folder, odd = tmp_path / "floats", tmp_path / "odd"
     save_reference("qwen2", folder, head_dim=32)
     save_reference("qwen2", odd)  # heads that the native engine cannot run

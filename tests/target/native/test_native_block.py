@@ -64,7 +64,7 @@ def test_it_says_what_torch_says(shape: BlockConfig, path: str) -> None:
 
 
 @shapes
-def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
+def test_chains_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
     net = a_net(shape)
     ours, theirs = native(net), TorchBlock(net)
     blocks = ours.fill([a_text(ours, shape, count, seed) for seed, count in enumerate((9, 40))], shape.block)
@@ -91,7 +91,7 @@ def test_guesses_follow_from_a_block_as_with_torch(shape: BlockConfig) -> None:
 
 @shapes
 @pytest.mark.parametrize("threads", [1, 3])
-def test_guesses_are_drawn_as_the_sampler_draws_them(shape: BlockConfig, threads: int) -> None:
+def test_tokens_are_sampled_as_the_sampler_does(shape: BlockConfig, threads: int) -> None:
     net = a_net(shape)
     ours = native(net, threads=threads)
     params = SamplingParams(temperature=1.5, top_p=0.95)

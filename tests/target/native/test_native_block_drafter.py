@@ -54,7 +54,7 @@ def test_chains_that_the_runner_draws_are_those_of_the_long_way(more: dict[str, 
 
 
 @pytest.mark.parametrize("rule", ["residual", "block"])
-def test_drawn_guesses_are_accepted_too(rule: str) -> None:
+def test_sampled_drafts_are_accepted_too(rule: str) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=LENGTH)
     spec = SpecConfig(("block",), adaptive=False, accept=rule)  # type: ignore[arg-type]
     _, rounds = run(spec, params, [drafter()], 2)
@@ -84,7 +84,7 @@ def test_it_is_right_as_often_as_with_torch() -> None:
     assert native == pytest.approx(torch, rel=0.1)
 
 
-def test_a_prompt_of_one_token_is_guessed_from_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_of_one_token_gets_drafts_too(caplog: pytest.LogCaptureFixture) -> None:
     weights = a_target()
     texts = []
     for spec in (PLAIN, SpecConfig(("block",), adaptive=False)):

@@ -60,7 +60,7 @@ def test_a_draft_that_had_no_memory_can_be_made_again(scarce: Scarce) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_guess_that_cannot_be_drawn_is_told(threads: int) -> None:
+def test_a_draft_that_cannot_be_sampled_is_reported(threads: int) -> None:
     number, word, pointer = ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
     drawn: list[int] = []
 

@@ -50,15 +50,15 @@ def files(model: Path) -> list[Path]:
     )
 
 
-def told(model: Path) -> list[Tensor]:
+def rows_of(model: Path) -> list[Tensor]:
     return story(native_target(model), 30)
 
 
 def test_a_second_start_packs_nothing(model: Path, fills: list[int]) -> None:
-    first = told(model)
+    first = rows_of(model)
     (file,) = files(model)
     made = file.stat()
-    assert same(told(model), first)
+    assert same(rows_of(model), first)
     assert len(fills) == 1
     assert file.stat().st_mtime_ns == made.st_mtime_ns
     assert made.st_size == fills[0] + 4096
@@ -69,8 +69,8 @@ def test_with_and_without_memory_for_a_copy(
     model: Path, fills: list[int], free: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hardware, "available_memory", lambda: free)
-    first = told(model)
-    assert same(told(model), first)
+    first = rows_of(model)
+    assert same(rows_of(model), first)
     assert len(fills) == 1
 
 
@@ -78,7 +78,7 @@ def test_with_and_without_memory_for_a_copy(
     "damage", ["empty", "no file", "half", "one byte less", "one byte more", "magic", "digest", "a folder"]
 )
 def test_a_damaged_file_is_made_anew(model: Path, fills: list[int], damage: str) -> None:
-    first = told(model)
+    first = rows_of(model)
     (file,) = files(model)
     whole = file.read_bytes()
     changed = {
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_made_anew(model: Path, fills: list[int], damage: str)
         file.mkdir()
     elif damage != "no file":
         file.write_bytes(changed[damage])
-    assert same(told(model), first)
+    assert same(rows_of(model), first)
     assert len(fills) >= 2
     if damage != "a folder":
         assert files(model) == [file]
@@ -205,11 +205,11 @@ def xxh64(text: bytes) -> int:
 
 
 def test_another_version_is_made_anew(model: Path, fills: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = told(model)
+    first = rows_of(model)
     (file,) = files(model)
     old = file.read_bytes()
     monkeypatch.setattr(packed_file, "VERSION", packed_file.VERSION + 1)
-    assert same(told(model), first)
+    assert same(rows_of(model), first)
     assert len(fills) == 2
     assert files(model) == [file]
     assert file.read_bytes()[:100] != old[:100]
@@ -224,7 +224,7 @@ def only_line(caplog: pytest.LogCaptureFixture) -> str:
 def test_a_home_that_cannot_be_written(
     model: Path, fills: list[int], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    first = told(model)
+    first = rows_of(model)
     (tmp_path / "file").touch()
     target = native_target(model, home=tmp_path / "file" / "home")
     assert "packed weights are not stored" in only_line(caplog)
@@ -240,11 +240,11 @@ def test_a_full_disk(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
-        first = told(model)
+        first = rows_of(model)
     assert os.strerror(errno.ENOSPC) in only_line(caplog)
     assert len(fills) == 1
     assert files(model) == []
-    assert same(told(model), first)
+    assert same(rows_of(model), first)
     assert len(files(model)) == 1
 
 

@@ -46,7 +46,7 @@ def runner(llm: LLM) -> NativeBlock:
     return drafter.runner
 
 
-def test_guesses_are_right_as_often_as_in_torch(
+def test_drafts_are_right_as_often_as_in_torch(
     net: BlockHead, llm: LLM, runner: NativeBlock, smollm2_path: Path
 ) -> None:
     texts = []

@@ -145,7 +145,7 @@ def test_unknown_architecture_names_it_and_the_known(tmp_path: Path) -> None:
         load(path)
 
 
-def test_tensors_without_a_place_are_refused(tmp_path: Path) -> None:
+def test_tensors_that_no_layer_has_are_refused(tmp_path: Path) -> None:
     weights = tiny_gguf.tensors("llama") | {"blk.0.ffn_gate_inp.weight": np.zeros((4, WIDTH), np.float32)}
     with pytest.raises(UnknownArchitecture, match=r"blk\.0\.ffn_gate_inp\.weight"):
         load(tiny_gguf.write(tmp_path / "m.gguf", "llama", weights))

@@ -3,7 +3,8 @@
 import ctypes as c
 from typing import Final
 
-MAX_ROWS: Final = 32
+MAX_ROWS: Final = 64
+MAX_SEQUENCES: Final = 32
 MAX_DEPTH: Final = 64
 PAGE: Final = 64
 KEY_CHUNK: Final = 128
@@ -11,24 +12,33 @@ WARPS: Final = 8
 THREADS: Final = 32 * WARPS
 SPLITS: Final = 8
 BINS: Final = 64
+IN_PROMPT: Final = 2**30
 MAX_CANDIDATES: Final = 2048
 
 _POINTER, _INT, _LONG, _FLOAT = c.c_void_p, c.c_int, c.c_longlong, c.c_float
-_ROWS_I, _ROWS_F, _ROWS_U = c.c_int * MAX_ROWS, c.c_float * MAX_ROWS, c.c_uint * MAX_ROWS
+_ROWS_I = c.c_int * MAX_ROWS
+_Type = type[c._SimpleCData]  # type: ignore[type-arg]
+
+
+def _by_sequence(kind: _Type, *names: str) -> tuple[tuple[str, type[c.Array]], ...]:  # type: ignore[type-arg]
+    return tuple((name, kind * MAX_SEQUENCES) for name in names)
 
 
 class PassInput(c.Structure):
     _fields_ = (
         *((name, _INT) for name in ("number", "rows", "sequences", "paths")),
-        *((name, _ROWS_I) for name in ("token", "position", "slot", "path", "part")),
-        ("inverse_temperature", _ROWS_F),
-        *((name, _ROWS_U) for name in ("seed_low", "seed_high", "choice", "output_index")),
-        ("top_k", _ROWS_I),
-        ("top_p_low", _ROWS_U),
-        ("top_p_high", _ROWS_U),
-        ("min_p_logit", _ROWS_F),
-        *((name, _ROWS_I) for name in ("first_row", "row_count", "length", "last_position")),
-        *((name, _ROWS_I) for name in ("first_path", "path_count", "table")),
+        *((name, _ROWS_I) for name in ("token", "position", "slot", "path", "part", "sequence", "parent")),
+        *_by_sequence(_INT, "first_row", "row_count", "length", "last_position"),
+        *_by_sequence(_INT, "first_path", "path_count", "table"),
+        *_by_sequence(c.c_ulonglong, "seed"),
+        *_by_sequence(c.c_uint, "choice", "index_shift"),
+        *_by_sequence(_FLOAT, "inverse_temperature"),
+        *_by_sequence(_INT, "top_k"),
+        *_by_sequence(c.c_double, "top_p"),
+        *_by_sequence(_FLOAT, "min_p_logit"),
+        *_by_sequence(_INT, "history"),
+        *_by_sequence(_FLOAT, "repetition"),
+        *_by_sequence(c.c_double, "presence", "frequency"),
         ("path_slot", c.c_int * (MAX_ROWS * MAX_DEPTH)),
     )
 
@@ -110,9 +120,23 @@ class Choose(c.Structure):
         ("vocab", _INT),
         ("stride", _INT),
         *((name, _POINTER) for name in ("input", "top", "score", "token", "arrived", "host")),
-        *((name, _POINTER) for name in ("counts", "weights", "candidates", "found")),
+        *((name, _POINTER) for name in ("cut_counts", "cut_weights", "cut_candidates", "cut_found")),
+        *((name, _POINTER) for name in ("processed", "bias", "counts")),
+        *((name, _POINTER) for name in ("host_masks", "masks", "masked")),
+        ("mask_words", _INT),
     )
 
 
+class HostMasks(c.Structure):
+    _fields_ = (("masked", c.c_int * (4 * MAX_ROWS)),)
+
+
+class CountTokens(c.Structure):
+    _fields_ = (("counts", _POINTER), ("count", _INT), ("token", c.c_int * MAX_DEPTH))
+
+
 # In the order of size_of in kernels.cu.
-STRUCTURES: Final = (PassInput, Linear, Attention, HeadNorm, TakeInput, Embed, MoveRows, Choose, Chosen)
+STRUCTURES: Final = (
+    PassInput, Linear, Attention, HeadNorm, TakeInput, Embed, MoveRows, Choose, Chosen, HostMasks,
+    CountTokens,
+)  # fmt: skip

@@ -1,15 +1,15 @@
 """From feeds to the rows of passes.
 
-A pass holds at most 32 rows of any sequences; more rows become several passes of the same kernels, which
-changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes of
-side branches to spare slots until they are kept.
+A pass holds at most 64 rows of at most 32 sequences; more rows become several passes of the same kernels,
+which changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes
+of side branches to spare slots until they are kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
-from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, MAX_SEQUENCES
 from paceline.types import Draft, Sampler
 
 
@@ -29,7 +29,7 @@ class SpareSlots:
         return self._first + self._taken - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FeedRows:
     """All rows of one feed: its tokens, then the nodes of its draft."""
 
@@ -39,6 +39,7 @@ class FeedRows:
     slots: Sequence[int]
     parents: Sequence[int]  # row of the feed; -1: a cached one
     chain: int  # leading rows that every later row follows, all in the slots of their positions
+    fed: int  # rows before those of the draft
     scored_from: int  # rows from here on get logits
     sampler: Sampler | None = None  # chooses the tokens of the scored rows
 
@@ -62,9 +63,8 @@ def feed_rows(
         count = fed + len(draft)
         everything = (*tokens, *draft.tokens)
         positions, parents = range(start, start + count), range(-1, count - 1)
-        return FeedRows(
-            seq_id, everything, positions, slots(start, start + count), parents, count, scored_from, sampler
-        )
+        own = slots(start, start + count)
+        return FeedRows(seq_id, everything, positions, own, parents, count, fed, scored_from, sampler)
     depths: list[int] = []
     for node in range(len(draft)):
         parent = draft.parent(node)
@@ -80,6 +80,7 @@ def feed_rows(
         [*own[:fed], *places],
         [*range(-1, fed - 1), *(fed + draft.parent(node) for node in range(len(draft)))],
         fed + _trunk(draft),
+        fed,
         scored_from,
         sampler,
     )
@@ -104,17 +105,10 @@ class SequenceRows:
     row_count: int
     length: int  # keys found through the page table
     last_position: int
-    paths: list[list[int]]  # the slots of positions length, length + 1, ...
-
-
-@dataclass(frozen=True, slots=True)
-class RowChoices:
-    """Rows of a pass whose tokens are chosen by one sampler."""
-
-    sampler: Sampler
-    first_row: int
-    end_row: int
-    position: int  # of the row whose token has the sampler's index
+    paths: Sequence[Sequence[int]]  # the slots of positions length, length + 1, ...
+    scored_row: int = 0  # the first that gets logits
+    sampler: Sampler | None = None  # chooses the tokens from that row on
+    index_shift: int = 0  # from a row's position to the place of its token in the output
 
 
 @dataclass(slots=True)
@@ -126,51 +120,63 @@ class PassRows:
     slots: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)  # among the sequence's paths
     part: list[int] = field(default_factory=list)  # first partial result of attention
+    sequence: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # row of the draft's token before; -1: none
     scored: list[int] = field(default_factory=list)  # rows that get logits
     sequences: list[SequenceRows] = field(default_factory=list)
-    choices: list[RowChoices] = field(default_factory=list)
     parts: int = 0
+    chosen: int = 0  # scored rows that have a sampler
 
     @property
     def all_chosen(self) -> bool:
         """Whether every scored row has a sampler."""
-        return sum(choice.end_row - choice.first_row for choice in self.choices) == len(self.scored)
+        return self.chosen == len(self.scored)
 
     def room(self, feed: FeedRows, first: int, max_parts: int) -> int:
         """How many rows of the feed, from `first` on, fit in."""
-        parts, count = self.parts, 0
-        limit = min(len(feed) - first, MAX_ROWS - len(self.tokens))
-        while count < limit:
-            parts += feed.positions[first + count] // KEY_CHUNK + 1
-            if parts > max_parts:
-                break
-            count += 1
-        return count
+        limit = min(len(feed.tokens) - first, MAX_ROWS - len(self.tokens))
+        if limit <= 0 or len(self.sequences) == MAX_SEQUENCES:
+            return 0
+        each = max(feed.positions[first : first + limit]) // KEY_CHUNK + 1
+        return min(limit, (max_parts - self.parts) // each)
 
     def add(self, feed: FeedRows, first: int, end: int) -> None:
-        row = len(self.tokens)
+        row, count, positions = len(self.tokens), end - first, feed.positions[first:end]
+        rows_end, last = row + count, max(positions)
         self.tokens += feed.tokens[first:end]
-        self.positions += feed.positions[first:end]
+        self.positions += positions
         self.slots += feed.slots[first:end]
-        for position in feed.positions[first:end]:
-            self.part.append(self.parts)
-            self.parts += position // KEY_CHUNK + 1
-        scored, rows_end = row + max(0, feed.scored_from - first), row + end - first
-        self.scored += range(scored, rows_end)
-        if feed.sampler is not None and scored < rows_end:
-            self.choices.append(RowChoices(feed.sampler, scored, rows_end, feed.positions[feed.scored_from]))
+        self.sequence += [len(self.sequences)] * count
+        parts = last // KEY_CHUNK + 1  # of every row, though earlier ones may need fewer
+        self.part += range(self.parts, self.parts + count * parts, parts)
+        self.parts += count * parts
         known = min(first, feed.chain)  # rows of the feed that the page table finds
-        length = feed.positions[0] + known
-        numbers, paths = (
-            ([0] * (end - first), [feed.slots[known:end]]) if end <= feed.chain else _paths(feed, first, end)
-        )
+        if end <= feed.chain:
+            self.path += [0] * count
+            paths: Sequence[Sequence[int]] = (feed.slots[known:end],)
+        else:
+            numbers, paths = _paths(feed, first, end)
+            self.path += numbers
         if max(map(len, paths)) > MAX_DEPTH:
             raise CacheFull(f"a tree deeper than {MAX_DEPTH} after its first branch: draft less at once")
-        self.path += numbers
-        last = max(feed.positions[first:end])
-        self.sequences.append(
-            SequenceRows(feed.seq_id, row, end - first, length, last, [list(p) for p in paths])
-        )
+        added = SequenceRows(feed.seq_id, row, count, feed.positions[0] + known, last, paths)
+        self.sequences.append(added)
+        parents = [-1] * count
+        if feed.scored_from < end:
+            added.scored_row = row + max(0, feed.scored_from - first)
+            self.scored += range(added.scored_row, rows_end)
+            sampler = feed.sampler
+            if sampler is not None and sampler.sees_draft:
+                if first > feed.scored_from or end < len(feed):  # not all of the draft is in this pass
+                    sampler = None
+                elif sampler.penalises:
+                    parents = [
+                        row + feed.parents[i] - first if i >= feed.fed else -1 for i in range(first, end)
+                    ]
+            if sampler is not None:
+                added.sampler, added.index_shift = sampler, sampler.index - feed.positions[feed.scored_from]
+                self.chosen += rows_end - added.scored_row
+        self.parents += parents
 
 
 def _paths(feed: FeedRows, first: int, end: int) -> tuple[list[int], list[list[int]]]:

@@ -9,12 +9,13 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from struct import Struct
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import ModelError
@@ -22,27 +23,32 @@ from paceline.sampling.distribution import lowest
 from paceline.target.cuda import arguments as args
 from paceline.target.cuda.arguments import (
     BINS,
+    IN_PROMPT,
     KEY_CHUNK,
     MAX_CANDIDATES,
     MAX_DEPTH,
     MAX_ROWS,
+    MAX_SEQUENCES,
     PAGE,
     SPLITS,
     THREADS,
     WARPS,
 )
-from paceline.target.cuda.batch import PassRows, RowChoices
+from paceline.target.cuda.batch import PassRows, SequenceRows
 from paceline.target.cuda.driver import Launcher
 from paceline.target.cuda.weights import CudaWeights, LayerWeights, Matrix
 from paceline.target.eager.rope import frequencies
 from paceline.target.kv.cache import TorchKVMemory
 from paceline.target.weights.model_config import ModelConfig
-from paceline.types import Sampler
+from paceline.types import Bits, Sampler
 
-BUCKETS: Final = (8, 16, 32)  # rows
+BUCKETS: Final = (8, 16, 32, 64)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
 LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
 LINEAR_KB: Final = 110
+WIDE_ROWS: Final = 64  # in one bucket, for which blocks are larger
+WIDE_TILES: Final = 4
+WIDE_KB: Final = 200
 MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
 COMBINE_WARPS: Final = 4
@@ -61,10 +67,18 @@ def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]
     return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
 
 
+def wide_residual_tiles(shape: ModelConfig, multiprocessors: int) -> int:
+    """The same for 64 rows: as many tiles as leave a block for nearly every multiprocessor."""
+    min_blocks = max(64, 0.9 * multiprocessors)
+    return next((n for n in (4, 2) if shape.width >= 16 * n * min_blocks and shape.width % (16 * n) == 0), 1)
+
+
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
     """What the kernels are built with for a model."""
     tiles, kb = residual_tiling(shape, multiprocessors)
-    return [f"-DRESIDUAL_TILES={tiles}", f"-DRESIDUAL_KB={kb}", *(["-DWITH_INT8"] if int8 else [])]
+    wide = wide_residual_tiles(shape, multiprocessors)
+    values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
+    return [*(f"-D{name}={value}" for name, value in values.items()), *(["-DWITH_INT8"] if int8 else [])]
 
 
 class PageTables:
@@ -94,6 +108,96 @@ class PageTables:
     def drop(self, seq_id: str) -> None:
         if seq_id in self._held:
             self._free.append(self._held.pop(seq_id)[0])
+
+
+@dataclass(slots=True)
+class _History:
+    row: int
+    tokens: int  # of its text that are counted
+
+
+class Histories:
+    """Bias and token counts of sequences on the device, for their penalties: made when first needed."""
+
+    def __init__(self, count: int, stride: int, launcher: Launcher) -> None:
+        self._count, self._stride, self._launcher = count, stride, launcher
+        self._held: dict[str, _History] = {}
+        self._free = list(range(count))
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def bias(self) -> Tensor:
+        """[histories, stride] float32."""
+        return self._made()[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """[histories, stride]: how often the output holds a token, and IN_PROMPT."""
+        return self._made()[1]
+
+    def _made(self) -> tuple[Tensor, Tensor]:
+        if self._tables is None:
+            size, device = (self._count, self._stride), self._launcher.device
+            self._tables = (
+                torch.zeros(size, device=device),
+                torch.zeros(size, dtype=torch.int32, device=device),
+            )
+        return self._tables
+
+    def row(self, seq_id: str, sampler: Sampler) -> int:
+        """Where the sequence's bias and counts are, brought up to date; -1: it needs none."""
+        if not sampler.bias and not sampler.penalises:
+            return -1
+        held = self._held.pop(seq_id, None) or self._begin(sampler)
+        self._held[seq_id] = held  # the least recently asked for gives way
+        if sampler.penalises:
+            self._count_new(held, sampler.text)
+        return held.row
+
+    def drop(self, seq_id: str) -> None:
+        if seq_id in self._held:
+            self._free.append(self._held.pop(seq_id).row)
+
+    def _begin(self, sampler: Sampler) -> _History:
+        row = self._free.pop() if self._free else self._held.pop(next(iter(self._held))).row
+        bias = torch.zeros(self._stride)
+        for token, gain in sampler.bias:
+            bias[token] = gain
+        self.bias[row] = bias
+        if sampler.penalises:
+            output = torch.tensor(sampler.text[sampler.prompt_len :], dtype=torch.int64)
+            spoken = torch.bincount(output, minlength=self._stride)
+            counts = spoken.to(torch.int32)
+            counts[list(set(sampler.text[: sampler.prompt_len]))] += IN_PROMPT
+            self.counts[row] = counts
+        return _History(row, len(sampler.text))
+
+    def _count_new(self, held: _History, text: Sequence[int]) -> None:
+        for first in range(held.tokens, len(text), MAX_DEPTH):
+            new = text[first : first + MAX_DEPTH]
+            argument = args.CountTokens(self.counts[held.row].data_ptr(), len(new))
+            argument.token[: len(new)] = new
+            self._launcher.launch("spoken", 1, THREADS, 0, argument)
+        held.tokens = len(text)
+
+
+class HostMasks:
+    """Masks of the rows of a pass in pinned memory, where the device fetches them."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self._words = -(-vocab // 32)
+        self.stride = -(-vocab // 128) * 4  # words of a row
+        pinned, flags = device.type == "cuda", 4 * MAX_ROWS
+        self.memory = torch.zeros(flags + MAX_ROWS * self.stride, dtype=torch.int32, pin_memory=pinned)
+        words = self.memory.numpy().view(np.uint32)
+        self._flags, self._rows = words[:flags:4], words[flags:].reshape(MAX_ROWS, self.stride)
+
+    def clear(self) -> None:
+        self._flags[:] = 0
+
+    def set(self, row: int, mask: Bits) -> None:
+        self._flags[row] = 1
+        self._rows[row, : self._words] = mask
 
 
 class Buffers:
@@ -135,7 +239,26 @@ class Buffers:
         self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
         self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
         self.host_chosen = torch.zeros(1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
+        self._device, self._vocab = device, shape.vocab_size
+        self._processed: Tensor | None = None
+        self._masks: tuple[HostMasks, Tensor, Tensor] | None = None
         self._taps: dict[int, Tensor] = {}
+
+    @property
+    def processed(self) -> Tensor:
+        """[MAX_ROWS, padded vocabulary]: logits after bias and penalties; made when first needed."""
+        if self._processed is None:
+            self._processed = torch.zeros_like(self.logits)
+        return self._processed
+
+    @property
+    def masks(self) -> tuple[HostMasks, Tensor, Tensor]:
+        """On the host, on the device [MAX_ROWS, words], and which rows have one; made when first needed."""
+        if self._masks is None:
+            host = HostMasks(self._vocab, self._device)
+            words = torch.zeros(MAX_ROWS, host.stride, dtype=torch.int32, device=self._device)
+            self._masks = host, words, torch.zeros(MAX_ROWS, dtype=torch.int32, device=self._device)
+        return self._masks
 
     def tap(self, layer: int) -> Tensor:
         """[MAX_ROWS, width]: where the output of a layer is copied to."""
@@ -160,16 +283,23 @@ class _Launch:
     argument: c.Structure
 
 
-@dataclass(frozen=True, slots=True)
-class PassKind:
+class ChooseKind(NamedTuple):
+    """What the kernels that choose tokens have to look at, of any row."""
+
+    bucket: int  # rows
+    cut: bool = False  # top-k, top-p or min-p
+    history: bool = False  # bias or penalties
+    masked: bool = False
+
+
+class PassKind(NamedTuple):
     """What a graph is captured for."""
 
     bucket: int  # rows
     layers: tuple[int, ...]  # to run, ascending
     taps: tuple[int, ...] = ()  # layers whose output is wanted
     scored: bool = True  # whether logits are wanted
-    chosen: bool = False  # whether tokens are
-    cut: bool = False  # whether some are by top-k, top-p or min-p
+    choose: ChooseKind | None = None  # whether tokens are, chosen in the same graph
 
 
 class PassRunner:
@@ -181,25 +311,45 @@ class PassRunner:
         weights: CudaWeights,
         rows: TorchKVMemory,
         max_context: int,
+        max_batch: int = 16,
     ) -> None:
         self._launcher, self._weights, self._rows = launcher, weights, rows
         self.buffers = Buffers(weights, max_context, launcher.device)
         self.tables = PageTables(max_context, launcher.device)
-        self._input = _InputWriter(self.buffers.host_input.numpy())
-        self._taken = self.buffers.host_taken.numpy()
-        self._chosen = self.buffers.host_chosen.numpy()
+        self.histories = Histories(max(max_batch, MAX_SEQUENCES), weights.padded_vocab, launcher)
+        self._input = _InputWriter(self.buffers.host_input)
+        self._taken = _words(self.buffers.host_taken)
+        self._chosen = _words(self.buffers.host_chosen)
         self._number = 0
-        self._launches: dict[PassKind, list[_Launch]] = {}
-        self._graphs: dict[PassKind, Callable[[], None]] = {}
+        self._launches: dict[PassKind | ChooseKind, list[_Launch]] = {}
+        self._graphs: dict[PassKind | ChooseKind, Callable[[], None]] = {}
         self._last: PassKind | None = None
 
     def run(self, rows: PassRows, pages: Callable[[str], list[int]], kind: PassKind) -> None:
         """Results are in the buffers, in the order of the current stream."""
-        tables = [self.tables.row(s.seq_id, pages(s.seq_id)) for s in rows.sequences]
+        tables, histories = [], []
+        for s in rows.sequences:
+            tables.append(self.tables.row(s.seq_id, pages(s.seq_id)))
+            histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
         self._wait_for(self._taken)  # from then on the input may be overwritten
         self._number = self._number % 2**30 + 1
-        self._input.fill(rows, tables, self._number)
+        self._input.fill(rows, tables, histories, self._number)
         self._last = kind
+        self._replay(kind)
+
+    def choose(
+        self, rows: PassRows, masks: Sequence[Sequence[Bits | Exception | None]], kind: ChooseKind
+    ) -> None:
+        """Chooses the tokens of the pass just launched, whose masks were not known before."""
+        host = self.buffers.masks[0]
+        host.clear()
+        for s, of_sequence in zip(rows.sequences, masks, strict=True):
+            for row, mask in enumerate(of_sequence[: s.first_row + s.row_count - s.scored_row], s.scored_row):
+                if isinstance(mask, np.ndarray):  # where a mask is not known, nobody reads the token
+                    host.set(row, mask)
+        self._replay(kind)
+
+    def _replay(self, kind: PassKind | ChooseKind) -> None:
         replay = self._graphs.get(kind)
         if replay is not None:
             replay()
@@ -233,13 +383,12 @@ class PassRunner:
             argument.target[: len(target[part])] = target[part]
             self._launcher.launch("move", heads, THREADS, MAX_DEPTH * head_dim * 2, argument)
 
-    def chosen(self) -> list[int]:
-        """The token of every row, once the last pass has chosen it."""
+    def chosen(self, rows: int) -> list[int]:
+        """The tokens of the first rows, once the last pass has chosen them."""
         self._wait_for(self._chosen)
-        tokens: list[int] = self._chosen[1:].tolist()
-        return tokens
+        return self._chosen[1 : 1 + rows].tolist()
 
-    def _wait_for(self, word: NDArray[np.int32]) -> None:
+    def _wait_for(self, word: "memoryview[int]") -> None:
         """Until the GPU has written the number of the last pass there. Other threads may run meanwhile."""
         number, looks = self._number, 0
         while word[0] != number:
@@ -259,20 +408,24 @@ class PassRunner:
 class PassKernels:
     """The launches of one kind of pass, in order."""
 
-    def __init__(self, runner: PassRunner, kind: PassKind) -> None:
-        self._weights, self._buffers, self._kind = runner._weights, runner.buffers, kind
-        self._rows, self._tables = runner._rows, runner.tables
+    def __init__(self, runner: PassRunner, kind: PassKind | ChooseKind) -> None:
+        self._weights, self._buffers = runner._weights, runner.buffers
+        self._rows, self._tables, self._histories = runner._rows, runner.tables, runner.histories
         self._shape = self._weights.shape
         self._multiprocessors = runner._launcher.multiprocessors
         self._row_tiles = kind.bucket // 8
         self.launches: list[_Launch] = []
+        if isinstance(kind, ChooseKind):
+            self._choose(kind)
+            return
+        self._kind = kind
         self._begin()
         for place, layer in enumerate(kind.layers):
             self._layer(place, layer)
         if kind.scored:
             self._head()
-        if kind.chosen:
-            self._choose()
+        if kind.choose is not None:
+            self._choose(kind.choose)
 
     def _begin(self) -> None:
         b, shape = self._buffers, self._shape
@@ -404,7 +557,7 @@ class PassKernels:
         argument = self._linear(head, b.x_attn, squares, out_f32=_at(b.logits), columns=head.features)
         self._product("store", argument, head)
 
-    def _choose(self) -> None:
+    def _choose(self, kind: ChooseKind) -> None:
         b = self._buffers
         argument = args.Choose(
             logits=_at(b.logits),
@@ -417,13 +570,22 @@ class PassKernels:
             arrived=_at(b.arrived),
             host=_at(b.host_chosen),
         )
-        grid, shared = self._kind.bucket * SPLITS, 12 * WARPS + 4
-        if self._kind.cut:
-            argument.counts, argument.weights = _at(b.cut_counts), _at(b.cut_weights)
-            argument.candidates, argument.found = _at(b.cut_candidates), _at(b.cut_found)
+        grid, shared = kind.bucket * SPLITS, 12 * WARPS + 4
+        if kind.masked:
+            host, words, masked = b.masks
+            argument.host_masks, argument.masks, argument.masked = _at(host.memory), _at(words), _at(masked)
+            argument.mask_words = host.stride
+            self._add("masks", grid, THREADS, 4, argument)
+        if kind.history:
+            argument.processed = _at(b.processed)
+            argument.bias, argument.counts = _at(self._histories.bias), _at(self._histories.counts)
+            self._add("process", grid, THREADS, 4 * MAX_ROWS + 4, argument)
+        if kind.cut:
+            argument.cut_counts, argument.cut_weights = _at(b.cut_counts), _at(b.cut_weights)
+            argument.cut_candidates, argument.cut_found = _at(b.cut_candidates), _at(b.cut_found)
             shared = 8 * (MAX_CANDIDATES + THREADS) + 4
         self._add("top", grid, THREADS, 8 * WARPS, argument)
-        if self._kind.cut:
+        if kind.cut:
             self._add("count", grid, THREADS, 12 * BINS, argument)
             self._add("gather", grid, THREADS, 4, argument)
         self._add("choose", grid, THREADS, shared, argument)
@@ -443,9 +605,13 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        tiles, kb = LINEAR_TILES, LINEAR_KB
-        if name == "residual":
-            tiles, kb = residual_tiling(self._shape, self._multiprocessors)
+        shape, processors = self._shape, self._multiprocessors
+        wide = self._row_tiles * 8 == WIDE_ROWS
+        tiles, kb = (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
+        if name == "residual" and wide:
+            tiles = wide_residual_tiles(shape, processors)
+        elif name == "residual":
+            tiles, kb = residual_tiling(shape, processors)
         kind = self._weights.kind
         shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
@@ -470,78 +636,97 @@ def _query_scale(shape: ModelConfig) -> float:
 
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
-    stage = 16 * WARPS * (128 * tiles + row_tiles * 8 * (16 if int8 else 8))
+    rows = 8 * row_tiles
+    pieces = 4 if rows == WIDE_ROWS else 8  # of 16 bytes, in a weight's row
+    stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
-    sums = 4 * WARPS * tiles * 16 * (row_tiles * 8 + 1)
+    sums = 4 * WARPS * tiles * 16 * (rows + 1)
     return 4 * MAX_ROWS + max(stage * stages, sums)
 
 
-_INTS: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
-_WORDS: Final = tuple(Struct(f"{count}I") for count in range(MAX_ROWS + 1))
-_DOUBLE: Final = Struct("<d")
-_PAIR: Final = Struct("<2I")
-_FLOATS: Final = tuple(Struct(f"{count}f") for count in range(MAX_ROWS + 1))
+def _words(tensor: Tensor) -> "memoryview[int]":
+    """Words of pinned memory. (Reading one takes a third of the time that numpy takes.)"""
+    values: Any = tensor.numpy()
+    return memoryview(values)
+
+
+_LETTERS: Final[dict[Any, str]] = {
+    c.c_int: "i", c.c_uint: "I", c.c_ulonglong: "Q", c.c_float: "f", c.c_double: "d"
+}  # fmt: skip
+_HEADER: Final = 4  # fields that are one word each
+_BY_ROW: Final = ("token", "position", "path", "part", "sequence", "parent")  # "slot" is always whole
+_PATH: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
+_UNUSED: Final = tuple((-1,) * (MAX_ROWS - count) for count in range(MAX_ROWS + 1))  # slots of other rows
+# seed, choice, shift of the index, inverse temperature, top-k, top-p, logit of min-p, history, penalties
+_GREEDY: Final = (0, 0, 0, 0.0, 0, 1.0, -math.inf, -1, 1.0, 0.0, 0.0)
+
+
+@cache
+def _layout(rows: int, sequences: int) -> Struct:
+    """PassInput without its paths, for so many rows and sequences; what lies beyond them becomes zero."""
+    parts, at = [f"={_HEADER}i"], 4 * _HEADER
+    fields: Any = args.PassInput._fields_[_HEADER:-1]
+    for name, kind in fields:
+        field, letter = getattr(args.PassInput, name), _LETTERS[kind._type_]
+        count = MAX_ROWS if name == "slot" else rows if name in _BY_ROW else sequences
+        parts.append(f"{field.offset - at}x{count}{letter}")
+        at = field.offset + count * c.sizeof(kind._type_)
+    return Struct("".join(parts))
+
+
+@cache
+def _min_p_logit(min_p: float) -> float:
+    return float(lowest(min_p)) if min_p > 0 else -math.inf
 
 
 class _InputWriter:
-    """Writes a PassInput field by field. (struct takes a fifth of the time that numpy or ctypes take.)"""
+    """Writes a PassInput in one go. (struct takes a fifth of the time that numpy or ctypes take.)"""
 
-    def __init__(self, words: NDArray[np.int32]) -> None:
-        self._memory = words.data.cast("B")
-        self._at = {name: getattr(args.PassInput, name).offset for name, *_ in args.PassInput._fields_}
-        self._rows = MAX_ROWS  # that may hold a slot
-        self._cut = False  # whether a row was ever cut
+    def __init__(self, words: Tensor) -> None:
+        self._memory = _words(words).cast("B")
+        self._paths = args.PassInput.path_slot.offset
 
-    def fill(self, rows: PassRows, tables: Sequence[int], number: int) -> None:
-        count, sequences = len(rows.tokens), rows.sequences
-        self._ints("token", rows.tokens)
-        self._ints("position", rows.positions)
-        self._ints("slot", rows.slots + [-1] * (self._rows - count))  # what other fields held does no harm
-        self._rows = count
-        self._ints("path", rows.path)
-        self._ints("part", rows.part)
-        for choice in rows.choices:
-            self._sampler(choice, rows.positions[choice.first_row : choice.end_row])
-        firsts, paths = [], 0
-        for s in sequences:
-            firsts.append(paths)
-            deepest = s.last_position - s.length + 1
+    def fill(self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], number: int) -> None:
+        count, sequences, paths = len(rows.tokens), rows.sequences, 0
+        records = []
+        for s, table, history in zip(sequences, tables, histories, strict=True):
+            first_path, deepest = paths, s.last_position - s.length + 1
             for slots in s.paths:  # a short one repeats its last slot, which is masked
-                whole = slots + slots[-1:] * (deepest - len(slots))
-                self._ints("path_slot", whole, paths * MAX_DEPTH)
+                whole = slots if len(slots) == deepest else (*slots, *[slots[-1]] * (deepest - len(slots)))
+                _PATH[deepest].pack_into(self._memory, self._paths + 4 * MAX_DEPTH * paths, *whole)
                 paths += 1
-        self._ints("first_row", [s.first_row for s in sequences])
-        self._ints("row_count", [s.row_count for s in sequences])
-        self._ints("length", [s.length for s in sequences])
-        self._ints("last_position", [s.last_position for s in sequences])
-        self._ints("first_path", firsts)
-        self._ints("path_count", [len(s.paths) for s in sequences])
-        self._ints("table", tables)
-        self._ints("number", (number, count, len(sequences), paths))  # the four that come first
+            begin = (s.first_row, s.row_count, s.length, s.last_position, first_path, len(s.paths), table)
+            records.append(begin + (_GREEDY if s.sampler is None else _sampler(s, s.sampler, history)))
+        columns = records[0] if len(records) == 1 else chain(*zip(*records, strict=True))
 
-    def _sampler(self, choice: RowChoices, positions: Sequence[int]) -> None:
-        sampler, first, count = choice.sampler, choice.first_row, len(positions)
-        at, memory = self._at, self._memory
-        temperatures = [sampler.inverse_temperature] * count
-        _FLOATS[count].pack_into(memory, at["inverse_temperature"] + 4 * first, *temperatures)
-        words = _WORDS[count]
-        words.pack_into(memory, at["seed_low"] + 4 * first, *[sampler.seed & 0xFFFFFFFF] * count)
-        words.pack_into(memory, at["seed_high"] + 4 * first, *[sampler.seed >> 32] * count)
-        words.pack_into(memory, at["choice"] + 4 * first, *[sampler.choice] * count)
-        shift = sampler.index - choice.position
-        words.pack_into(memory, at["output_index"] + 4 * first, *[shift + p for p in positions])
-        if sampler.cuts or self._cut:
-            self._cut_rows(sampler, first, count)
+        _layout(count, len(sequences)).pack_into(
+            self._memory,
+            0,
+            *(number, count, len(sequences), paths),
+            *rows.tokens,
+            *rows.positions,
+            *rows.slots,
+            *_UNUSED[count],
+            *rows.path,
+            *rows.part,
+            *rows.sequence,
+            *rows.parents,
+            *columns,
+        )
 
-    def _cut_rows(self, sampler: Sampler, first: int, count: int) -> None:
-        self._cut = True  # from now on rows without a cut have to say so
-        low, high = _PAIR.unpack(_DOUBLE.pack(sampler.top_p))
-        at, memory = self._at, self._memory
-        self._ints("top_k", [min(sampler.top_k, 2**31 - 1)] * count, first)
-        _WORDS[count].pack_into(memory, at["top_p_low"] + 4 * first, *[low] * count)
-        _WORDS[count].pack_into(memory, at["top_p_high"] + 4 * first, *[high] * count)
-        logit = float(lowest(sampler.min_p)) if sampler.min_p > 0 else -math.inf
-        _FLOATS[count].pack_into(memory, at["min_p_logit"] + 4 * first, *[logit] * count)
 
-    def _ints(self, name: str, values: Sequence[int], first: int = 0) -> None:
-        _INTS[len(values)].pack_into(self._memory, self._at[name] + 4 * first, *values)
+def _sampler(s: SequenceRows, sampler: Sampler, history: int) -> tuple[float, ...]:
+    """The fields of PassInput that say how a sequence's tokens are chosen, in their order."""
+    return (
+        sampler.seed,
+        sampler.choice,
+        s.index_shift & 0xFFFFFFFF,
+        sampler.inverse_temperature,
+        min(sampler.top_k, 2**31 - 1),
+        sampler.top_p,
+        _min_p_logit(sampler.min_p),
+        history,
+        sampler.repetition,
+        sampler.presence,
+        sampler.frequency,
+    )

@@ -12,17 +12,18 @@ from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
-from paceline.target.cuda.batch import FeedRows, PassRows, SpareSlots, feed_rows, passes
+from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.driver import GpuLauncher, Launcher
-from paceline.target.cuda.graphs import BUCKETS, PassKind, PassRunner, defines
+from paceline.target.cuda.graphs import BUCKETS, ChooseKind, PassKind, PassRunner, defines
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
 from paceline.target.kv.cache import BLOCK, PagedCache, TorchKVMemory, blocks_in
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
-from paceline.types import NO_DRAFT, Draft, Feed, Sampler, Scores
+from paceline.types import NO_DRAFT, Bits, Draft, Feed, Sampler, Scores
 
 SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
 _BF16: Final = 2  # bytes
+_BUCKET: Final = tuple(next(size for size in BUCKETS if size >= rows) for rows in range(MAX_ROWS + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _FeedRecord(FeedRecord):
 class _Results:
     """What the passes of one call gave."""
 
-    last: PassRows
+    passes: list[PassRows]
     logits: list[Tensor] = field(default_factory=list)
     hidden: dict[int, list[Tensor]] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)  # of all passes but the last
@@ -64,7 +65,10 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         self._rows, blocks, spare = self._make_rows(config)
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spare = SpareSlots(blocks * BLOCK, spare)
-        self._runner = PassRunner(self._launcher, self._weights, self._rows, self.max_context)
+        self._runner = PassRunner(
+            self._launcher, self._weights, self._rows, self.max_context, config.max_batch
+        )
+        self._lent: dict[tuple[int, int], Tensor] = {}  # rows of the logits' buffer
         self.vocab_size = shape.vocab_size
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self._all_layers = tuple(range(shape.layers))
@@ -98,24 +102,25 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
             self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
         self._spare.reset()
+        bases = [self._cache.length(feed.seq_id) for feed in feeds]
         rows = [
-            self._feed_rows(
-                feed, feed.draft, self._cache.length(feed.seq_id), _scored_from(feed), feed.sampler
-            )
-            for feed in feeds
+            self._feed_rows(feed, feed.draft, base, _scored_from(feed), feed.sampler)
+            for feed, base in zip(feeds, bases, strict=True)
         ]
-        starts, firsts = [0], [0]
-        for feed, one in zip(feeds, rows, strict=True):
+        results = self._run(rows, self._all_layers, tapped)
+        starts, firsts = [0], [0]  # from here on while the GPU works
+        for feed, base, one in zip(feeds, bases, rows, strict=True):
+            fed = len(feed.tokens)
             starts.append(starts[-1] + (1 + len(feed.draft)) * feed.scored)
             firsts.append(firsts[-1] + len(one))
-        results = self._run(rows, self._all_layers, tapped)
-        for feed, one in zip(feeds, rows, strict=True):  # while the GPU works
-            base, fed = self._cache.length(feed.seq_id), len(feed.tokens)
             self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
         hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
-        tokens = results.tokens + self._chosen(results.last)
-        chosen = tokens if tokens and max(tokens) >= 0 else ()
-        return Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, chosen)
+        tokens: list[int] = results.tokens
+        scores = Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens)
+        tokens += self._chosen(results.passes[-1])
+        if not tokens or max(tokens) < 0:
+            tokens.clear()
+        return scores
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
@@ -134,51 +139,70 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def close(self, seq_id: str) -> None:
         super().close(seq_id)
         self._runner.tables.drop(seq_id)
+        self._runner.histories.drop(seq_id)
 
     def _feed_rows(
         self, feed: Feed, draft: Draft, start: int, scored_from: int, sampler: Sampler | None = None
     ) -> FeedRows:
-        if not all(0 <= token < self.vocab_size for token in (*feed.tokens, *draft.tokens)):
-            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+        for tokens in (feed.tokens, draft.tokens):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                raise ValueError(f"a token is not one of the model's {self.vocab_size}")
 
         def slots(first: int, end: int) -> list[int]:
             return self._cache.slots(feed.seq_id, first, end)
 
         return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
 
-    def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> "_Results":
+    def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> _Results:
         """Launches the passes. The tokens of the last one are still to be waited for."""
-        buffers, runner = self._runner.buffers, self._runner
-        all_passes = list(passes(feeds, buffers.max_parts))
-        results = _Results(PassRows(), hidden={layer: [] for layer in taps})
-        for rows in all_passes:
-            results.tokens += self._chosen(results.last)  # the next pass overwrites them
-            results.last = rows
-            count = len(rows.tokens)
-            bucket = next(size for size in BUCKETS if size >= count)
-            cut = any(choice.sampler.cuts for choice in rows.choices)
-            kind = PassKind(bucket, layers, taps, bool(rows.scored), bool(rows.choices), cut)
-            runner.run(rows, self._cache.table, kind)
+        buffers = self._runner.buffers
+        results = _Results(list(passes(feeds, buffers.max_parts)), hidden={layer: [] for layer in taps})
+        for i, rows in enumerate(results.passes):
+            if i:
+                results.tokens += self._chosen(results.passes[i - 1])  # the next pass overwrites them
+            self._launch(rows, layers, taps)
             if rows.scored:
-                lent = len(all_passes) == 1 and rows.all_chosen
-                results.logits.append(_rows_of(buffers.logits, rows.scored, lent))
+                results.logits.append(self._rows_of_logits(rows, lent=len(results.passes) == 1))
             for layer in taps:
-                results.hidden[layer].append(buffers.tap(layer)[:count].clone())
+                results.hidden[layer].append(buffers.tap(layer)[: len(rows.tokens)].clone())
         return results
 
-    def _logits(self, results: "_Results") -> Tensor:
+    def _launch(self, rows: PassRows, layers: tuple[int, ...], taps: tuple[int, ...]) -> None:
+        """One pass. Its tokens are chosen in the same graph, unless their masks are still being computed."""
+        bucket = _BUCKET[len(rows.tokens)]
+        choose = _choose_kind(rows, bucket) if rows.chosen else None
+        waits = choose is not None and choose.masked
+        kind = PassKind(bucket, layers, taps, bool(rows.scored), None if waits else choose)
+        self._runner.run(rows, self._cache.table, kind)
+        if choose is not None and waits:
+            self._runner.choose(rows, [_masks(rows, s) for s in rows.sequences], choose)
+
+    def _rows_of_logits(self, rows: PassRows, lent: bool) -> Tensor:
+        """The scored rows, which ascend. lent: good until the next pass overwrites them."""
+        logits, first, last = self._runner.buffers.logits, rows.scored[0], rows.scored[-1]
+        if last - first + 1 != len(rows.scored):
+            return logits[rows.scored, : self.vocab_size]
+        if not lent or not rows.all_chosen:
+            return logits[first : last + 1, : self.vocab_size].clone()
+        if (first, last) not in self._lent:
+            self._lent[first, last] = logits[first : last + 1, : self.vocab_size]
+        return self._lent[first, last]
+
+    def _logits(self, results: _Results) -> Tensor:
         if not results.logits:
             return self._runner.buffers.logits.new_empty(0, self.vocab_size)
-        return _joined(results.logits)[:, : self.vocab_size]
+        return _joined(results.logits)
 
     def _chosen(self, rows: PassRows) -> list[int]:
         """The token of each scored row, -1 where nobody asked for it."""
-        if not rows.choices:
+        if not rows.chosen:
             return [-1] * len(rows.scored)
-        chosen = self._runner.chosen()
+        chosen = self._runner.chosen(len(rows.tokens))
         if rows.all_chosen:
-            return [chosen[row] for row in rows.scored]
-        asked = {row for choice in rows.choices for row in range(choice.first_row, choice.end_row)}
+            return chosen if len(chosen) == len(rows.scored) else [chosen[row] for row in rows.scored]
+        asked = {
+            row for s in rows.sequences if s.sampler for row in range(s.scored_row, s.first_row + s.row_count)
+        }
         return [chosen[row] if row in asked else -1 for row in rows.scored]
 
     def _move_draft(self, seq_id: str, start: int, path: Sequence[int], fed: _FeedRecord) -> None:
@@ -207,15 +231,31 @@ def _scored_from(feed: Feed) -> int:
 
 
 def _depth(draft: Draft) -> int:
+    if draft.parents is None:
+        return len(draft.tokens)
     return max(map(len, draft.paths()), default=0)
 
 
-def _rows_of(values: Tensor, rows: Sequence[int], lent: bool) -> Tensor:
-    """These rows, which ascend, of a static buffer. lent: good until the next pass overwrites them."""
-    if rows[-1] - rows[0] + 1 == len(rows):
-        found = values[rows[0] : rows[-1] + 1]
-        return found if lent else found.clone()
-    return values[list(rows)]
+def _choose_kind(rows: PassRows, bucket: int) -> ChooseKind:
+    cut = history = masked = False
+    for s in rows.sequences:
+        if s.sampler is not None:
+            cut = cut or s.sampler.cuts
+            history = history or bool(s.sampler.bias) or s.sampler.penalises
+            masked = masked or s.sampler.masks is not None
+    return ChooseKind(bucket, cut, history, masked)
+
+
+def _masks(rows: PassRows, s: SequenceRows) -> Sequence[Bits | Exception | None]:
+    """Of the sequence's scored rows. Where they cannot be had, its tokens are left to the host."""
+    if s.sampler is None or s.sampler.masks is None:
+        return ()
+    try:
+        return s.sampler.masks()
+    except Exception:  # the engine asks again, and tells the request
+        rows.chosen -= s.first_row + s.row_count - s.scored_row
+        s.sampler = None
+        return ()
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

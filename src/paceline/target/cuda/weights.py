@@ -13,7 +13,7 @@ from paceline.target.weights.model_config import ModelConfig
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 HEAD_DIMS: Final = (64, 128)
-VOCAB_TILE: Final = 32  # tokens of the output matrix that one block computes
+VOCAB_TILE: Final = 64  # tokens of the output matrix that one block computes
 WeightType = Literal["bf16", "int8"]
 INPUT_GROUP: Final[dict[WeightType, int]] = {"bf16": 64, "int8": 128}  # inputs a warp takes at a time
 

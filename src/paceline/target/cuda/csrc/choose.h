@@ -2,15 +2,21 @@
 // output index and token id. Bits, operations and ties are those of sampling/noise.py and sampling/choose.py.
 //
 // Two kernels, SPLITS blocks for each row: the largest logit first, since temperature applies to the distance from it.
+// Bias, penalties and masks of grammars come before them, where a row has any.
 #pragma once
 #include "cut.h"
 #include "pass.h"
 
-constexpr int SPLITS = 8;  // blocks that share a row of logits
+constexpr int SPLITS = 8;               // blocks that share a row of logits
+constexpr int IN_PROMPT = 1 << 30;      // of a token's count: beside how often the output holds it
 
 struct Chosen {  // pinned memory of the host
     int number;  // of the pass, written last
     int token[MAX_ROWS];
+};
+
+struct HostMasks {  // the words of all rows follow
+    uint4 masked[MAX_ROWS];  // x; 16 bytes, so that one load reads it
 };
 
 struct Choose {
@@ -23,6 +29,15 @@ struct Choose {
     u32* arrived;
     Chosen* host;
     CutBuffers cut;  // null where no row is cut
+    // Where some rows have a bias or penalties:
+    float* processed;   // [MAX_ROWS, stride] their logits after both; else null
+    const float* bias;  // [histories, stride]
+    const int* counts;  // [histories, stride]: how often the output holds the token, and IN_PROMPT
+    // Where some rows have a mask: a bit for each token that may come next.
+    const HostMasks* host_masks;  // pinned memory
+    u32* masks;                   // [MAX_ROWS, mask_words]; else null
+    int* masked;                  // [MAX_ROWS] 0: any token may come
+    int mask_words;               // a multiple of 4
 };
 
 // Integers in the order of the floats, a NaN above all, and no zero with a sign.
@@ -48,6 +63,84 @@ struct RowPart {  // of the logits
     DEVICE int place() const { return row * SPLITS + split; }
 };
 
+// The masks come while the pass before is running, or after it.
+DEVICE void take_masks(const Choose& a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int row = blockIdx.x / SPLITS, split = blockIdx.x % SPLITS;
+    if (row >= a.input->rows) return;
+    int* masked = (int*)shared_memory;
+    if (threadIdx.x == 0) *masked = (int)load_host16(a.host_masks->masked + row).x;
+    sync_block();
+    if (threadIdx.x == 0 && split == 0) a.masked[row] = *masked;
+    if (!*masked) return;
+    const int pieces = a.mask_words / 4, each = (pieces + SPLITS - 1) / SPLITS;
+    const uint4* from = (const uint4*)(a.host_masks + 1) + (long long)row * pieces;
+    uint4* to = (uint4*)a.masks + (long long)row * pieces;
+    for (int i = split * each + threadIdx.x; i < (split + 1) * each && i < pieces; i += THREADS) to[i] = load_host16(from + i);
+}
+
+struct Penalties {  // of a row
+    float repetition;
+    double presence, frequency;
+
+    DEVICE Penalties(const PassInput& in, int s)
+        : repetition(in.repetition[s]), presence(in.presence[s]), frequency(in.frequency[s]) {}
+    DEVICE float operator()(float x, int count) const {
+        const int spoken = count & (IN_PROMPT - 1);
+        if (repetition != 1 && count) x = x > 0 ? x / repetition : x * repetition;
+        if ((presence != 0 || frequency != 0) && spoken) x -= (float)(presence + frequency * spoken);
+        return x;
+    }
+};
+
+// Bias, then penalties. The draft's tokens before a row count like those of the output.
+DEVICE void process_logits(const Choose& a) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const RowPart part(a);
+    const PassInput& in = *a.input;
+    if (part.row >= in.rows) return;
+    const int s = in.sequence[part.row], history = in.history[s];
+    if (history < 0) return;
+    const Penalties penalised(in, s);
+    const float *logits = a.logits + (long long)part.row * a.stride, *bias = a.bias + (long long)history * a.stride;
+    const int* counts = a.counts + (long long)history * a.stride;
+    float* out = a.processed + (long long)part.row * a.stride;
+    for (int id = part.first + threadIdx.x; id < part.end; id += THREADS)
+        out[id] = penalised(load_fresh(logits + id) + load_fresh(bias + id), load_fresh(counts + id));
+    int *drafted = (int*)shared_memory, *depth = drafted + MAX_ROWS;  // the draft's tokens before the row
+    if (threadIdx.x == 0) {
+        *depth = 0;
+        for (int row = part.row; in.parent[row] >= 0; row = in.parent[row]) drafted[(*depth)++] = in.token[row];
+    }
+    sync_block();
+    if ((int)threadIdx.x >= *depth) return;
+    const int id = drafted[threadIdx.x];
+    int times = 0;
+    for (int i = 0; i < *depth; i++) {
+        if (i < (int)threadIdx.x && drafted[i] == id) return;  // an earlier thread's
+        times += drafted[i] == id;
+    }
+    if (id >= part.first && id < part.end)
+        out[id] = penalised(load_fresh(logits + id) + load_fresh(bias + id), load_fresh(counts + id) + times);
+}
+
+struct RowLogits {  // what a row's token is chosen from
+    const float* values;
+    const u32* mask;  // null: any token may come
+
+    DEVICE RowLogits(const Choose& a, int row) {
+        const bool processed = a.processed != nullptr && a.input->history[a.input->sequence[row]] >= 0;
+        values = (processed ? a.processed : a.logits) + (long long)row * a.stride;
+        mask = a.masks != nullptr && load_fresh(a.masked + row) ? a.masks + (long long)row * a.mask_words : nullptr;
+    }
+    DEVICE bool allows(int id) const {
+        return mask == nullptr || (u32)load_fresh((const int*)mask + id / 32) >> id % 32 & 1;
+    }
+    DEVICE float operator[](int id) const { return load_fresh(values + id); }
+};
+
 // The largest of a block's values, in thread 0.
 DEVICE u64 block_max(u64 v, u64* shared) {
     for (int mask = 16; mask; mask >>= 1) {
@@ -61,17 +154,19 @@ DEVICE u64 block_max(u64 v, u64* shared) {
     return v;
 }
 
-// Rank of the logit above, complement of the token below: of equal logits the lowest token is the largest.
+// Rank of the logit above, complement of the token below: of equal logits the lowest token is the largest. Where no token
+// is allowed, 0 is left, which stands for the token -1.
 DEVICE void find_top(const Choose& a) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const RowPart part(a);
     if (part.row >= a.input->rows) return;
-    const float* logits = a.logits + (long long)part.row * a.stride;
+    const RowLogits logits(a, part.row);
     u64 best = 0;
 #pragma unroll 4
     for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
-        const u64 here = (u64)rank_of(load_fresh(logits + id)) << 32 | (u32)~id;
+        if (!logits.allows(id)) continue;
+        const u64 here = (u64)rank_of(logits[id]) << 32 | (u32)~id;
         best = here > best ? here : best;
     }
     best = block_max(best, (u64*)shared_memory);
@@ -94,7 +189,7 @@ struct Top {
             rank = other > rank ? other : rank;
         }
         logit = of_rank((u32)(rank >> 32));
-        decides = a.input->inverse_temperature[row] == 0 || (u32)(rank >> 32) == ~0u || !(fabsf(logit) < INFINITE);
+        decides = a.input->inverse_temperature[a.input->sequence[row]] == 0 || (u32)(rank >> 32) == ~0u || !(fabsf(logit) < INFINITE);
     }
     DEVICE int token() const { return (int)~(u32)rank; }
 };
@@ -110,9 +205,11 @@ DEVICE void count_depths(const Choose& a) {
     u32* counts = (u32*)(weights + BINS);
     for (int i = threadIdx.x; i < BINS; i += THREADS) counts[i] = 0, weights[i] = 0;
     sync_block();
-    const float *logits = a.logits + (long long)part.row * a.stride, scale = a.input->inverse_temperature[part.row];
+    const RowLogits logits(a, part.row);
+    const float scale = a.input->inverse_temperature[a.input->sequence[part.row]];
     for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
-        const float x = (load_fresh(logits + id) - top.logit) * scale;
+        if (!logits.allows(id)) continue;
+        const float x = (logits[id] - top.logit) * scale;
         const int bin = bin_of(x);
         block_add(counts + bin, 1u);
         block_add(weights + bin, weight_of(x));
@@ -135,9 +232,11 @@ DEVICE void gather_candidates(const Choose& a) {
     int* edge = (int*)shared_memory;
     if (threadIdx.x == 0) *edge = edge_of(cut, a.cut.counts + part.row * BINS, a.cut.weights + part.row * BINS);
     sync_block();
-    const float *logits = a.logits + (long long)part.row * a.stride, scale = a.input->inverse_temperature[part.row];
+    const RowLogits logits(a, part.row);
+    const float scale = a.input->inverse_temperature[a.input->sequence[part.row]];
     for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
-        const float x = (load_fresh(logits + id) - top.logit) * scale;
+        if (!logits.allows(id)) continue;
+        const float x = (logits[id] - top.logit) * scale;
         if (bin_of(x) > *edge) continue;
         const u32 at = take_place(a.cut.found + part.row);
         if (at < MAX_CANDIDATES) a.cut.candidates[part.row * MAX_CANDIDATES + at] = (u64)rank_of(x) << 32 | (u32)~id;
@@ -154,9 +253,10 @@ struct NoiseKey {
     u32 high, low;
 
     DEVICE NoiseKey(const PassInput& in, int row) {
-        u64 x = mix64(((u64)in.seed_high[row] << 32 | in.seed_low[row]) + 0x9E3779B97F4A7C15ull);
-        x = mix64(x ^ (u64)in.choice[row] << 3);
-        x = mix64(x ^ (u64)in.output_index[row] << 20);
+        const int s = in.sequence[row];
+        u64 x = mix64(in.seed[s] + 0x9E3779B97F4A7C15ull);
+        x = mix64(x ^ (u64)in.choice[s] << 3);
+        x = mix64(x ^ (u64)(in.index_shift[s] + (u32)in.position[row]) << 20);
         high = (u32)(x >> 32), low = (u32)x;
     }
     DEVICE u32 bits(u32 id) const {
@@ -192,12 +292,13 @@ struct Best {
 };
 
 DEVICE Best best_of_part(const Choose& a, const RowPart& part, float top) {
-    const float* logits = a.logits + (long long)part.row * a.stride;
-    const float inverse_temperature = a.input->inverse_temperature[part.row];
+    const RowLogits logits(a, part.row);
+    const float inverse_temperature = a.input->inverse_temperature[a.input->sequence[part.row]];
     const NoiseKey key(*a.input, part.row);
     Best best;
     for (int id = part.first + threadIdx.x; id < part.end; id += THREADS) {
-        const float x = (load_fresh(logits + id) - top) * inverse_temperature;
+        if (!logits.allows(id)) continue;
+        const float x = (logits[id] - top) * inverse_temperature;
         const u32 bits = key.bits(id);
         if (x >= REACH || bits >= RARE) best.take(rank_of((double)x + gumbel(bits)), id);
     }
@@ -245,16 +346,15 @@ DEVICE Best best_of_cut(const Choose& a, int row) {
 }
 
 // The last block to arrive picks each row's token among its parts and tells the host.
-DEVICE void publish_tokens(const Choose& a) {
-    const int row = threadIdx.x;
-    if (row < a.input->rows) {
+DEVICE void publish_tokens(const Choose& a) {  // by one warp
+    for (int row = threadIdx.x; row < a.input->rows; row += 32) {
         Best best;
         for (int i = 0; i < SPLITS; i++)
             best.take(load_fresh(a.score + row * SPLITS + i), load_fresh(a.token + row * SPLITS + i));
         a.host->token[row] = best.token;
     }
     sync_warp();
-    if (row == 0) publish(&a.host->number, a.input->number);
+    if (threadIdx.x == 0) publish(&a.host->number, a.input->number);
 }
 
 DEVICE void choose_tokens(const Choose& a) {

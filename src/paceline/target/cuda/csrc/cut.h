@@ -26,9 +26,10 @@ struct Cut {  // of a row
     double top_p;   // 1: off
     float lowest;   // that min-p keeps, relative to the best; -INFINITE: off
 
-    DEVICE Cut(const PassInput& in, int row, int vocab)
-        : top_k(in.top_k[row] < vocab ? in.top_k[row] : 0),
-          top_p(as_double((u64)in.top_p_high[row] << 32 | in.top_p_low[row])), lowest(in.min_p_logit[row]) {}
+    DEVICE Cut(const PassInput& in, int row, int vocab) {
+        const int s = in.sequence[row];
+        top_k = in.top_k[s] < vocab ? in.top_k[s] : 0, top_p = in.top_p[s], lowest = in.min_p_logit[s];
+    }
     DEVICE bool cuts() const { return top_k > 0 || top_p < 1 || lowest > -INFINITE; }
 };
 

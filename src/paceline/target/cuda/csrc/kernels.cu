@@ -1,4 +1,4 @@
-// The kernels of a pass, for 1 to 32 rows: take and embed, then for each layer qkv, attend, combine, residual (output projection),
+// The kernels of a pass, for 1 to 64 rows: take and embed, then for each layer qkv, attend, combine, residual (output projection),
 // gated, residual (down projection), and at last the logits and their tokens. A row's bits depend on its tokens and positions alone.
 //
 // Programmatic dependent launch chains them: a kernel starts while the one before is still running, fetches weights,
@@ -6,7 +6,7 @@
 // wait. The one exception is PassInput, which `take` writes: the first product lets its successor start only after its
 // own wait, so everything from the first `attend` on may read it early.
 //
-// Defined when building: RESIDUAL_TILES and RESIDUAL_KB (see graphs.py), WITH_INT8.
+// Defined when building: RESIDUAL_TILES, RESIDUAL_KB and WIDE_RESIDUAL_TILES (see graphs.py), WITH_INT8.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -21,8 +21,10 @@
 #ifndef RESIDUAL_TILES
 #define RESIDUAL_TILES 1
 #define RESIDUAL_KB 110
+#define WIDE_RESIDUAL_TILES 1
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
+constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // for 64 rows, one block to a multiprocessor
 
 constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles <= 8 ? 2 : 1; }
 
@@ -30,12 +32,16 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
     KERNEL(THREADS, blocks_per_sm(ROW_TILES, TILES)) NAME(ARGUMENT(Linear) a) {              \
         LinearKernel<ROW_TILES, TILES, W, KB, EPILOGUE>(a).run();                            \
     }
-#define LINEAR_KERNELS(ROW_TILES, TYPE, W)                                                                     \
-    LINEAR_KERNEL(qkv_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, QkvEpilogue)                \
-    LINEAR_KERNEL(gated_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, GatedEpilogue)            \
-    LINEAR_KERNEL(store_##ROW_TILES##_##TYPE, ROW_TILES, LINEAR_TILES, LINEAR_KB, W, StoreEpilogue)            \
-    LINEAR_KERNEL(residual_##ROW_TILES##_##TYPE, ROW_TILES, RESIDUAL_TILES, RESIDUAL_KB, W, ResidualEpilogue)
-#define LINEAR_BUCKETS(TYPE, W) LINEAR_KERNELS(1, TYPE, W) LINEAR_KERNELS(2, TYPE, W) LINEAR_KERNELS(4, TYPE, W)
+#define LINEAR_KERNELS(ROW_TILES, TYPE, W, TILES, KB, LAST_TILES, LAST_KB)                            \
+    LINEAR_KERNEL(qkv_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, QkvEpilogue)                     \
+    LINEAR_KERNEL(gated_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, GatedEpilogue)                 \
+    LINEAR_KERNEL(store_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, StoreEpilogue)                 \
+    LINEAR_KERNEL(residual_##ROW_TILES##_##TYPE, ROW_TILES, LAST_TILES, LAST_KB, W, ResidualEpilogue)
+#define LINEAR_BUCKETS(TYPE, W)                                                       \
+    LINEAR_KERNELS(1, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
+    LINEAR_KERNELS(2, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
+    LINEAR_KERNELS(4, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
+    LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, WIDE_RESIDUAL_TILES, WIDE_KB)
 
 LINEAR_BUCKETS(bf16, BF16)
 #ifdef WITH_INT8
@@ -51,17 +57,20 @@ ATTENTION_KERNELS(128)
 
 KERNEL(THREADS, 1) take(ARGUMENT(TakeInput) a) { take_input(a); }
 KERNEL(THREADS, 1) embed(ARGUMENT(Embed) a) { embed_row(a); }
+KERNEL(THREADS, 1) masks(ARGUMENT(Choose) a) { take_masks(a); }
+KERNEL(THREADS, 1) process(ARGUMENT(Choose) a) { process_logits(a); }
 KERNEL(THREADS, 1) top(ARGUMENT(Choose) a) { find_top(a); }
 KERNEL(THREADS, 1) count(ARGUMENT(Choose) a) { count_depths(a); }
 KERNEL(THREADS, 1) gather(ARGUMENT(Choose) a) { gather_candidates(a); }
 KERNEL(THREADS, 1) choose(ARGUMENT(Choose) a) { choose_tokens(a); }
 KERNEL(THREADS, 1) move(ARGUMENT(MoveRows) a) { move_rows(a); }
+KERNEL(THREADS, 1) spoken(ARGUMENT(CountTokens) a) { count_tokens(a); }
 
 #ifdef ON_CPU  // so that arguments.py can be checked
 extern "C" int size_of(int which) {
     const int sizes[] = {sizeof(PassInput), sizeof(Linear),   sizeof(Attention), sizeof(HeadNorm),
                          sizeof(TakeInput), sizeof(Embed),    sizeof(MoveRows),  sizeof(Choose),
-                         sizeof(Chosen)};
+                         sizeof(Chosen),    sizeof(HostMasks), sizeof(CountTokens)};
     return sizes[which];
 }
 #endif

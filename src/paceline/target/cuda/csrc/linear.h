@@ -1,4 +1,4 @@
-// Products of 8, 16 or 32 rows with a weight [features, inputs], row-major, read once.
+// Products of 8, 16, 32 or 64 rows with a weight [features, inputs], row-major, read once.
 //
 // Every product is mma.m16n8k16 with 16 features as M and 8 rows as N. The inputs are cut over the 8 warps of a block in
 // a fixed pattern: warp w sums groups w, w + 8, ... in order, and the 8 sums are added in order. More rows are more
@@ -158,17 +158,27 @@ DEVICE void widen_int8(u32 four, u32& low, u32& high) {
 // How a block of TILES tiles of 16 features works for ROW_TILES * 8 rows.
 //
 // Weights and x go through a ring of stages in shared memory, each warp its own: 128 bytes of each row at a time, the
-// length of a cache line. (Loads into registers share six scoreboards: waiting for an old one waits for new ones.)
-// Pieces of 16 bytes swap places between odd and even rows, so that lanes meet in no bank.
+// length of a cache line. (Loads into registers share six scoreboards: waiting for an old one waits for new ones.) For 64
+// rows a stage is half as long, so that three of them fit. Pieces of 16 bytes swap places between odd and even rows where
+// lanes would meet in a bank.
 template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct LinearShape {
     static constexpr int ROWS = ROW_TILES * 8;
-    static constexpr int GROUP = W == BF16 ? 64 : 128;  // inputs of a stage: 128 bytes of a weight's row
-    static constexpr int X_PIECES = GROUP / 8;          // of 16 bytes, in a row of x
-    static constexpr int WEIGHT_PIECES = TILES * 128;   // of a stage
+    static constexpr int HALVES = ROWS > 32 ? 1 : 2;              // of 64 bytes of a weight's row, in a stage
+    static constexpr int PER_GROUP = 2 / HALVES;                  // stages that a warp takes of one group of inputs
+    static constexpr int GROUP = (W == BF16 ? 32 : 64) * HALVES;  // inputs of a stage
+    static constexpr int ROW_PIECES = 4 * HALVES;                 // of 16 bytes, in a row of the weight
+    static constexpr int X_PIECES = GROUP / 8;                    // likewise of x
+    static constexpr int WEIGHT_PIECES = TILES * 16 * ROW_PIECES;  // of a stage
     static constexpr int STAGE_PIECES = WEIGHT_PIECES + ROWS * X_PIECES;
     static constexpr int STAGE_BYTES = 16 * STAGE_PIECES * WARPS;
     static constexpr int FITTING = SHARED_KB * 1024 / STAGE_BYTES;
     static constexpr int STAGES = FITTING < 2 ? 2 : FITTING > 8 ? 8 : FITTING;
+
+    // The place of a piece among those of its row.
+    DEVICE static int weight_piece(int row, int piece) { return HALVES == 2 ? piece ^ (row & 1) << 2 : piece; }
+    DEVICE static int x_piece(int row, int piece) {
+        return W == BF16 ? weight_piece(row, piece) : piece ^ (row & 1);
+    }
 };
 
 template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB, template <WeightType> class EpilogueOf>
@@ -176,20 +186,23 @@ struct LinearKernel {
     using Shape = LinearShape<ROW_TILES, TILES, W, SHARED_KB>;
     using Epilogue = EpilogueOf<W>;
     static constexpr int ROWS = Shape::ROWS, GROUP = Shape::GROUP, X_PIECES = Shape::X_PIECES, STAGES = Shape::STAGES;
+    static constexpr int ROW_PIECES = Shape::ROW_PIECES;
     static constexpr int UNITS = Epilogue::PAIRED ? TILES / 2 : TILES;
     static constexpr int RESULTS = UNITS * 16 * ROWS;  // of a block
     static constexpr int PER_THREAD = (RESULTS + THREADS - 1) / THREADS;
+    static constexpr bool LOADS_EARLY = PER_THREAD <= 4;  // what epilogues need; else registers would not suffice
 
     const Linear& a;
-    const int lane, warp, first_tile, groups;
+    const int lane, warp, first_tile;
+    const int steps;  // stages that this warp goes through
     const long long weight_row_bytes;
     float* inverse_rms;  // [MAX_ROWS]
     uint4* ring;         // [STAGES][STAGE_PIECES] of this warp
     float* sums;         // [WARPS][TILES * 16][ROWS + 1], where the rings were
 
     DEVICE LinearKernel(const Linear& a)
-        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(blockIdx.x * TILES), groups(a.inputs / GROUP),
-          weight_row_bytes((long long)a.inputs * (W == BF16 ? 2 : 1)), inverse_rms((float*)shared_memory),
+        : a(a), lane(threadIdx.x & 31), warp(threadIdx.x >> 5), first_tile(blockIdx.x * TILES),
+          steps((a.inputs / GROUP / Shape::PER_GROUP - warp + WARPS - 1) / WARPS * Shape::PER_GROUP), weight_row_bytes((long long)a.inputs * (W == BF16 ? 2 : 1)), inverse_rms((float*)shared_memory),
           ring((uint4*)(inverse_rms + MAX_ROWS) + warp * STAGES * Shape::STAGE_PIECES), sums(inverse_rms + MAX_ROWS) {}
 
     struct Result {  // one of a thread's
@@ -204,20 +217,28 @@ struct LinearKernel {
         return Epilogue::first_feature(a, first_tile + (Epilogue::PAIRED ? 2 * r.unit + which : r.unit)) + r.feature;
     }
 
-    DEVICE void send_weights(const char* const (&from)[TILES], int stage, int group) const {
-        uint4* to = ring + stage * Shape::STAGE_PIECES + lane / 8 * 8 + (lane % 8 ^ (lane / 8 & 1) << 2);
-        for (int j = 0; j < TILES; j++)
-            for (int i = 0; i < 4; i++)
-                copy_weight_async(to + j * 128 + i * 32, from[j] + i * 4 * weight_row_bytes + group * 128);
+    // Which stage's inputs of the row come nth for this warp: whole groups w, w + 8, ... in order.
+    DEVICE int stage_of_row(int step) const {
+        return (warp + step / Shape::PER_GROUP * WARPS) * Shape::PER_GROUP + step % Shape::PER_GROUP;
     }
-    DEVICE void send_x(int stage, int group) const {
+    DEVICE void send_weights(const char* const (&from)[TILES], int stage, int step) const {
+        constexpr int ROWS_AT_ONCE = 32 / ROW_PIECES;
+        const int row = lane / ROW_PIECES, piece = lane % ROW_PIECES;
+        uint4* to = ring + stage * Shape::STAGE_PIECES + row * ROW_PIECES + Shape::weight_piece(row, piece);
+        const long long at = (long long)stage_of_row(step) * (16 * ROW_PIECES);
+        for (int j = 0; j < TILES; j++)
+            for (int i = 0; i < 16 / ROWS_AT_ONCE; i++)
+                copy_weight_async(to + (j * 16 + i * ROWS_AT_ONCE) * ROW_PIECES,
+                                  from[j] + i * ROWS_AT_ONCE * weight_row_bytes + at);
+    }
+    DEVICE void send_x(int stage, int step) const {
         uint4* to = ring + stage * Shape::STAGE_PIECES + Shape::WEIGHT_PIECES;
+        const int at = stage_of_row(step) * GROUP;
         for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
             for (int i = 0; i < X_PIECES / 4; i++) {
                 const int row = tile * 8 + (i * 32 + lane) / X_PIECES, piece = lane % X_PIECES;
-                const int swap = W == BF16 ? (row & 1) << 2 : row & 1;
-                copy_async(to + row * X_PIECES + (piece ^ swap), a.x + (long long)row * a.inputs + group * GROUP + piece * 8);
+                copy_async(to + row * X_PIECES + Shape::x_piece(row, piece), a.x + (long long)row * a.inputs + at + piece * 8);
             }
     }
 
@@ -226,19 +247,20 @@ struct LinearKernel {
         const int group = lane >> 2, place = lane & 3;
         const uint4 *weights = ring + stage * Shape::STAGE_PIECES, *xs = weights + Shape::WEIGHT_PIECES;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {  // of the 128 bytes
-            const int piece = 4 * half + place ^ (group & 1) << 2;
-            uint4 x[ROW_TILES][X_PIECES / 8];
+        for (int half = 0; half < Shape::HALVES; half++) {  // 64 bytes of each row
+            const int piece = Shape::weight_piece(group, 4 * half + place);
+            constexpr int EACH = W == BF16 ? 1 : 2;  // pieces of x for one of the weight
+            uint4 x[ROW_TILES][EACH];
             for (int tile = 0; tile < ROW_TILES; tile++)
-                for (int i = 0; i < X_PIECES / 8; i++)
-                    x[tile][i] = xs[(tile * 8 + group) * X_PIECES +
-                                    (W == BF16 ? piece : 8 * half + 2 * place + i ^ (group & 1))];
+                for (int i = 0; i < EACH; i++)
+                    x[tile][i] = xs[(tile * 8 + group) * X_PIECES + Shape::x_piece(group, EACH * (4 * half + place) + i)];
 #pragma unroll
             for (int j = 0; j < TILES; j++) {
-                const uint4 upper = weights[j * 128 + group * 8 + piece], lower = weights[j * 128 + (group + 8) * 8 + piece];
+                const uint4 upper = weights[(j * 16 + group) * ROW_PIECES + piece];
+                const uint4 lower = weights[(j * 16 + group + 8) * ROW_PIECES + piece];
                 const u32 up[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {lower.x, lower.y, lower.z, lower.w};
 #pragma unroll
-                for (int step = 0; step < GROUP / 32; step++) {
+                for (int step = 0; step < 2 * EACH; step++) {
                     u32 a0, a1, a2, a3;
                     if constexpr (W == BF16) {
                         a0 = up[2 * step], a1 = low[2 * step], a2 = up[2 * step + 1], a3 = low[2 * step + 1];
@@ -279,28 +301,29 @@ struct LinearKernel {
         if (!a.starts_next_late) let_next_kernel_start();
         const char* from[TILES];
         for (int j = 0; j < TILES; j++)
-            from[j] = (const char*)a.weight + (Epilogue::first_feature(a, first_tile + j) + lane / 8) * weight_row_bytes +
-                      lane % 8 * 16;
+            from[j] = (const char*)a.weight + (Epilogue::first_feature(a, first_tile + j) + lane / ROW_PIECES) * weight_row_bytes +
+                      lane % ROW_PIECES * 16;
 #pragma unroll
         for (int n = 0; n < STAGES; n++) {
-            if (warp + WARPS * n < groups) send_weights(from, n, warp + WARPS * n);
+            if (n < steps) send_weights(from, n, n);
             close_copy_group();
         }
         Epilogue epilogue[PER_THREAD];
 #pragma unroll
         for (int e = 0; e < PER_THREAD; e++)
-            if (const Result r = result(e); r.exists) epilogue[e].load_constants(a, feature_of(r), feature_of(r, 1));
+            if (const Result r = result(e); LOADS_EARLY && r.exists)
+                epilogue[e].load_constants(a, feature_of(r), feature_of(r, 1));
 
         wait_for_previous_kernel();
         if (a.starts_next_late) let_next_kernel_start();
 #pragma unroll
         for (int n = 0; n < STAGES; n++) {
-            if (warp + WARPS * n < groups) send_x(n, warp + WARPS * n);
+            if (n < steps) send_x(n, n);
             close_copy_group();
         }
 #pragma unroll
         for (int e = 0; e < PER_THREAD; e++)
-            if (const Result r = result(e); r.exists) epilogue[e].load_inputs(a, feature_of(r), r.row);
+            if (const Result r = result(e); LOADS_EARLY && r.exists) epilogue[e].load_inputs(a, feature_of(r), r.row);
         if (threadIdx.x < ROWS)
             inverse_rms[threadIdx.x] =
                 a.square_sum ? rsqrtf(from_fixed(load_fresh(a.square_sum + threadIdx.x)) * a.inverse_width + a.norm_eps) : 1.0f;
@@ -309,12 +332,12 @@ struct LinearKernel {
         for (int j = 0; j < TILES; j++)
             for (int tile = 0; tile < ROW_TILES; tile++)
                 for (int i = 0; i < 4; i++) acc[j][tile][i] = 0;
-        for (int group = warp, stage = 0; group < groups; group += WARPS, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+        for (int step = 0, stage = 0; step < steps; step++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
             wait_copy_groups<STAGES - 1>();
             sync_warp();
             multiply(acc, stage);
             sync_warp();
-            if (const int next = group + WARPS * STAGES; next < groups) send_weights(from, stage, next), send_x(stage, next);
+            if (const int next = step + STAGES; next < steps) send_weights(from, stage, next), send_x(stage, next);
             close_copy_group();
         }
         sync_block();
@@ -324,6 +347,10 @@ struct LinearKernel {
         for (int e = 0; e < PER_THREAD; e++) {
             const Result r = result(e);
             if (!r.exists) break;
+            if (!LOADS_EARLY) {
+                epilogue[e].load_constants(a, feature_of(r), feature_of(r, 1));
+                epilogue[e].load_inputs(a, feature_of(r), r.row);
+            }
             if constexpr (Epilogue::PAIRED) {
                 const float low = sum_of(2 * r.unit, r.feature, r.row), high = sum_of(2 * r.unit + 1, r.feature, r.row);
                 epilogue[e].store(a, feature_of(r), r.row, low, high);

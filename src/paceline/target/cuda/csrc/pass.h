@@ -1,7 +1,8 @@
 // What a pass is given, and what every kernel of it agrees on. arguments.py mirrors the structures field by field.
 #pragma once
 
-constexpr int MAX_ROWS = 32;    // of a pass
+constexpr int MAX_ROWS = 64;       // of a pass
+constexpr int MAX_SEQUENCES = 32;  // of a pass: a lane for each
 constexpr int MAX_DEPTH = 64;   // positions of a path that a pass sees outside the page table
 constexpr int PAGE = 64;        // keys in a page of the cache
 constexpr int KEY_CHUNK = 128;  // keys summed into one partial result of attention
@@ -19,20 +20,27 @@ struct PassInput {
     int rows, sequences, paths;
     // by row; unused rows have token 0, position 0, slot -1
     int token[MAX_ROWS], position[MAX_ROWS], slot[MAX_ROWS];
-    int path[MAX_ROWS];  // among its sequence's paths
-    int part[MAX_ROWS];  // where its partial results begin
-    // by row: how its token is chosen
-    float inverse_temperature[MAX_ROWS];  // 0: greedy
-    u32 seed_low[MAX_ROWS], seed_high[MAX_ROWS], choice[MAX_ROWS], output_index[MAX_ROWS];
-    int top_k[MAX_ROWS];                               // 0: off
-    u32 top_p_low[MAX_ROWS], top_p_high[MAX_ROWS];     // a double; 1: off
-    float min_p_logit[MAX_ROWS];                       // log(min_p); -INFINITE: off
+    int path[MAX_ROWS];      // among its sequence's paths
+    int part[MAX_ROWS];      // where its partial results begin
+    int sequence[MAX_ROWS];  // whose it is
+    int parent[MAX_ROWS];    // the row of the draft's token before; < 0: none, the text comes before
     // by sequence
-    int first_row[MAX_ROWS], row_count[MAX_ROWS];
-    int length[MAX_ROWS];         // keys found through the page table
-    int last_position[MAX_ROWS];  // the largest of its rows
-    int first_path[MAX_ROWS], path_count[MAX_ROWS];
-    int table[MAX_ROWS];  // row of the page tables
+    int first_row[MAX_SEQUENCES], row_count[MAX_SEQUENCES];
+    int length[MAX_SEQUENCES];         // keys found through the page table
+    int last_position[MAX_SEQUENCES];  // the largest of its rows
+    int first_path[MAX_SEQUENCES], path_count[MAX_SEQUENCES];
+    int table[MAX_SEQUENCES];  // row of the page tables
+    // by sequence: how its tokens are chosen
+    u64 seed[MAX_SEQUENCES];
+    u32 choice[MAX_SEQUENCES];
+    u32 index_shift[MAX_SEQUENCES];             // from a row's position to the place of its token in the output
+    float inverse_temperature[MAX_SEQUENCES];   // 0: greedy
+    int top_k[MAX_SEQUENCES];                   // 0: off
+    double top_p[MAX_SEQUENCES];                // 1: off
+    float min_p_logit[MAX_SEQUENCES];           // log(min_p); -INFINITE: off
+    int history[MAX_SEQUENCES];                 // row of the tables of bias and counts; < 0: neither bias nor penalties
+    float repetition[MAX_SEQUENCES];            // 1: off
+    double presence[MAX_SEQUENCES], frequency[MAX_SEQUENCES];  // 0: off
     // by path, last: only the paths in use are copied
     int path_slot[MAX_ROWS][MAX_DEPTH];
 };

@@ -13,12 +13,17 @@ struct TakeInput {
 DEVICE void take_input(const TakeInput& a) {
     constexpr int PIECE = 16, PATH_PIECES = MAX_DEPTH * 4 / PIECE;
     constexpr int HEADER_PIECES = (int)sizeof(PassInput) / PIECE - (MAX_ROWS - 1) * PATH_PIECES;
-    static_assert(HEADER_PIECES <= THREADS);
+    constexpr int EACH = (HEADER_PIECES + THREADS - 1) / THREADS;
     wait_for_previous_kernel();
-    uint4 *to = (uint4*)a.input, piece;
-    if (threadIdx.x < HEADER_PIECES) to[threadIdx.x] = piece = load_host16((const uint4*)a.host + threadIdx.x);
+    uint4 *to = (uint4*)a.input, piece[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (const int at = i * THREADS + threadIdx.x; at < HEADER_PIECES) piece[i] = load_host16((const uint4*)a.host + at);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (const int at = i * THREADS + threadIdx.x; at < HEADER_PIECES) to[at] = piece[i];
     u32* first = (u32*)shared_memory;  // number, rows, sequences, paths
-    if (threadIdx.x == 0) first[0] = piece.x, first[3] = piece.w;
+    if (threadIdx.x == 0) first[0] = piece[0].x, first[3] = piece[0].w;
     sync_block();
     const int end = HEADER_PIECES + ((int)first[3] - 1) * PATH_PIECES;
     for (int i = HEADER_PIECES + threadIdx.x; i < end; i += THREADS) to[i] = load_host16((const uint4*)a.host + i);
@@ -79,4 +84,16 @@ DEVICE void move_rows(const MoveRows& a) {
             rows[(long long)a.target[i / a.head_dim] * a.head_dim + i % a.head_dim] = moved[i];
         sync_block();
     }
+}
+
+// Tokens that an output has gained, for its penalties.
+struct CountTokens {
+    u32* counts;  // [vocab] of its history
+    int count;
+    int token[MAX_DEPTH];
+};
+
+DEVICE void count_tokens(const CountTokens& a) {
+    wait_for_previous_kernel();
+    if ((int)threadIdx.x < a.count) atomic_add(a.counts + a.token[threadIdx.x], 1u);
 }

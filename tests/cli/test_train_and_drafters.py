@@ -34,7 +34,7 @@ def own_home(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def test_every_drafter_is_told_of() -> None:
+def test_every_drafter_is_listed() -> None:
     assert set(DRAFTERS) == {*model_free(), "model", *TARGET_DRAFTERS, *HEAD_TYPES}
 
 
@@ -88,7 +88,7 @@ def test_a_training_with_nothing_held_out_says_so(
 
 
 @pytest.mark.model
-def test_drafters_tells_who_can_guess(
+def test_drafters_lists_those_that_can_be_used(
     capsys: pytest.CaptureFixture[str], own_home: Path, smollm2_path: Path
 ) -> None:
     save_untrained(own_home / "drafters" / "ours", smollm2_path, "eagle")
@@ -189,9 +189,9 @@ def test_drafters_of_another_model_are_not_usable(
 
 def test_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "talks.jsonl").write_text("{}")
-    said = fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), "--kind", "oracle")
-    assert "kind='oracle'" in said
-    assert "block" in said
+    message = fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), "--kind", "oracle")
+    assert "kind='oracle'" in message
+    assert "block" in message
 
 
 @pytest.mark.model
@@ -245,7 +245,7 @@ def test_train_makes_a_draft_model_that_is_known_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["--kind", "model"], "needs --draft"),
         (["--kind", "model", "--draft", "nobody"], "nobody"),
@@ -257,9 +257,9 @@ def test_train_makes_a_draft_model_that_is_known_by_its_name(
     ],
 )
 def test_what_a_training_cannot_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, smollm2_path: Path, given: list[str], said: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, smollm2_path: Path, given: list[str], message: str
 ) -> None:
     (tmp_path / "talks.jsonl").write_text("{}")
     out = ["--out", str(tmp_path / "new"), "--device", "cpu"]
-    assert said in fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), *out, *given)
+    assert message in fails(capsys, "train", "--traces", str(tmp_path / "talks.jsonl"), *out, *given)
     assert not (tmp_path / "new").exists()

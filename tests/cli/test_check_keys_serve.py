@@ -61,7 +61,7 @@ def test_routes_check_lists_problems(capsys: pytest.CaptureFixture[str], tmp_pat
     )
 
 
-def test_routes_check_knows_drafters_it_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_routes_check_accepts_declared_drafters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text("routes: [{name: a, drafters: [grammar, suffix, ngram, prediction, model, none, mine]}]")
     assert run(capsys, "routes", "check", file)[0] == 2

@@ -41,7 +41,7 @@ def test_same_seed_same_tokens_fewer_passes(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.model
-def test_show_names_who_guessed(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
+def test_show_names_the_drafter_of_each_token(capsys: pytest.CaptureFixture[str], smollm2_path: Path) -> None:
     code, out, err = run(capsys, *GENERATE, "--prompt", REPEATING, "--show")
     assert code == 0
     assert "\033[32m" in out
@@ -140,7 +140,7 @@ def test_a_model_file_that_cannot_be_read_is_one_line(
 
 
 @pytest.mark.model
-def test_a_request_is_compared_with_plain_and_drawn(
+def test_a_request_is_compared_with_plain_and_drawn_as_svg(
     capsys: pytest.CaptureFixture[str], smollm2_path: Path, tmp_path: Path
 ) -> None:
     picture = tmp_path / "picture.svg"
