@@ -124,6 +124,7 @@ LISTS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 @pytest.mark.parametrize("batch", [1, 5])
@@ -162,6 +163,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_speculation(option: str, seed: int) -> None:
@@ -309,6 +311,7 @@ def its_own_layers(target: ToyTarget) -> Drafter:
     return drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [another_model, its_own_layers])
 @pytest.mark.parametrize(("accept", "width"), [("residual", 1), ("residual", 2), ("block", 1)])
 def test_residual_rules_keep_the_distribution_through_the_engine(

@@ -184,6 +184,7 @@ def legal(output: Sequence[int], of: Rules) -> bool:
     return True
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 @pytest.mark.parametrize("batch", [1, 5])

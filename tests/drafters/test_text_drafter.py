@@ -84,6 +84,7 @@ def run(
     return [seq.output for seq in seqs], batch * LENGTH / rounds
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.2])
 @pytest.mark.parametrize("width", [1, 3])

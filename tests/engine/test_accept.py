@@ -117,7 +117,7 @@ EXACT = {
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_joint_distribution_is_the_targets(case: str, zeros: bool) -> None:
     rule, sample = EXACT[case]
-    assert max(error(rule, sample, seed, zeros) for seed in range(4)) < 1e-12
+    assert max(error(rule, sample, seed, zeros) for seed in range(examples(4, fewest=1))) < 1e-12
 
 
 @settings(max_examples=examples(15))

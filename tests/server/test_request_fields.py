@@ -145,6 +145,20 @@ def test_a_continued_message_is_the_prompt_and_nothing_else_is(
     assert found.usage.prompt_tokens == text.usage.prompt_tokens
 
 
+def test_a_constraint_waits_for_the_end_of_reasoning_that_is_continued(toy_server: Running) -> None:
+    """Only of the assistant's own: what a user writes never counts."""
+    body = {"continue_final_message": True, "structured_outputs": {"regex": "[0-9]+"}}
+
+    def answer(role: str, said: str) -> str:
+        messages = [USER, {"role": role, "content": said}]
+        return str(chat(toy_server, messages=messages, extra_body=body).choices[0].message.content)
+
+    assert answer("assistant", "It is ").isdigit()
+    assert not answer("assistant", "<think>\nIt is ").isdigit()
+    assert answer("assistant", "<think>\nIt is late.\n</think>\n\n").isdigit()
+    assert answer("user", "<think>\nIt is ").isdigit()
+
+
 def test_log_probabilities_of_a_response_are_those_of_a_chat(toy_server: Running) -> None:
     said = chat(
         toy_server, messages=[{"role": "user", "content": "Is it late?"}], logprobs=True, top_logprobs=3

@@ -11,6 +11,6 @@ SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 
 
-def examples(count: int) -> int:
+def examples(count: int, fewest: int = 2) -> int:
     """Examples of a property: a tenth of them with --hypothesis-profile=quick."""
-    return max(count // 10, 2) if settings.get_current_profile_name() == "quick" else count
+    return max(count // 10, fewest) if settings.get_current_profile_name() == "quick" else count

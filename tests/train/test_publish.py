@@ -17,6 +17,7 @@ MODEL = tiny_model()
 TEXTS = recorded(target_text())
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_what_was_measured(tmp_path: Path) -> None:
     net = trained_net()
     made = Recipe("block", net, new_recipe(tiny_config(1), MODEL, torch.arange(131)).loss)

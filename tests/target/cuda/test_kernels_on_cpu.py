@@ -34,6 +34,8 @@ from paceline.types import Bits, Cursor, Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
 
+pytestmark = pytest.mark.slow
+
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=4)
 CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
 

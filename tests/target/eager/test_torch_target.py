@@ -55,6 +55,7 @@ def test_holds_its_weights_once_and_the_tied_head_twice() -> None:
     assert not weights.tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "family", ["qwen2", "gemma3_text", "llama"]

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.errors import CacheFull
 from paceline.target.kv.cache import SLACK, FreeRuns, TorchKVMemory
+from support import examples
 from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
@@ -58,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=examples(80),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
