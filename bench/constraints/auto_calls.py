@@ -123,7 +123,7 @@ def readers(llm: LLM, vllm: Path | None) -> dict[str, Reader]:
 
     def in_any_form(item: Item, text: str) -> Sequence[ToolCall]:
         calls = OutputSpec(item.tools).unmarked_calls
-        offered = calls and ToolSchemas(calls.schemas, llm.constraints.checker(calls))
+        offered = None if calls is None else ToolSchemas(calls.schemas, llm.constraints.checker(calls))
         return parse_tool_calls(text, form, offered)[1]
 
     found: dict[str, Reader] = {

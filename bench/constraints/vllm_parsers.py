@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location, spec_from_loader
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from paceline.text import ToolCall
 
@@ -45,7 +45,9 @@ _KNOWN: Final[dict[str, Any]] = {
 class _Stub(ModuleType):
     """Has every name: known ones, else a class whose instances hold what they are made with."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # a package: it has submodules
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -124,7 +124,7 @@ def test_none_and_required_look_for_no_other_form(toy_server: Running, written: 
     for choice in ("none", "required"):
         found = toy_server.client().chat.completions.create(
             model=toy_server.model,
-            tool_choice=choice,  # type: ignore[call-overload]
+            tool_choice=choice,
             **ASKED,
         )
         assert (found.choices[0].message.content, found.choices[0].message.tool_calls) == (FENCED, None)
@@ -136,11 +136,6 @@ def test_a_server_takes_a_template_and_a_tool_format(tmp_path: Path) -> None:
         tokenizer = server.app.engine.llm.tokenizer
         assert tokenizer.render([{"role": "user", "content": "x"}]) == "given x"
         assert tokenizer.tool_format.name == "mistral"
-        (call,) = [
-            server.client()
-            .chat.completions.create(model=server.model, tool_choice="required", **ASKED)
-            .choices[0]
-            .message.tool_calls
-            or ()
-        ]
-        assert len(call[0].id) == 9  # as Mistral's templates take them
+        found = server.client().chat.completions.create(model=server.model, tool_choice="required", **ASKED)
+        calls: list[Any] = list(found.choices[0].message.tool_calls or ())
+        assert len(calls[0].id) == 9  # as Mistral's templates take them
