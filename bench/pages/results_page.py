@@ -123,13 +123,13 @@ def unaided_calls(result: Result) -> Lines:
         *measured(result, "tool calls under auto"),
         *Table.of(auto_calls.COLUMNS, result["rows"]).markdown(),
         f"Temperature 0, at most {result['max_tokens']} tokens. Free: without a grammar; auto: with "
-        "`tool_choice: auto`. Written: answers that hold a JSON object with a name and arguments, wherever and "
-        "of whatever tool. Read: answers of which calls were read; of these, tool recorded: calls of no other "
-        "tools than the recorded ones; as recorded: the recorded calls, optional arguments aside; not valid: "
-        "a tool that was not offered, or arguments that its schema refuses. In the irrelevance turns no tool "
-        "helps, and nothing should be called. vLLM's parsers are those of its repository, run on the same "
-        "texts; llama3_json cannot be chosen for a model without Llama's token. llama.cpp's server wrote its "
-        "own answers.",
+        "`tool_choice: auto`. Written: answers that hold a JSON object with a name and arguments, wherever "
+        "and of whatever tool. Read: answers of which calls were read; of these, tool recorded: calls of no "
+        "other tools than the recorded ones; as recorded: the recorded calls, optional arguments aside; not "
+        "valid: a tool that was not offered, or arguments that its schema refuses. In the irrelevance turns "
+        "no tool helps, and nothing should be called. vLLM's parsers are those of its repository, on the "
+        "same texts; llama3_json cannot be chosen without the token that it needs. llama.cpp's server wrote "
+        "its own answers.",
         "",
     ]
 
