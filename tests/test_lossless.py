@@ -233,6 +233,39 @@ def test_a_shortest_length_is_kept_by_the_other_rules(accept: Accept) -> None:
             assert all(len(tokens) > 13 and not ENDS & {*tokens[:13]} for tokens in output.values())
 
 
+def test_the_first_token_after_the_shortest_length_may_be_an_end() -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=LENGTH)
+    at_once = 0
+    for n in range(1, 24):
+        longer = replace(params, min_tokens=n)
+        plain, _ = run(PLAIN, longer, 4, eos=ENDS)
+        at_once += sum(len(output) == n + 1 for output in plain.values())
+        spec = SpecConfig(("oracle",), adaptive=False)
+        assert run(spec, longer, 4, [Oracle(plain, 99)], eos=ENDS)[0] == plain
+    assert at_once > 5
+
+
+class ChoosingTarget(ToyTarget):
+    """Chooses greedily wherever it is told how, and no mask is said to matter."""
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        scores = super().forward(feeds, taps)
+        best = scores.logits.argmax(-1).tolist()
+        tokens = [-1] * len(best)
+        for feed, start in zip(feeds, scores.starts, strict=True):
+            if feed.scored and feed.sampler is not None and feed.sampler.masks is None:
+                rows = slice(start, start + 1 + len(feed.draft))
+                tokens[rows] = best[rows]
+        return replace(scores, tokens=tuple(tokens))
+
+
+def test_a_target_that_chooses_itself_does_not_before_the_shortest_length() -> None:
+    params = SamplingParams(seed=11, max_tokens=LENGTH, min_tokens=13)
+    plain, _ = run(PLAIN, params, 4, eos=ENDS)
+    for spec in (PLAIN, SpecConfig(("suffix", "model"), adaptive=False)):
+        assert run(spec, params, 4, eos=ENDS, target=ChoosingTarget(VOCAB))[0] == plain
+
+
 def masked_at_the_root(found: Masks, draft: Draft, ends: frozenset[int], missing: int, vocab: int) -> Masks:
     """Wrong: a draft may hold an end."""
     return without_ends(found, draft, ends, min(1, missing), vocab)

@@ -193,6 +193,7 @@ class EngineConfig:
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
+    max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
@@ -201,9 +202,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         require_whole(
-            self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"
+            self,
+            *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),
+            "max_model_len",
         )
         require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        require(
+            lambda x: x != 1 and x >= 0, "max_model_len", self.max_model_len, "0 (the model's), 2 or more"
+        )
         require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
         cores = os.cpu_count() or 1
         require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

@@ -176,7 +176,10 @@ def test_a_request_that_cannot_be_done_is_counted_as_refused_and_nothing_else(
 def test_a_body_that_is_no_json_is_counted_as_refused(served: Server) -> None:
     before = served.counts()
     with served.client() as client:
-        assert client.post("completions", content=b"{").status_code == 400
+        assert (
+            client.post("completions", content=b"{", headers={"content-type": "application/json"}).status_code
+            == 400
+        )
     assert changes(before, served.counts()) == {"paceline_refused_total reason=invalid": 1}
 
 

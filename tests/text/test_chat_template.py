@@ -202,6 +202,13 @@ def test_calls_of_any_shape_reach_the_template(call: Any) -> None:
     ) == json.dumps(expected)
 
 
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"content": None, "tool_calls": []}])
+def test_an_assistant_that_said_nothing_is_an_empty_message(more: dict[str, Any]) -> None:
+    source = "{% for m in messages %}[{{ m.role + ' ' + m.content }}]{% endfor %}{{ tools or '' }}"
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", **more}, {"role": "user", "content": "b"}]
+    assert render(source, chat) == "[user a][assistant ][user b]"
+
+
 @pytest.mark.parametrize("message", [sent({}), sent({}, content=None)])
 def test_no_content_next_to_calls_is_empty_text(message: dict[str, Any]) -> None:
     assert render("[{{ messages[0].content }}]{{ tools or '' }}", [message]) == "[]"

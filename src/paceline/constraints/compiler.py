@@ -124,7 +124,7 @@ class Compiler:
             grammar = self._grammar(calls)
         except ConstraintError:  # too large: calls with the trigger are still enforced
             return None
-        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar))
+        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon)
 
     def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
         """A cursor after the text with which a grammar begins, if it accepts that."""
@@ -151,6 +151,11 @@ class Compiler:
     def _pieces(self) -> list[bytes]:
         pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
         return pieces + [b""] * (self._vocab - len(pieces))
+
+    @cached_property
+    def _with_colon(self) -> list[int]:
+        """Tokens that may complete the head of a call."""
+        return [token for token, piece in enumerate(self._pieces) if b":" in piece]
 
     @cached_property
     def _tables(self) -> "LLTokenizer":

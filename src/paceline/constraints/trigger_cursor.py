@@ -84,11 +84,8 @@ class Heads:
     heads: CallHeads
     pieces: Sequence[bytes]  # [vocab]
     start: Start
+    last: Sequence[int]  # tokens with the last byte of a head
     _gates: dict[int, Bits | None] = field(default_factory=dict)  # by node
-    _last: list[int] = field(default_factory=list)  # tokens with the last byte of a head
-
-    def __post_init__(self) -> None:
-        self._last = [i for i, piece in enumerate(self.pieces) if b":" in piece]
 
     def entered(self, state: HeadState, token: int) -> Cursor | None:
         """The grammar's cursor after a token that completes a head, if the grammar accepts it."""
@@ -105,7 +102,7 @@ class Heads:
 
     def _mask(self, state: HeadState) -> Bits | None:
         heads, pieces = self.heads, self.pieces
-        long = [t for t in self._last if len(pieces[t]) >= heads.distance(state)]
+        long = [t for t in self.last if len(pieces[t]) >= heads.distance(state)]
         completing = [t for t in long if heads.complete(heads.after(state, pieces[t]))]
         forbidden = [t for t in completing if self.entered(state, t) is None]
         return _without(forbidden, len(pieces)) if forbidden else None

@@ -288,11 +288,13 @@ def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
     """A message with tool calls as templates expect it, not as clients send it.
 
     Arguments become objects: a template would encode JSON text a second time. Missing content becomes empty
-    text, since a template would write None, unless the template itself checks for None.
+    text, since a template would write None, unless the template itself checks for None. A message of the
+    assistant with neither is an empty one.
     """
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
-        return message
+        empty = message["role"] == "assistant" and message.get("content") is None
+        return {**message, "content": ""} if empty else message
     message = {**message, "tool_calls": [_with_arguments_as_object(call) for call in calls]}
     if message.get("content") is None:
         message["content"] = None if _ASKS_FOR_NONE.search(source) else ""

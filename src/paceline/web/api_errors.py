@@ -59,7 +59,11 @@ _TABLE: Final = (
 )
 KEY_LIMIT: Final = "key_limit"
 UNAUTHORIZED: Final = "unauthorized"
-REFUSALS: Final = frozenset({KEY_LIMIT, UNAUTHORIZED, *(row.refusal for row in _TABLE)})
+FORBIDDEN: Final = "forbidden"
+CONNECTIONS: Final = "connections"
+REFUSALS: Final = frozenset(
+    {KEY_LIMIT, UNAUTHORIZED, FORBIDDEN, CONNECTIONS, *(row.refusal for row in _TABLE)}
+)
 
 
 class ApiError(Exception):

@@ -29,6 +29,7 @@ from paceline.web.config_file import (
 )
 
 _PREFIX: Final = "pl-"
+GIVEN: Final = "api-key"  # the name of a key from the command line
 _Limit = Annotated[int, AfterValidator(partial(whole_between, 1, 1_000_000_000))]
 _Priority = Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))]
 
@@ -125,6 +126,20 @@ class KeyFile(ReloadingFile[Keys]):
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path, load)
+
+
+class ApiKeys:
+    """Keys of the command line, which have no limits, and those of a file."""
+
+    def __init__(self, keys: Iterable[str] = (), file: Path | str | None = None) -> None:
+        given = (Key(name=f"{GIVEN}-{i}" if i else GIVEN, hash=hash_of(key)) for i, key in enumerate(keys))
+        self._given = tuple(given)
+        self._file = None if file is None else KeyFile(file)
+
+    def current(self) -> Keys:
+        if self._file is None:
+            return Keys(self._given)
+        return Keys((*self._file.current().keys, *self._given))
 
 
 def default_file() -> Path:

@@ -20,10 +20,10 @@ _STARTED = int(time.time())
 
 
 class ModelServing(Serving):
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
         llm = self.engine.llm
         return {
-            "id": llm.name,
+            "id": name,
             "object": "model",
             "created": _STARTED,
             "owned_by": "paceline",
@@ -31,11 +31,12 @@ class ModelServing(Serving):
         }
 
     async def models(self, http: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self.admission.names]})
 
     async def model(self, http: Request) -> Response:
-        self.admission.check_model(http.path_params["name"])
-        return JSONResponse(self._card())
+        name = http.path_params["name"]
+        self.admission.check_model(name)
+        return JSONResponse(self._card(name))
 
     async def tokenize(self, http: Request) -> Response:
         body, request = await read_request(http, TokenizeRequest, self.max_body)

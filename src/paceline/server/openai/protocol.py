@@ -3,10 +3,11 @@
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from paceline.config import Accept
+from paceline.web.request_body import FailFastModel
 
 Message = dict[str, Any]
 
@@ -69,7 +70,7 @@ Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's la
 Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
-class RequestBody(BaseModel):
+class RequestBody(FailFastModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
