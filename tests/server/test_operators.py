@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
@@ -18,7 +19,7 @@ from paceline.llm import LLM
 from paceline.server.launch import ServerSettings, default_name
 from paceline.server.request_log import REFUSED_TRACES_PER_MINUTE
 from paceline.trace.store import Store
-from paceline.web import api_keys
+from paceline.web import api_keys, request_body
 from support.metrics import samples
 from support.servers import IDLE_S, NAME, Running, toy_chat_model, toy_running, until
 
@@ -271,6 +272,35 @@ def test_lost_traces_are_a_metric(served: Server, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(recorder._store, "save", broken)
     served.ask(prompt="x", max_tokens=1)
     assert until(lambda: lost()["failed"] == before["failed"] + 1, IDLE_S)
+
+
+# Too little memory
+
+
+def test_a_request_without_memory_is_a_refusal_and_one_line(
+    served: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(served.running.app.engine.llm, "prepare", fails)
+    answer = served.ask(prompt="x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
+    assert answer.headers["retry-after"] == "1"
+    assert [m.partition(" in ")[0] for m in caplog.messages if "failed" in m] == [
+        "/v1/completions failed: MemoryError"
+    ]
+
+
+def test_a_thread_that_cannot_be_started_is_a_lack_of_memory(
+    served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(request_body, "_parsers", lambda: SimpleNamespace(submit=full))
+    answer = served.ask(prompt="x" * request_body.INLINE_BYTES)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
 
 
 # Half-closed connections

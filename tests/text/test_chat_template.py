@@ -17,7 +17,7 @@ from paceline.text import (
     parse_tool_calls,
     read_chat_template,
 )
-from paceline.text.chat_template import ChatTemplate, mentions_tools
+from paceline.text.chat_template import ChatTemplate, _plain, mentions_tools
 from support.tokenizers import byte_level_facts, write_gguf
 
 CHAT: list[dict[str, Any]] = [
@@ -122,6 +122,23 @@ def test_the_sandbox_holds(attack: str) -> None:
 def test_messages_must_be_plain_data() -> None:
     with pytest.raises(TextError, match="plain JSON data"):
         render("{{ messages }}", [{"role": "user", "content": object()}])
+
+
+def test_messages_are_copied_as_json_would() -> None:
+    """What a template gets: no live object, and no type of the caller's own."""
+
+    class Text(str):
+        pass
+
+    inner: dict[Any, Any] = {1: (1, 2.5, None), "t": Text("x"), "b": True}
+    copied = _plain([inner])
+    assert copied == json.loads(json.dumps([inner]))
+    assert copied[0] is not inner
+    assert type(copied[0]["t"]) is str
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(TextError, match="plain JSON data"):
+        _plain(loop)
 
 
 def test_no_template_at_all() -> None:

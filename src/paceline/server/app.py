@@ -112,8 +112,11 @@ class App:
         self.admission.open = True
         yield
         self.admission.open = False
-        await asyncio.to_thread(self.engine.thread.stop, CLOSING_S)
-        await asyncio.to_thread(self.log.close, CLOSING_S)
+        for end in (self.engine.thread.stop, self.log.close):
+            try:
+                await asyncio.to_thread(end, CLOSING_S)
+            except RuntimeError:  # no memory for a thread
+                end(CLOSING_S)
 
     def drain(self) -> None:
         """Admits nothing new; admitted requests may end, with all their prompts and choices."""

@@ -1,10 +1,10 @@
 """Builds a server from its settings and runs it."""
 
+import asyncio
 import logging
 import os
 import signal
 import socket
-import threading
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from paceline.config import EngineConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
+from paceline.log import OneLine
 from paceline.server.access_log import log_unparsed
 from paceline.server.admission import Admission
 from paceline.server.app import App
@@ -269,8 +270,10 @@ class _Server(uvicorn.Server):
         self._greeting = greeting
         self._app = app
         self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             print(self._greeting, flush=True)
@@ -281,9 +284,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._app.drain()
-        late = threading.Timer(self._drain_s, self._app.engine.thread.stop, args=(5.0,))
-        late.daemon = True
-        late.start()
+        if self._loop is not None:  # no thread: there may be no memory for one
+            stop = self._app.engine.thread.stop
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, stop, 0.0)
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
@@ -308,7 +311,9 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
-    logging.basicConfig(format=LOG_FORMAT, level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter((logging.Formatter if settings.log_level == "debug" else OneLine)(LOG_FORMAT))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("paceline").setLevel(settings.log_level.upper())
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     limit_heap_arenas()

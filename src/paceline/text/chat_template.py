@@ -288,13 +288,11 @@ def _with_calls_as_data(message: dict[str, Any], source: str) -> dict[str, Any]:
     """A message with tool calls as templates expect it, not as clients send it.
 
     Arguments become objects: a template would encode JSON text a second time. Missing content becomes empty
-    text, since a template would write None, unless the template itself checks for None. A message of the
-    assistant with neither is an empty one.
+    text, since a template would write None, unless the template itself checks for None.
     """
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
-        empty = message["role"] == "assistant" and message.get("content") is None
-        return {**message, "content": ""} if empty else message
+        return message
     message = {**message, "tool_calls": [_with_arguments_as_object(call) for call in calls]}
     if message.get("content") is None:
         message["content"] = None if _ASKS_FOR_NONE.search(source) else ""
@@ -318,9 +316,20 @@ def _with_arguments_as_object(call: Any) -> Any:
 def _plain(value: Any) -> Any:
     """A copy of JSON types only: a template must not reach live objects."""
     try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as problem:
+        return _copy(value)
+    except (TypeError, ValueError, RecursionError) as problem:
         raise TextError(f"messages and tools must be plain JSON data: {one_line(problem)}") from None
+
+
+def _copy(value: Any) -> Any:
+    """Texts are not copied, which may be long."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if type(value) is list:
+        return [_copy(part) for part in value]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _copy(part) for key, part in value.items()}
+    return json.loads(json.dumps(value))
 
 
 def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:

@@ -99,8 +99,11 @@ async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[d
             raise ApiError(413, f"the body is too large: at most {max_bytes:,} bytes are read")
     if len(body) <= INLINE_BYTES:
         return _parsed(bytes(body), model, max_bytes)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_parsers(), _parsed, bytes(body), model, max_bytes)
+    try:
+        parsed = _parsers().submit(_parsed, bytes(body), model, max_bytes)
+    except RuntimeError as problem:  # "can't start new thread"
+        raise MemoryError from problem
+    return await asyncio.wrap_future(parsed)
 
 
 def _check_media_type(header: str) -> None:
