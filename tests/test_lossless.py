@@ -1,4 +1,4 @@
-"""Under `match`, speculative text is plain text, token for token, whatever was guessed.
+"""Under `match`, speculative text is plain text, token for token, whatever was drafted.
 
 A drafter that guesses nothing would pass all of that, so each has an acceptance floor too, here or in its own
 tests. And a test that cannot fail proves nothing, so wrong rules, rows and positions are shown to be caught.

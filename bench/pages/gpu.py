@@ -26,7 +26,13 @@ def passes(result: Result, contexts: Iterable[int] | None = None) -> Lines:
         floors[key] = row["floor_ms"]
     wanted = None if contexts is None else set(contexts)
     lines = [
-        [shape, kind, f"{context:,}", number(floors[shape, kind, context]), *(found[n] for n in counts)]
+        [
+            shape,
+            kind,
+            f"{context:,}",
+            number(floors[shape, kind, context]),
+            *(found.get(n, "") for n in counts),
+        ]
         for (shape, kind, context), found in cells.items()
         if wanted is None or context in wanted
     ]
@@ -46,28 +52,44 @@ def batches(result: Result) -> Lines:
 
 
 def rounds(result: Result) -> Lines:
-    """SmolLM2 itself, one request at a time."""
+    """SmolLM2 itself, one request at a time: the median of the repeats, and their range."""
     lines = [
         [
-            f"paceline, {row['drafters']}",
-            str(row["temperature"]),
-            number(row["tokens_per_s"], 0),
-            number(row["tokens_per_pass"]),
-            row["equal"],
+            row["engine"],
+            str(row.get("temperature", 0.0)),
+            str(row["turns"]),
+            f"{number(row['tokens_per_s'], 0)} ({number(row['slowest'], 0)} to {number(row['fastest'], 0)})",
+            number(row["tokens_per_pass"]) if row.get("tokens_per_pass") else "",
+            row.get("equal", ""),
         ]
-        for row in of_part(result, "rounds")
+        for part in ("rounds", "beside", "compiled")
+        for row in of_part(result, part)
     ]
-    lines += [
+    head = [
+        "engine, drafters",
+        "temperature",
+        "turns",
+        "tokens/s",
+        "tokens per pass",
+        "tokens = its own plain",
+    ]
+    return Table(head, lines).markdown()
+
+
+def host(result: Result) -> Lines:
+    """The host's part of a round, in microseconds."""
+    lines = [
         [
-            f"Transformers, {row['way']}",
-            "0.0",
-            number(row["tokens_per_s"], 0),
-            "",
-            f"{row['texts_equal']} texts",
+            row["drafters"],
+            number(row["round_us"], 0),
+            number(row["pass_us"], 0),
+            number(row["between_us"], 0),
+            number(row["between_p90_us"], 0),
+            number(row["launch_us"], 1),
         ]
-        for row in of_part(result, "transformers")
+        for row in of_part(result, "host")
     ]
-    head = ["engine, drafters", "temperature", "tokens/s", "tokens per pass", "tokens = plain"]
+    head = ["drafters", "round", "pass", "tokens to next launch, median", "90th percentile", "launch"]
     return Table(head, lines).markdown()
 
 
@@ -85,7 +107,10 @@ def section(result: Result) -> Lines:
         "Several sequences of 1,000 to 1,400 tokens in one call, ms:",
         "",
         *batches(result),
-        "Decoding after recorded agent prompts, Python included:",
+        "Decoding in recorded turns of agents, Python included; all have the same prompts, in one process:",
         "",
         *rounds(result),
+        "The host's part of a round of SmolLM2, µs:",
+        "",
+        *host(result),
     ]

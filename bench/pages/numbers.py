@@ -155,8 +155,8 @@ def on_a_gpu() -> Lines:
             "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
             "",
             *gpu.passes(result, contexts=(300, 4000)),
-            "SmolLM2 after recorded agent prompts, one request at a time, Python included. One run without "
-            "repeats, and no other engine on the same prompts:",
+            "SmolLM2 in recorded turns of agents, one request at a time, Python included; all have the same "
+            "prompts, in one process; the median of the repeats, and their range:",
             "",
             *gpu.rounds(result),
         ]

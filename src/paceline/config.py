@@ -189,7 +189,8 @@ class EngineConfig:
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
     # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
-    # int8: on a CPU, float weights rounded to 8 bits. The others: dense weights, run by torch.
+    # int8: weights rounded to 8 bits: on a CPU those that are floats, on a GPU all.
+    # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache

@@ -56,6 +56,7 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
+    anonymous: bool = False  # strangers share its tenant: whole blocks are cached for it, nothing remembered
     client: str = ""  # tenants of one client share its turns: it is admitted as often as another client
     prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there

@@ -47,7 +47,7 @@ class Clock:
 
 
 def turns(clock: Clock, count: int = 6) -> list[Turn]:
-    """Of agents and of chats, by turns."""
+    """Turns of agents and of chats, alternating."""
     names = ("agent", "chat")
     return [Turn(Prompt(names[i % 2], str(i), (i, i + 1, i + 2, 3)), clock.answer) for i in range(count)]
 

@@ -103,7 +103,7 @@ def save(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def refusal(config: Any, tensors: dict[str, Tensor]) -> str | None:
-    """What is said of it; None: it was imported, and serves."""
+    """The error; None: it was imported, and serves."""
     with tempfile.TemporaryDirectory() as folder:
         theirs, out = Path(folder) / "theirs", Path(folder) / "out"
         theirs.mkdir()

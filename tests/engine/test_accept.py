@@ -74,7 +74,7 @@ def tree(q: Table, prefix: Prefix, coins: BranchCoins, replace: bool = False) ->
 
 
 def error(rule: Rule, sample: Sampler, seed: int, zeros: bool = False) -> float:
-    """Of P(first LENGTH tokens) under repeated rounds of draft and verdict."""
+    """The largest error of P(first LENGTH tokens) under repeated rounds of draft and verdict."""
     p, q = table(seed, zeros), table(seed + 1000, zeros)
 
     def one_round(prefix: Prefix, coins: BranchCoins) -> Prefix:

@@ -1,4 +1,4 @@
-"""What is counted, charged and kept of a request: of one that leaves, one that is refused, one that fails."""
+"""Metrics, charges and records of requests that are abandoned, refused or fail."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What /v1/chat/completions and /v1/completions refuse, as the `openai` client sees it."""
+"""Requests that /v1/chat/completions and /v1/completions refuse, as the `openai` client sees them."""
 
 from typing import Any
 

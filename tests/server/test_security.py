@@ -1,4 +1,4 @@
-"""What strangers, browsers and bad requests get to see: nothing of the machine, nothing that was said."""
+"""Strangers, browsers and bad requests see nothing of the machine and no text of others."""
 
 import json
 import logging

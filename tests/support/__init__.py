@@ -1,4 +1,4 @@
-"""What tests of several rooms share: doubles, tiny models and heads, servers and clients, recorded cases.
+"""Shared by tests of several rooms: doubles, tiny models and heads, servers and clients, recorded cases.
 
 Scripts that a test runs in a process of its own are here too; they say so in their first line.
 """

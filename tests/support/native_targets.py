@@ -113,7 +113,7 @@ def random_blocks(
 
 
 def decoded(kind: str, blocks: Bytes) -> Floats:
-    """What target/dequant.py makes of them, [outputs, inputs]."""
+    """The weights as weights/dequant.py decodes them, [outputs, inputs]."""
     encoding = ENCODINGS[kind]
     flat = np.ascontiguousarray(blocks).reshape(-1, encoding.nbytes)
     out = np.empty((len(flat), encoding.elements), np.float32)

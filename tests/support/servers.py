@@ -104,7 +104,7 @@ class Process:
         return self.process.wait(seconds)
 
     def answers_at(self, address: str) -> bool:
-        """Whether a connection can be opened."""
+        """True if a connection can be opened."""
         with socket.socket() as probe:
             probe.settimeout(1)
             return probe.connect_ex((address, self.port)) == 0

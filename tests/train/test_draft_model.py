@@ -1,4 +1,4 @@
-"""The whole job on real weights: a few layers of the model learn to guess for all of it."""
+"""The whole job on real weights: a few layers of the model learn to draft for all of it."""
 
 from dataclasses import replace
 from pathlib import Path

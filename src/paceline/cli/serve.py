@@ -74,6 +74,10 @@ class MemoryOptions:
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Drafters remember nothing of finished requests.")
     ] = False
+    single_user: Annotated[
+        bool,
+        typer.Option("--single-user", help="Requests without key and user share caches and memories fully."),
+    ] = False
     learn: Annotated[bool | None, typer.Option("--learn/--no-learn", hidden=True)] = None  # before 0.2
 
     @property
@@ -125,6 +129,7 @@ def serve(
         store=memory.store,
         trace_text=memory.trace_text,
         remember=memory.remembers,
+        single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
         api_keys=tuple(listen.api_key or ()),
         served_model_name=tuple(listen.served_model_name or ()),

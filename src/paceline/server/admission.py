@@ -28,6 +28,7 @@ class RequestContext:
     endpoint: str  # the path of the URL
     route: Route
     tenant: str
+    anonymous: bool  # no key and no name: strangers share its tenant
     client: str  # the name of its key, or empty: answers are shared out among clients first
     priority: int
     deadline: float | None  # by time.monotonic
@@ -67,6 +68,7 @@ class Admission:
         remember: bool = True,
         trainer: OnlineTrainer | None = None,
         aliases: Sequence[str] = (),
+        single_user: bool = False,
     ) -> None:
         self.open = False  # new requests are admitted
         self.names = (model, *aliases)  # of the model; the first is its id
@@ -77,6 +79,7 @@ class Admission:
         self._spans = spans
         self._remember = remember
         self._trainer = trainer
+        self._single_user = single_user  # requests without a key and a name are one user's
         self._limiter = RateLimiter()
         self._set_routes(Routes() if routes is None else routes.current())
 
@@ -126,10 +129,12 @@ class Admission:
             raise ShuttingDown
         path, key = http.url.path, http.state.key
         route = self._route(path, http.headers, body)
+        names = (request.end_user, request.cache_key, request.cache_salt)
         context = RequestContext(
             endpoint=path,
             route=route,
-            tenant=tenant(key, request.end_user, request.cache_key),
+            tenant=tenant(key, *names),
+            anonymous=key is None and not self._single_user and all(name is None for name in names),
             client="" if key is None else key.name,
             priority=_priority(key, request.priority, route.priority),
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,

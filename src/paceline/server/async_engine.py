@@ -130,7 +130,7 @@ class AsyncEngine:
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
         )
-        first.seq.client = context.client
+        first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
         first.index, first.started = first_index, context.arrived
         return PreparedPrompt(first, params.n)

@@ -73,6 +73,7 @@ class ServerSettings:
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
     allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
     allowed_hosts: tuple[str, ...] = ()  # names this server is reached by, besides localhost and addresses
@@ -166,7 +167,8 @@ def build(settings: ServerSettings) -> App:
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    admission = Admission(llm.name, metrics, keys, routes, spans, settings.remember, trainer, aliases)
+    terms = (settings.remember, trainer, aliases, settings.single_user)
+    admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
     request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)

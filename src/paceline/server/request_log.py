@@ -38,6 +38,7 @@ UNRECORDED: Final = frozenset(
         "user",
         "metadata",
         "prompt_cache_key",
+        "cache_salt",
         "safety_identifier",
     ]
 )

@@ -89,7 +89,7 @@ class ApiError(Exception):
     @property
     def retryable(self) -> bool:
         """The same request may succeed later: the server's state refused it, not its content."""
-        return self.status in (408, 429, 503)
+        return self.status in (429, 503)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -89,14 +89,18 @@ def hash_of(key: str) -> str:
     return sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def tenant(key: Key | None, user: str | None, cache_key: str | None = None) -> str:
-    """Requests of a tenant share caches: they have the same key and cache key, or else the same user.
+def tenant(
+    key: Key | None, user: str | None, cache_key: str | None = None, cache_salt: str | None = None
+) -> str:
+    """Requests of a tenant share caches: they have the same key, salt, and cache key or else user.
 
-    A hash: none of the three can be read from it.
+    A hash: none of the four can be read from it.
     """
     of_key = sha256(b"tenant:" + (key.hash if key else "").encode()).hexdigest()[:16]
     of_user = "" if user is None else f"user:{user}"
     part = of_user if cache_key is None else f"cache:{cache_key}"
+    if cache_salt is not None:
+        part += f"salt:{sha256(cache_salt.encode('utf-8', 'surrogatepass')).hexdigest()}"
     return sha256(f"{of_key}{part}".encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -34,7 +34,7 @@ def target() -> TorchTarget:
 
 
 def fresh_rows(before: list[int], after: list[int]) -> Tensor:
-    """What a target that has seen nothing else computes after `before`, whose prefill is one pass."""
+    """The rows of a fresh target after `before`, whose prefill is one pass."""
     target = TorchTarget(random_weights(), CONFIG)
     open_with(target, "s", before)
     return rows_one_by_one(target, "s", len(before), after)

@@ -1,4 +1,4 @@
-"""What a native target lends: the rows that the float32 copies would hold, for every kind of head."""
+"""Embeddings of a native target: the rows that float32 copies would hold, for every kind of head."""
 
 from pathlib import Path
 
@@ -98,7 +98,7 @@ def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
 
 
 def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of blocks behind two tokens: what they make logits of, and the logits of their first places."""
+    """Blocks behind two tokens: the rows before the output matrix, and logits of first positions."""
     hidden, logits = [], []
     for seed in (0, 90):
         (block,) = runner.fill([a_text(runner, BLOCK, 20, seed)], BLOCK.block)

@@ -140,6 +140,7 @@ class GenerationRequest(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)  # vLLM's: only requests with the same one share caches
     speculative_config: SpeculativeConfig | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-100, le=100)

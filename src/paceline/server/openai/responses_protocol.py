@@ -196,6 +196,7 @@ class ResponsesRequest(RequestBody):
     service_tier: ServiceTier | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)  # beside each token, if `include` has LOGPROBS
     prompt_cache_key: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
     prompt_cache_options: Hints | None = None
     prompt_cache_retention: CacheRetention | None = None
     safety_identifier: str | None = None
