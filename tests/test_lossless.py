@@ -194,6 +194,7 @@ def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
 ENDS = frozenset({2, 9, 17})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("width", [1, 3])

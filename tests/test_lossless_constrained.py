@@ -228,6 +228,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_a_grammar(option: str, seed: int) -> None:

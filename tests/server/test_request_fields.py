@@ -56,6 +56,7 @@ def test_allowed_tools_may_be_left_alone(toy_server: Running) -> None:
     assert chat(toy_server, tools=CHAT_TOOLS, tool_choice=auto).choices[0].message == free
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
 def test_a_required_call_that_is_cut_short_is_never_content(toy_server: Running, choice: Any) -> None:
     """Wherever it is cut: the mark, the name, the arguments. What was sent of the arguments stays sent."""

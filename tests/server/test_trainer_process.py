@@ -138,7 +138,7 @@ def serves(paused: bool, stays: str = STAYS) -> str:
 @pytest.mark.parametrize(
     ("paused", "stays"),
     [
-        pytest.param(True, STAYS, id="True"),
+        pytest.param(True, STAYS, id="True", marks=pytest.mark.slow),
         pytest.param(False, STAYS, id="False", marks=pytest.mark.slow),
         pytest.param(True, TRAINS, id="True, with all it imports", marks=pytest.mark.slow),
         pytest.param(False, TRAINS, id="False, with all it imports", marks=pytest.mark.slow),

@@ -43,6 +43,7 @@ def tiny(model: Path) -> NativeTarget:
     return native_target(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_chains(model: Path, path: str, context: int) -> None:

@@ -39,6 +39,7 @@ def stored(folder: Path, pieces: DenseTargetEmbeddings) -> StoredHead:
     return read(folder, pieces.fingerprint, VOCAB)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -> None:
@@ -107,6 +108,7 @@ def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(hidden), torch.stack(logits)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=False)

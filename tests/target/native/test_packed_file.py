@@ -74,6 +74,7 @@ def test_with_and_without_memory_for_a_copy(
     assert len(fills) == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "damage", ["empty", "no file", "half", "one byte less", "one byte more", "magic", "digest", "a folder"]
 )
