@@ -18,13 +18,7 @@ from bench.table import Table, number, spread
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
 FULL: Final = "../bench/results/README.md"
-CALL_READERS: Final = (  # whose answers, and who reads them
-    ("the model, free", "paceline, declared format"),
-    ("the model, free", "paceline"),
-    ("the model, auto", "paceline"),
-    ("the model, free", "vLLM, hermes"),
-    ("llama.cpp, auto", "llama.cpp"),
-)
+PEER_READERS: Final = ("paceline, declared format", "vLLM, hermes", "llama.cpp")
 Lines = list[str]
 
 
@@ -36,16 +30,7 @@ def page() -> str:
         "command and its raw file. A spread is median (lowest to highest).",
         "",
     ]
-    parts = (
-        is_it_faster,
-        for_whom,
-        against_whom,
-        on_a_gpu,
-        when_not,
-        same_text,
-        are_calls_read,
-        which_machine,
-    )
+    parts = (is_it_faster, for_whom, against_whom, on_a_gpu, when_not, same_text, which_machine)
     return "\n".join([*lines, *(line for part in parts for line in part())])
 
 
@@ -102,6 +87,8 @@ def for_whom() -> Lines:
     ]
     for result in results_folder.read("tools"):
         lines += _tools(result)
+    for result in results_folder.read("tool_calls"):
+        lines += _unaided_calls(result)
     return lines
 
 
@@ -120,6 +107,20 @@ def _tools(result: Result) -> Lines:
     ]
     model = result["machine"]["model"]
     return [f"Tool calls under their schemas, {model}, `grammar,suffix`, x plain: {', '.join(told)}.", ""]
+
+
+def _unaided_calls(result: Result) -> Lines:
+    """Of the turns in which a call was recorded."""
+    model, told = result["machine"]["model"], []
+    for name in ("bfcl", "tau-bench airline"):
+        rows = {(r["answers"], r["reader"]): r for r in result["rows"] if r["workload"] == name}
+        auto = rows["the model, auto", "paceline"]
+        other = [
+            f"{r['reader']} {r['read']} of {r['n']}" for r in rows.values() if r["reader"] in PEER_READERS
+        ]
+        written = "" if auto["written"] else ", none written"
+        told.append(f"{auto['read']} of {auto['n']} on {name} ({', '.join(other)}{written})")
+    return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""]
 
 
 def against_whom() -> Lines:
@@ -228,30 +229,6 @@ def same_text() -> Lines:
         for name, row in result["rows"].items()
     ]
     return [*lines, *Table(["model", "engine", "mean KL", "same first choice"], rows).markdown()]
-
-
-def are_calls_read() -> Lines:
-    table = []
-    for result in results_folder.read("tool_calls"):
-        read: dict[str, dict[tuple[str, str], str]] = {}
-        for row in result["rows"]:
-            cells = read.setdefault(row["workload"], {})
-            cells[row["answers"], row["reader"]] = f"{row['read']} of {row['n']}"
-        model = result["machine"]["model"]
-        table += [
-            [model, name, *(cells.get(key, "-") for key in CALL_READERS)] for name, cells in read.items()
-        ]
-    head = ["model", "turns", "declared format only", "paceline, free text", "paceline, auto"]
-    return [
-        "## Are tool calls found?",
-        "",
-        "Answers at temperature 0 to recorded turns with tools, of which calls were read. Small models leave "
-        "out the mark that their template declares for a call, or do not call at all. The first two columns "
-        "and vLLM's read the same texts, written without a grammar; `auto` is what a client gets. In "
-        "irrelevance turns nothing should be called.",
-        "",
-        *Table([*head, "vLLM, hermes", "llama.cpp's server"], table).markdown(),
-    ]
 
 
 def which_machine() -> Lines:
