@@ -18,7 +18,11 @@ from bench.table import Table, number, spread
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
 FULL: Final = "../bench/results/README.md"
-PEER_READERS: Final = ("paceline, declared format", "vLLM, hermes", "llama.cpp")
+PEER_READERS: Final = {  # whose answers and who reads them: a short name
+    ("the model, free", "paceline, declared format"): "as declared",
+    ("the model, free", "vLLM, hermes"): "vLLM's parser",
+    ("llama.cpp, auto", "llama.cpp"): "llama.cpp",
+}
 Lines = list[str]
 
 
@@ -115,11 +119,9 @@ def _unaided_calls(result: Result) -> Lines:
     for name in ("bfcl", "tau-bench airline"):
         rows = {(r["answers"], r["reader"]): r for r in result["rows"] if r["workload"] == name}
         auto = rows["the model, auto", "paceline"]
-        other = [
-            f"{r['reader']} {r['read']} of {r['n']}" for r in rows.values() if r["reader"] in PEER_READERS
-        ]
-        written = "" if auto["written"] else ", none written"
-        told.append(f"{auto['read']} of {auto['n']} on {name} ({', '.join(other)}{written})")
+        other = [f"{peer} {rows[key]['read']}" for key, peer in PEER_READERS.items() if key in rows]
+        why = ", ".join(other) if auto["written"] else "none written"
+        told.append(f"{auto['read']} of {auto['n']} on {name} ({why})")
     return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""]
 
 
