@@ -119,7 +119,8 @@ def _unaided_calls(result: Result) -> Lines:
     for name in ("bfcl", "tau-bench airline"):
         rows = {(r["answers"], r["reader"]): r for r in result["rows"] if r["workload"] == name}
         auto = rows["the model, auto", "paceline"]
-        other = [f"{peer} {rows[key]['read']}" for key, peer in PEER_READERS.items() if key in rows]
+        found = {peer: rows[key] for key, peer in PEER_READERS.items() if key in rows}
+        other = [f"{peer} {r['read']} of {r['n']}" for peer, r in found.items()]
         why = ", ".join(other) if auto["written"] else "none written"
         told.append(f"{auto['read']} of {auto['n']} on {name} ({why})")
     return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""]

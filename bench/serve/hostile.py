@@ -263,6 +263,11 @@ def many_headers(server: Target) -> int:
     return server.raw(GET, b"".join(b"X-%d: %d\r\n" % (i, i) for i in range(400_000)))
 
 
+@attack(200, 0)
+def flood_on_one_connection(server: Target) -> int:
+    return server.raw(*[(GET + b"\r\n") * 20_000] * 8)
+
+
 @attack(431)
 def endless_trailers(server: Target) -> int:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -300,3 +305,8 @@ def page_of_another_site(server: Target) -> int:
 @attack(403)
 def rebound_name(server: Target) -> int:
     return server.post(CHAT, b"{}", {"Host": "evil.example:8000"})
+
+
+@attack(413)
+def tokens_of_eight_megabytes(server: Target) -> int:
+    return server.post("/tokenize", {"prompt": "a b " * 2_000_000})

@@ -143,6 +143,12 @@ def test_a_key_is_enough_to_be_reached_from_outside(caplog: pytest.LogCaptureFix
     assert "consider --keys" in caplog.text
 
 
+def test_a_text_to_tokenize_has_a_limit_of_its_own(toy_server: Running) -> None:
+    url = f"{toy_server.url}/tokenize"
+    for size, status in ((100_000, 200), (600_000, 413)):
+        assert httpx.post(url, json={"prompt": "a" * size}, trust_env=False, timeout=60).status_code == status
+
+
 # The access log
 
 

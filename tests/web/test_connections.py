@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,13 @@ from starlette.routing import Route
 
 from paceline.errors import SettingError
 from paceline.web.api_errors import ApiError, with_error_responses
-from paceline.web.connections import MAX_HEADER_BYTES, MAX_HEADERS, ConnectionLimits, Connections
+from paceline.web.connections import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    ConnectionLimits,
+    Connections,
+)
 from paceline.web.request_body import LimitedBodies
 from paceline.web.streaming import cancelled_by_disconnect
 
@@ -62,6 +68,10 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
     async def size(request: Request) -> Response:
         return JSONResponse({"bytes": len(await request.body())})
 
+    async def names(request: Request) -> Response:
+        await request.body()
+        return JSONResponse(sorted(name.decode() for name, _ in request.scope["headers"]))
+
     async def slow(request: Request) -> Response:
         here.slow.append("begun")
         try:
@@ -79,7 +89,7 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
 
         return StreamingResponse(parts())
 
-    methods = {"/health": health, "/size": size, "/slow": slow, "/endless": endless}
+    methods = {"/health": health, "/size": size, "/slow": slow, "/names": names, "/endless": endless}
     routes = [
         Route(path, with_error_responses(call), methods=["GET", "POST"]) for path, call in methods.items()
     ]
@@ -196,6 +206,14 @@ def test_trailers_are_bounded_like_headers(server: Server, end: bytes) -> None:
         assert_refused(read(connection), 431)
 
 
+def test_a_trailer_is_no_header(server: Server) -> None:
+    with server.connect() as connection:
+        head = b"POST /names HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        connection.sendall(head + b"1\r\nx\r\n0\r\nAuthorization: Bearer x\r\n\r\n")
+        names = read(connection).rpartition(b"\r\n\r\n")[2]
+    assert json.loads(names) == ["connection", "transfer-encoding"]
+
+
 def test_a_request_that_is_not_http_gets_a_400_in_the_usual_shape(server: Server) -> None:
     with server.connect() as connection:
         connection.sendall(b"HELLO\r\n\r\n")
@@ -209,6 +227,19 @@ def test_several_requests_at_once_are_answered_in_order(server: Server) -> None:
         said = read(connection)
     assert said.count(b"HTTP/1.1 200 OK") == 3
     assert said.index(b'{"bytes":3}') < said.rindex(b'{"status":"ok"}')
+
+
+def test_a_flood_of_requests_on_one_connection_is_cut_off(server: Server) -> None:
+    """The first ones are answered; nothing is held of the others."""
+    with server.connect() as connection:
+        send_all(connection, *[(GET + b"\r\n") * 10_000] * 20)
+        said = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                said += part
+    assert said.count(b"HTTP/1.1 200 OK") <= 1 + MAX_PIPELINED
+    assert server.healthy
+    until(lambda: len(server.connections) == 0)
 
 
 def test_bodies_in_memory_have_a_limit_together() -> None:

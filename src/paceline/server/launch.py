@@ -38,7 +38,7 @@ from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys
-from paceline.web.browsers import BrowserGuard, is_loopback
+from paceline.web.browsers import BrowserGuard, is_loopback, normal_origin
 from paceline.web.connections import ConnectionLimits, Connections
 from paceline.web.request_id import HEADER as REQUEST_ID
 
@@ -217,7 +217,7 @@ def asgi(app: App, settings: ServerSettings) -> ASGIApp:
         application.user_middleware.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(settings.allowed_origins),
+                allow_origins=[normal_origin(origin) for origin in settings.allowed_origins],
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID, "retry-after"],

@@ -23,7 +23,7 @@ class BrowserGuard:
         self, app: ASGIApp, origins: Collection[str] = (), hosts: Collection[str] = (), loopback: bool = True
     ) -> None:
         self._app = app
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._origins = frozenset(map(normal_origin, origins))
         self._hosts = frozenset(host.lower() for host in hosts)
         self._checks_host = (loopback or bool(hosts)) and ANY not in self._hosts
 
@@ -63,6 +63,12 @@ def _forbidden(header: str, expected: str, option: str) -> ApiError:
         code=f"{header.lower()}_not_allowed",
         refusal=FORBIDDEN,
     )
+
+
+def normal_origin(origin: str) -> str:
+    """As browsers write it."""
+    origin = origin.lower()
+    return origin if origin.endswith("://") else origin.removesuffix("/")
 
 
 def host_name(host: str) -> str:

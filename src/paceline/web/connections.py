@@ -21,6 +21,7 @@ from paceline.web.request_id import HEADER as REQUEST_ID
 
 MAX_HEADER_BYTES: Final = 65_536  # of a request line with all headers; also between two parts of a body
 MAX_HEADERS: Final = 100
+MAX_PIPELINED: Final = 8  # requests of a connection that wait for the answer to one before them
 LINGER_S: Final = 2.0  # a client that still sends gets time to read the error
 PROBE_S: Final = (0.05, 1.0)  # after the first probe of a half-closed connection, and between further ones
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -155,6 +156,8 @@ class LimitedHttp(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # ends the parser; those before are answered
         self._in_head, self._advanced = False, True
         self._stop_timer()
         super().on_headers_complete()

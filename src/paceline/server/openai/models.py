@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +17,7 @@ from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 
 _STARTED = int(time.time())
+MAX_TOKENIZE_BYTES: Final = 512 << 10  # of a body: a tokenizer needs some 300 bytes for each token
 
 
 class ModelServing(Serving):
@@ -39,12 +40,13 @@ class ModelServing(Serving):
         return JSONResponse(self._card(name))
 
     async def tokenize(self, http: Request) -> Response:
-        body, request = await read_request(http, TokenizeRequest, self.max_body)
+        body, request = await read_request(http, TokenizeRequest, min(self.max_body, MAX_TOKENIZE_BYTES))
         self.admission.check_model(request.model)
         llm = self.engine.llm
         tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
         http.state.used_tokens = len(tokens)
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context})
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context}
+        return await asyncio.to_thread(JSONResponse, answer)  # its text may be long
 
     async def detokenize(self, http: Request) -> Response:
         _, request = await read_request(http, DetokenizeRequest, self.max_body)
