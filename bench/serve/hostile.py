@@ -181,7 +181,7 @@ def pattern_in_a_required_tool(server: Target) -> int:
 
 @attack(200, 400)
 def ambiguous_grammar(server: Target) -> int:
-    return server.chat(structured_outputs={"grammar": 'start: s\ns: s s s | s s | "a" | ""'}, max_tokens=256)
+    return server.chat(structured_outputs={"grammar": 'start: s\ns: s s s | s s | "a" | ""'}, max_tokens=64)
 
 
 @attack(400)

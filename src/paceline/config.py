@@ -199,6 +199,11 @@ class EngineConfig:
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
     max_waiting: int = 0  # sequences that may wait for admission; 0: any number
+    max_grammar_s: float = (
+        3.0  # CPU time to compile one constraint; 4 times that for the slow masks of an output
+    )
+    max_grammar_mb: int = 256  # memory to compile one constraint
+    max_fixed_text: int = 8192  # bytes of text in a row that one constraint may prescribe
 
     def __post_init__(self) -> None:
         require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
@@ -212,5 +217,7 @@ class EngineConfig:
             lambda x: x != 1 and x >= 0, "max_model_len", self.max_model_len, "0 (the model's), 2 or more"
         )
         require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
+        require_positive(self, "max_grammar_s")
+        require_min(self, max_grammar_mb=16, max_fixed_text=1)
         cores = os.cpu_count() or 1
         require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
-from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, ToolSchemas, Whitespace
+from paceline.constraints import UNCONSTRAINED, Compiler, GrammarLimits, OutputSpec, ToolSchemas, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
@@ -75,7 +75,8 @@ class LLM:
             _limit_context(self.target, config.max_model_len)
         self.tokenizer.override(template, format)
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
-        self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
+        limits = GrammarLimits(config.max_grammar_s, config.max_grammar_mb, config.max_fixed_text)
+        self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits)
         controller = Rate(self.cost or None)
         sinks = (*sinks, CostMonitor(self.target, self.cost))
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)

@@ -300,3 +300,15 @@ def test_any_name_of_a_tool_can_be_enforced_and_checked(name: str) -> None:
     assert made is not None
     cursor = after(COMPILER, made, letters(text[: -len(" {}}")]))
     assert ord("x") not in allowed(cursor, VOCAB)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_committed_tokens_enter_and_leave_calls_as_advanced_ones_do(seed: int) -> None:
+    assert AUTO is not None
+    advanced, committed = COMPILER.cursor(AUTO), COMPILER.cursor(AUTO)
+    for token in walk(random.Random(seed)):
+        if not advanced.advance(token):
+            return
+        assert committed.commit(token)
+        committed.settle()
+        assert allowed(committed, VOCAB) == allowed(advanced, VOCAB)

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.constraints.call_heads import CallHeads, HeadState
 from paceline.types import Bits, Cursor
 
+_QUOTE, _BACKSLASH, _BRACE = b'"\\{'
 DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
 
 Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes, if it accepts them
@@ -77,6 +78,31 @@ class Trigger:
         return _without(forbidden, len(self.pieces)) if forbidden else None
 
 
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """The open braces in the JSON of a call. The grammar sees to it that it is JSON: braces suffice here."""
+
+    depth: int = 1
+    in_string: bool = False
+    escaped: bool = False
+
+    def after(self, text: bytes) -> tuple["Nesting", int]:
+        """And the position after the last brace, or -1."""
+        depth, in_string, escaped = self.depth, self.in_string, self.escaped
+        for i, byte in enumerate(text):
+            if escaped:
+                escaped = False
+            elif byte == _QUOTE:
+                in_string = not in_string
+            elif in_string:
+                escaped = byte == _BACKSLASH
+            elif byte in b"{}":
+                depth += 1 if byte == _BRACE else -1
+                if not depth:
+                    return Nesting(0), i + 1
+        return Nesting(depth, in_string, escaped), -1
+
+
 @dataclass(slots=True)
 class Heads:
     """Heads of calls without a trigger, and the tokens that complete one."""
@@ -124,6 +150,8 @@ class TriggerCursor(Cursor):
         self._written = 0  # bytes of the trigger that the text ends with
         self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or a head is complete
         self._resumes: HeadState | None = None  # after the call that a head has begun
+        self._nesting = Nesting()  # within that call
+        self._last = -1  # the token committed last
         self._ended = False
 
     @property
@@ -149,15 +177,36 @@ class TriggerCursor(Cursor):
             return self._advance_free(token)
         if not self._inner.advance(token):
             return False
-        if self._inner.finished or self._ends_call(token):
-            self._leave(token)
+        self._after_inner(token)
         return True
 
-    def _ends_call(self, token: int) -> bool:
-        """A call that a head has begun is whole: its grammar could only go on with punctuation."""
-        if self._resumes is None or self._inner is None or b"}" not in self._trigger.pieces[token]:
+    def commit(self, token: int) -> bool:
+        if self._inner is None:
+            return self.advance(token)
+        if self.finished or not self._inner.commit(token):
             return False
-        return self._inner.fork().advance(min(self._trigger.eos))
+        self._last = token
+        self._after_inner(token)
+        return True
+
+    def _after_inner(self, token: int) -> None:
+        if self._resumes is not None:
+            self._follow_call(self._trigger.pieces[token])
+        elif self._inner is not None and self._inner.finished:
+            self._leave(token)
+
+    def _follow_call(self, text: bytes) -> None:
+        """Free text follows the last brace of a call that a head has begun."""
+        self._nesting, end = self._nesting.after(text)
+        if end >= 0 and self._heads is not None and self._resumes is not None:
+            self._head = self._heads.heads.after(self._resumes, text[end:])
+            self._inner = self._resumes = None
+
+    def settle(self) -> None:
+        if self._inner is not None:
+            self._inner.settle()
+            if self._inner.finished and not self._ended:
+                self._leave(self._last)
 
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
@@ -174,25 +223,24 @@ class TriggerCursor(Cursor):
         return True
 
     def _advance_head(self, heads: Heads, token: int) -> bool:
-        after = heads.heads.after(self._head, self._trigger.pieces[token])
-        if heads.heads.complete(after):
-            self._inner = heads.entered(self._head, token)
-            if self._inner is None:
-                return False
-            self._resumes = heads.heads.resumed(after)
-            if self._ends_call(token):
-                self._leave(token)
-        else:
+        piece = self._trigger.pieces[token]
+        after = heads.heads.after(self._head, piece)
+        if not heads.heads.complete(after):
             self._head = after
+            return True
+        self._inner = heads.entered(self._head, token)
+        if self._inner is None:
+            return False
+        ends = (
+            i for i in range(1, len(piece)) if heads.heads.complete(heads.heads.after(self._head, piece[:i]))
+        )
+        self._resumes, self._nesting = heads.heads.resumed(after), Nesting()
+        self._follow_call(piece[next(ends, len(piece)) :])
         return True
 
     def _leave(self, token: int) -> None:
         """The grammar is complete. Free text follows, unless the model has ended the output."""
-        if self._resumes is not None and self._heads is not None:
-            rest = self._trigger.pieces[token].rpartition(b"}")[2]
-            self._head = self._heads.heads.after(self._resumes, rest)
-            self._inner = self._resumes = None
-        elif self._trigger.again and token not in self._trigger.eos:
+        if self._trigger.again and token not in self._trigger.eos:
             self._inner, self._written, self._head = None, 0, HeadState()
         else:
             self._ended = True
@@ -202,6 +250,11 @@ class TriggerCursor(Cursor):
 
     def canonical(self) -> list[int]:
         return [] if self._inner is None else self._inner.canonical()
+
+    def hints(self) -> "TriggerCursor":
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.hints()
+        return other
 
     def fork(self) -> "TriggerCursor":
         other = copy(self)

@@ -149,16 +149,17 @@ class Scheduler:
                     return seq, queue is self._running
         return None
 
-    def pieces(self) -> list[tuple[Seq, list[int]]]:
-        """The pending tokens of each sequence that has a part in this pass."""
-        decoding = {seq.id: 1 for seq in self._running if _remainder(seq) == 1}
-        reading = [seq for seq in self._running if _remainder(seq) > 1]
+    def pieces(self, held: Callable[[Seq], bool] = lambda seq: False) -> list[tuple[Seq, list[int]]]:
+        """The pending tokens of each sequence that has a part in this pass. held: those that have none."""
+        running = [seq for seq in self._running if not held(seq)]
+        decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
+        reading = [seq for seq in running if _remainder(seq) > 1]
         rows = self._beside if decoding else self._chunk
         shares = self._shared_rows if self._cut_anywhere else self._whole_chunks
         sizes = decoding | (shares(reading, rows) if reading else {})
         return [
             (seq, seq.tokens[seq.computed : seq.computed + size])
-            for seq in self._running
+            for seq in running
             if (size := sizes.get(seq.id, 0))
         ]
 
@@ -242,6 +243,7 @@ class Scheduled:
     draft: Draft = NO_DRAFT
     drafted: int = 0  # nodes of the draft before any was cut
     masks: Masks = FREE
+    late: bool = False  # its masks are not there after the pass
     verdict: Verdict | None = None
     kept_nodes: tuple[int, ...] | None = None  # nodes whose cache rows stay; None: not committed
 
