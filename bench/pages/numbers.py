@@ -114,16 +114,16 @@ def _tools(result: Result) -> Lines:
 
 
 def _unaided_calls(result: Result) -> Lines:
-    """Of the turns in which a call was recorded."""
-    model, told = result["machine"]["model"], []
+    """Of the turns in which a call was recorded; of those where none was written there is nothing to say."""
+    told = []
     for name in ("bfcl", "tau-bench airline"):
         rows = {(r["answers"], r["reader"]): r for r in result["rows"] if r["workload"] == name}
         auto = rows["the model, auto", "paceline"]
         found = {peer: rows[key] for key, peer in PEER_READERS.items() if key in rows}
-        other = [f"{peer} {r['read']} of {r['n']}" for peer, r in found.items()]
-        why = ", ".join(other) if auto["written"] else "none written"
-        told.append(f"{auto['read']} of {auto['n']} on {name} ({why})")
-    return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""]
+        other = ", ".join(f"{peer} {r['read']} of {r['n']}" for peer, r in found.items())
+        told += [f"{auto['read']} of {auto['n']} on {name} ({other})"] if auto["written"] else []
+    model = result["machine"]["model"]
+    return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""] if told else []
 
 
 def against_whom() -> Lines:
