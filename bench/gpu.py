@@ -335,6 +335,7 @@ def compare(notes: Notes, part: str, ways: Mapping[Way, Run], turns: Texts) -> N
             engine=name,
             temperature=temperature,
             turns=len(turns),
+            tokens=len(plain[0]),
             tokens_per_s=median(speeds),
             slowest=speeds[0],
             fastest=speeds[-1],
@@ -428,7 +429,9 @@ def compiled(notes: Notes, args: argparse.Namespace) -> None:
     notes(
         "compiled",
         engine="Transformers, compiled, static cache",
+        temperature=0.0,
         turns=1,
+        tokens=args.tokens,
         compile_seconds=warm,
         tokens_per_s=median(speeds),
         slowest=speeds[0],

@@ -1,7 +1,7 @@
 """The tables of `python -m bench.gpu`: passes against the bandwidth floor, batches, rounds, and the peers."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from bench.results_folder import Result
 from bench.table import Table, number
@@ -51,28 +51,52 @@ def batches(result: Result) -> Lines:
     ).markdown()
 
 
-def rounds(result: Result) -> Lines:
-    """SmolLM2 itself, one request at a time: the median of the repeats, and their range."""
+# Parts that ran recorded turns of agents, each in one call with everything in it.
+SIDE_BY_SIDE: Final = {
+    "rounds": "alone",
+    "beside": "beside Transformers",
+    "compiled": "alone",
+    "beside vllm": "beside vLLM",
+}
+
+
+def rounds(result: Result, short: bool = False) -> Lines:
+    """SmolLM2 itself, one request at a time: the median of the repeats, and their range.
+
+    short: greedy alone, and no trees.
+    """
     lines = [
         [
+            f"{row['turns']} of {row['tokens']}, {which}",
             row["engine"],
-            str(row.get("temperature", 0.0)),
-            str(row["turns"]),
+            *([] if short else [str(row["temperature"])]),
             f"{number(row['tokens_per_s'], 0)} ({number(row['slowest'], 0)} to {number(row['fastest'], 0)})",
             number(row["tokens_per_pass"]) if row.get("tokens_per_pass") else "",
             row.get("equal", ""),
         ]
-        for part in ("rounds", "beside", "compiled")
+        for part, which in SIDE_BY_SIDE.items()
         for row in of_part(result, part)
+        if not short or (row["temperature"] == 0 and "tree" not in row["engine"])
     ]
+    temperature = [] if short else ["temperature"]
     head = [
-        "engine, drafters",
-        "temperature",
-        "turns",
+        "turns of tokens",
+        "engine",
+        *temperature,
         "tokens/s",
         "tokens per pass",
         "tokens = its own plain",
     ]
+    return Table(head, lines).markdown()
+
+
+def vllm(result: Result) -> Lines:
+    rows = of_part(result, "vllm sequences")
+    counts = sorted({row["sequences"] for row in rows})
+    found = {(row["shape"], row["sequences"]): row["ms"] for row in rows}
+    shapes = dict.fromkeys(row["shape"] for row in rows)
+    lines = [[shape, *(number(found[shape, count]) for count in counts)] for shape in shapes]
+    head = ["shape", *(f"{n} sequences" if n > 1 else "1 sequence" for n in counts)]
     return Table(head, lines).markdown()
 
 
@@ -107,7 +131,13 @@ def section(result: Result) -> Lines:
         "Several sequences of 1,000 to 1,400 tokens in one call, ms:",
         "",
         *batches(result),
-        "Decoding in recorded turns of agents, Python included; all have the same prompts, in one process:",
+        "vLLM 0.26.0, a step, ms: sequences of 300 to 556 tokens, random weights, its host included (the "
+        "median of three, an earlier call; paceline was not timed at this length):",
+        "",
+        *vllm(result),
+        "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
+        "prompts and lengths; only those can be compared. Those beside vLLM are of an earlier call, vLLM in "
+        "a process of its own:",
         "",
         *rounds(result),
         "The host's part of a round of SmolLM2, µs:",

@@ -208,7 +208,9 @@ def test_who_finds_the_queue_full_is_counted_as_refused_and_nothing_else(served:
         assert changes(before, work(served.counts())) == {"paceline_refused_total reason=queue_full": 1}
         assert served.running.in_flight == 4
     served.settle()
-    assert until(lambda: len(served.records()) == len(known) + 4, IDLE_S)
+    assert until(lambda: len(served.records()) == len(known) + 5, IDLE_S)
+    refused = served.kept(found.headers["x-request-id"])
+    assert (refused["finish"], refused["error"], refused["rounds"]) == ("refused", "server_busy", [])
 
 
 def test_whose_time_is_up_in_the_queue_is_counted_as_refused_and_nothing_else(served: Server) -> None:

@@ -174,6 +174,9 @@ class LimitedHttp(HttpToolsProtocol):
         else:  # the answer was complete before the body
             self._wait(self._limits.idle_timeout_s)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: any client could fill the log. The request is answered as if it asked for no upgrade."""
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._problem or ApiError(400, "the request is not HTTP/1.1"))
 
