@@ -67,6 +67,8 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         *HINTS,
         *({name: {SECRET: SECRET}} for name in ("access_programs", "client_metadata", "image")),
         {"chat_template_kwargs": {"xyzzy": SECRET}},
+        {"stop": SECRET},
+        {"stop": ["a", SECRET]},
         {"input": SECRET},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": SECRET}]}]},
         {"instructions": SECRET},
