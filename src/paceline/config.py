@@ -198,6 +198,7 @@ class EngineConfig:
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
+    prefill_beside_ms: int = 40  # what these tokens may add to the time of such a pass; 0: any
     max_waiting: int = 0  # sequences that may wait for admission; 0: any number
     max_grammar_s: float = (
         3.0  # CPU time to compile one constraint; 4 times that for the slow masks of an output
@@ -210,9 +211,10 @@ class EngineConfig:
         require_whole(
             self,
             *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),
-            "max_model_len",
+            *("max_model_len", "prefill_beside_ms"),
         )
         require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        require(lambda x: x >= 0, "prefill_beside_ms", self.prefill_beside_ms, "0 (any) or more")
         require(
             lambda x: x != 1 and x >= 0, "max_model_len", self.max_model_len, "0 (the model's), 2 or more"
         )

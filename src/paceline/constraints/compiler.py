@@ -50,7 +50,7 @@ _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: li
 _LIMIT: Final = re.compile(r"too (big|many|large)|fuel|limit|precomputation|fixed text", re.IGNORECASE)
 # Work that one grammar may cause: a hostile one ends with an error instead of delaying other requests.
 LIMITS: Final = {
-    "initial_lexer_fuel": 2_000_000,
+    "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 20_000,
@@ -124,6 +124,10 @@ class Compiler:
             trigger, heads = self._trigger(constraint)
             return TriggerCursor(trigger, ignore_eos, heads)
         return GrammarCursor(self._grammar(constraint))
+
+    def load(self) -> None:
+        """Builds the tokenizer's tables, which stops all threads for a moment: before a server starts."""
+        _ = self._tables
 
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
         """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""

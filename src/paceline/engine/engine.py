@@ -161,6 +161,7 @@ class Engine:
             (perf_counter_ns() - drafted) // 1000,
             by_drafter,
         )
+        self._scheduler.took(scheduled, cost.target_us / 1e6)
         rounds = {
             s.seq.id: self._settle(s, rows, start, cost)
             for s, start in zip(scheduled, scores.starts, strict=True)
@@ -384,4 +385,6 @@ def _scheduler(config: EngineConfig, target: Target, clock: Callable[[], float])
     chunk = config.prefill_chunk
     anywhere = target.invariant_rows > chunk
     beside = min(config.prefill_beside, chunk) if anywhere else chunk
-    return Scheduler(config.max_batch, chunk, beside, config.max_waiting, anywhere, clock)
+    return Scheduler(
+        config.max_batch, chunk, beside, config.max_waiting, anywhere, config.prefill_beside_ms / 1000, clock
+    )

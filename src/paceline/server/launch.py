@@ -150,6 +150,7 @@ def build(settings: ServerSettings) -> App:
     llm.name, *aliases = settings.names
     llm.spec = replace(llm.spec, max_draft=settings.max_draft)
     routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
+    llm.constraints.load()
     thread = EngineThread(llm.engine)
     metrics = Metrics(
         llm.name,

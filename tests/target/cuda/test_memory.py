@@ -1,12 +1,13 @@
 """The GPU memory that is planned is the memory that is taken."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from paceline.config import EngineConfig
-from paceline.errors import UsageError
+from paceline.errors import SettingError, UsageError
 from paceline.target import load
 from paceline.target.cuda import memory
 from paceline.target.cuda.driver import CpuLauncher
@@ -50,3 +51,20 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(monkeypatch: p
     with pytest.raises(UsageError, match="int8"):
         load._require_room(Path("big.gguf"), too_large, torch.device("cuda"))
     load._require_room(Path("small.gguf"), MemoryPlan(1000 * _MB, 1000 * _MB, 0), torch.device("cuda"))
+
+
+def test_dtype_int8_runs_on_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tiny_weights()
+    checkpoint = SimpleNamespace(shape=weights.shape, tensors=weights.tensors)
+    monkeypatch.setattr(load, "placement", lambda _: (torch.device("cuda"), torch.bfloat16))
+    monkeypatch.setattr(load, "open_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(load, "canonical_tensors", lambda found: found.tensors.items())
+    monkeypatch.setattr(load, "unusable", lambda _: None)
+    monkeypatch.setattr(load, "make_launcher", lambda *_: Unlaunched())
+    monkeypatch.setattr(load, "load", lambda *_: weights)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (8000 * _MB, 8000 * _MB))
+    target = load.load_target(Path("tiny"), EngineConfig(device="cuda", dtype="int8", cache_mb=1))
+    assert target.describe().endswith("int8")
+    monkeypatch.setattr(load, "unusable", lambda _: "too old")
+    with pytest.raises(SettingError, match="too old"):
+        load.load_target(Path("tiny"), EngineConfig(device="cuda", dtype="int8", cache_mb=1))
