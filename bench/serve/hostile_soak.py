@@ -156,6 +156,7 @@ def _measure(
     ended = threading.Event()
     with victims:
         say(f"{options.clients} ordinary streams, {len(chosen)} attacks; warming up")
+        target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})
         time.sleep(options.warm_up)
         warm = time.monotonic()
         attacks = run_attacks(

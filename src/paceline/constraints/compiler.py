@@ -50,7 +50,7 @@ _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: li
 _LIMIT: Final = re.compile(r"too (big|many|large)|fuel|limit|precomputation|fixed text", re.IGNORECASE)
 # Work that one grammar may cause: a hostile one ends with an error instead of delaying other requests.
 LIMITS: Final = {
-    "initial_lexer_fuel": 2_000_000,
+    "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 20_000,
@@ -125,14 +125,19 @@ class Compiler:
             return TriggerCursor(trigger, ignore_eos, heads)
         return GrammarCursor(self._grammar(constraint))
 
+    def load(self) -> None:
+        """Builds the tokenizer's tables, which stops all threads for a moment: before a server starts."""
+        _ = self._tables
+
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
         """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""
         grammar = self._grammar(constraint)
 
         def fits(text: str) -> bool:
-            cursor = GrammarCursor(grammar)
+            cursor = GrammarCursor(grammar).hints()  # compiles nothing: what it cannot follow does not fit
             tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
-            return all(cursor.advance(token) for token in tokens) and cursor.finished
+            whole = all(cursor.advance(token) for token in tokens)
+            return whole and (cursor.finished or cursor.advance(min(self._tokenizer.eos_ids)))
 
         return fits
 
@@ -205,7 +210,7 @@ class Compiler:
             grammar = self._grammar(calls)
         except ConstraintError:  # too large: calls with the trigger are still enforced
             return None
-        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar))
+        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon)
 
     def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
         """A cursor after the text with which a grammar begins, if it accepts that."""
@@ -232,6 +237,11 @@ class Compiler:
     def _pieces(self) -> list[bytes]:
         pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
         return pieces + [b""] * (self._vocab - len(pieces))
+
+    @cached_property
+    def _with_colon(self) -> list[int]:
+        """Tokens that may complete the head of a call."""
+        return [token for token, piece in enumerate(self._pieces) if b":" in piece]
 
     @cached_property
     def _tables(self) -> "LLTokenizer":
