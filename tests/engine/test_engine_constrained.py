@@ -125,3 +125,15 @@ def test_reasoning_ends_inside_a_draft(tokenizer: Tokenizer) -> None:
         fast, _ = run(tokenizer, [thinking] * 4, GUESSES, biased, guess[start:])
         assert fast == plain
     assert all(end.error is None for end in ends)
+
+
+def test_a_slow_grammar_that_ends_within_a_draft_ends_the_output(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """Its tokens are consumed late, so that its end is not known when the next one is committed."""
+    pattern = Regex("abab")
+    plain, _ = run(tokenizer, [pattern] * 2, PLAIN, [A, B])
+    monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
+    fast, ends = run(tokenizer, [pattern] * 2, GUESSES, [A, B], [A, B, A, B, A, B])
+    assert fast == plain
+    assert [end.finish for end in ends] == ["stop", "stop"]

@@ -318,7 +318,11 @@ class Engine:
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output."""
-        for token in new:
+        for i, token in enumerate(new):
+            if i and seq.cursor is not None:  # a token that was committed late may have ended the output
+                seq.cursor.settle()
+                if seq.cursor.finished:
+                    return "stop"
             seq.tokens.append(token)
             if seq.cursor is not None and not seq.cursor.commit(token):
                 raise rejected(token)
