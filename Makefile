@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TORCH := torch==2.13.0# one exact version: a looser one may bring gigabytes of CUDA packages
 
+# Compiled once, whatever the surroundings say: tests start some 150 processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A worker for each core takes whole files, those with slow tests first. Nice: what trains beside a server has the
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -143,7 +143,8 @@ def _server(model: str) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "paceline", "serve", model, "--port", str(port), "--store", "none"]
+    command = [sys.executable, "-m", "paceline", "serve", model, "--served-model-name", model]
+    command += ["--port", str(port), "--store", "none"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S

@@ -1,4 +1,4 @@
-"""What a pass and a round cost on a GPU: python -m bench.gpu [PART ...] [--model GGUF] [--out FOLDER]
+"""The cost of a pass and of a round on a GPU: python -m bench.gpu [PART ...] [--model GGUF] [--out FOLDER]
 
 Runs with torch, numpy, tokenizers and safetensors alone. Parts:
 
@@ -7,9 +7,10 @@ passes        milliseconds of a pass by rows and context, real and random weight
 host          the host's part of a round: from a pass's tokens to the next launch
 profile       where that time goes
 eager         the same for paceline's eager torch target
-transformers  tokens/s of Transformers with the same weights: plain and prompt lookup
 batches       milliseconds of a pass of several sequences
-rounds        tokens/s of the whole engine on recorded prompts, plain and with drafters; are they equal?
+rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters: equal texts?
+beside        the same on fewer and shorter turns, with Transformers in the same process
+compiled      tokens/s of Transformers compiled with a static cache
 
 The floor of a pass is the bytes it must read (weights but the embedding table, and the cache) over the
 bandwidth.
@@ -21,8 +22,9 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -36,6 +38,8 @@ from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
+from paceline.engine.estimates import Prior
+from paceline.target.base import ModelTarget
 from paceline.target.cost import cost_table
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import WeightType
@@ -45,13 +49,17 @@ from paceline.target.weights.model_config import ModelConfig, Rope, Weights
 from paceline.target.weights.reader import load
 from paceline.types import Bits, Cursor, Draft, Feed, Seq
 
-ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+ROWS: Final = (1, 8, 16, 32, 64)
 CONTEXTS: Final = (300, 4000, 16000)
 SHAPES: Final = {
     "135m": ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 32768, 1e-5, Rope(100000.0)),
     "1.5b": ModelConfig("qwen2", 28, 1536, 12, 2, 128, 8960, 151936, 32768, 1e-6, Rope(1000000.0)),
     "8b": ModelConfig("llama", 32, 4096, 32, 8, 128, 14336, 128256, 32768, 1e-5, Rope(500000.0)),
+    "32b": ModelConfig("qwen2", 64, 5120, 40, 8, 128, 27648, 152064, 32768, 1e-6, Rope(1000000.0)),
+    "70b": ModelConfig("llama", 80, 8192, 64, 8, 128, 28672, 128256, 32768, 1e-5, Rope(500000.0)),
 }
+KINDS: Final[dict[str, tuple[WeightType, ...]]] = {"8b": ("bf16", "int8"), "70b": ("int8",)}  # else bf16
+REPEATS: Final = 3
 TIED: Final = ("135m", "1.5b")
 
 
@@ -90,29 +98,50 @@ def timed(run: Callable[[], object], seconds: float = 0.15, samples: int = 9) ->
     return median(sample(count) for _ in range(samples))
 
 
+class RandomTensors(MutableMapping[str, Tensor]):
+    """Each tensor is made on the GPU when it is taken: a model need not fit there in bfloat16."""
+
+    def __init__(self, shape: ModelConfig, tied: bool) -> None:
+        width, ff, vocab = shape.width, shape.ff_width, shape.vocab_size
+        q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        sizes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
+        sizes |= {"gate": (ff, width), "up": (ff, width), "down": (width, ff)}
+        layer: dict[str, tuple[int, ...]] = {**sizes, "attn_norm": (width,), "ffn_norm": (width,)}
+        if shape.architecture == "qwen2":
+            layer |= {f"{p}_bias": sizes[p][:1] for p in "qkv"}
+        self._sizes: dict[str, tuple[int, ...]] = {"embed": (vocab, width), "norm": (width,)}
+        if not tied:
+            self._sizes["head"] = (vocab, width)
+        for i in range(shape.layers):
+            self._sizes |= {f"layers.{i}.{part}": size for part, size in layer.items()}
+        self._generator = torch.Generator("cuda").manual_seed(0)
+
+    def __getitem__(self, name: str) -> Tensor:
+        size = self._sizes[name]
+        made = torch.empty(*size, device="cuda", dtype=torch.bfloat16)
+        scale = 0.1 if len(size) == 1 else size[1] ** -0.5 * (4 if name == "embed" else 1)
+        made.normal_(0, scale, generator=self._generator)
+        return made.add_(1) if name.endswith("norm") else made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        raise TypeError("random tensors are only read")
+
+    def __delitem__(self, name: str) -> None:
+        del self._sizes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
 def random_weights(name: str) -> Weights:
     """On the GPU, so that no large model has to be carried there."""
-    shape = SHAPES[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def normal(*size: int, scale: float) -> Tensor:
-        made = torch.empty(*size, device="cuda", dtype=torch.bfloat16)
-        return made.normal_(0, scale, generator=generator)
-
-    width, ff = shape.width, shape.ff_width
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    sizes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
-    sizes |= {"gate": (ff, width), "up": (ff, width), "down": (width, ff)}
-    tensors = {"embed": normal(shape.vocab_size, width, scale=4 * width**-0.5)}
-    tensors["norm"] = 1 + normal(width, scale=0.1)
-    if name not in TIED:
-        tensors["head"] = normal(shape.vocab_size, width, scale=width**-0.5)
-    for i in range(shape.layers):
-        tensors |= {f"layers.{i}.{p}": normal(*size, scale=size[1] ** -0.5) for p, size in sizes.items()}
-        tensors |= {f"layers.{i}.{p}": 1 + normal(width, scale=0.1) for p in ("attn_norm", "ffn_norm")}
-        if shape.architecture == "qwen2":
-            tensors |= {f"layers.{i}.{p}_bias": normal(sizes[p][0], scale=0.1) for p in "qkv"}
-    return Weights(shape, tensors, f"random {name}")
+    return Weights(SHAPES[name], RandomTensors(SHAPES[name], name in TIED), f"random {name}")
 
 
 def weights_of(name: str, model: Path | None) -> Weights:
@@ -179,8 +208,7 @@ def a_pass(target: AnyTarget, lengths: Mapping[str, int], rows: int) -> Callable
 
 def passes(notes: Notes, args: argparse.Namespace) -> None:
     for name in args.shapes:
-        kinds: tuple[WeightType, ...] = ("bf16", "int8") if name == "8b" else ("bf16",)
-        for kind in kinds:
+        for kind in KINDS.get(name, ("bf16",)):
             time_passes(notes, name, kind, args.model)
             free()
 
@@ -195,7 +223,7 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
         for rows in ROWS:
             run = a_pass(target, {seq: context}, rows)
             run()
-            ms = timed(target.replay_last_pass)
+            ms = timed(target.replay_last_pass, seconds=0.06)
             notes(
                 "passes",
                 shape=name,
@@ -205,27 +233,26 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
                 ms=ms,
                 floor_ms=floor,
                 percent=100 * floor / ms,
-                forward_ms=timed(run, seconds=0.05),
             )
 
 
 def batches(notes: Notes, args: argparse.Namespace) -> None:
     """Sequences of 1,000 to 1,400 tokens, one row and eight rows each, as one call of the target."""
+    most = 64
     for name in args.shapes:
-        shape = SHAPES[name]
-        cache_mb = 32 * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
-        target = CudaTarget(
-            weights_of(name, args.model), EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=32)
-        )
+        shape, kind = SHAPES[name], KINDS.get(name, ("bf16",))[0]
+        cache_mb = most * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
+        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=most)
+        target = CudaTarget(weights_of(name, args.model), config, kind=kind)
         with ExitStack() as stack:
-            lengths = {f"s{i}": 1000 + 400 * i // 31 for i in range(32)}
+            lengths = {f"s{i}": 1000 + 400 * i // (most - 1) for i in range(most)}
             for seq, length in lengths.items():
                 stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
-            for count in (1, 4, 8, 16, 32):
+            for count in (1, 8, 32, most):
                 for rows in (1, 8):
                     run = a_pass(target, dict(islice(lengths.items(), count)), rows)
                     run()
-                    notes("batches", shape=name, sequences=count, rows=rows, ms=timed(run))
+                    notes("batches", shape=name, kind=kind, sequences=count, rows=rows, ms=timed(run))
         del target
         free()
 
@@ -241,50 +268,175 @@ def eager(notes: Notes, args: argparse.Namespace) -> None:
         free()
 
 
-def transformers(notes: Notes, args: argparse.Namespace) -> None:
-    """Transformers with SmolLM2's weights on the prompts of `rounds`: how fast it decodes after a prompt."""
+Texts = list[list[int]]
+
+
+Way = tuple[str, float]  # an engine with its drafters, a temperature
+Run = Callable[[], tuple[Texts, int, float]]  # texts, passes, seconds
+
+
+def rounds(notes: Notes, args: argparse.Namespace) -> None:
+    """SmolLM2 on recorded turns of agents, one request at a time."""
     if args.model is None:
-        notes("transformers", skipped="no --model")
+        notes("rounds", skipped="no --model")
         return
+    turns = agent_turns(args.model, args.prompts)
+    compare(notes, "rounds", paceline_ways(notes, args.model, turns, (0.0, 0.7), args.tokens), turns)
+
+
+def beside(notes: Notes, args: argparse.Namespace) -> None:
+    """The same on two turns, 32 tokens each, with Transformers in the same process."""
+    if args.model is None:
+        notes("beside", skipped="no --model")
+        return
+    turns, tokens = agent_turns(args.model, 2), 32
+    ways = paceline_ways(notes, args.model, turns, (0.0,), tokens)
     model = transformers_model(args.model)
-    prompts = [torch.tensor([tokens], device="cuda") for tokens in recorded_prompts(args.model, args.prompts)]
-    ways: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "prompt lookup": {"prompt_lookup_num_tokens": 7},
-        "compiled, static cache": {"cache_implementation": "static"},
+    for name, more in {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 7}}.items():
+        ways[f"Transformers, {name}", 0.0] = partial(transformers_turns, model, turns, tokens, more)
+    compare(notes, "beside", ways, turns)
+
+
+def paceline_ways(
+    notes: Notes, model: Path, turns: Texts, temperatures: Sequence[float], tokens: int
+) -> dict[Way, Run]:
+    target = load_target(model, EngineConfig(device="cuda", cache_mb=1024))
+    notes("target", what=target.describe(), prompt_tokens=[len(turn) for turn in turns], tokens=tokens)
+    prior = cost_table(target)
+    lists: Mapping[str, SpecConfig] = {
+        "plain": SpecConfig((), max_draft=0),
+        "grammar, suffix, ngram": SpecConfig(max_draft=7),
+        "grammar, suffix, ngram, tree": SpecConfig(max_draft=7, tree_width=2),
     }
-    plain: list[list[int]] = []
-    for way, more in ways.items():
+    return {
+        (f"paceline, {name}", temperature): partial(
+            paceline_turns, target, prior, turns, spec, temperature, tokens
+        )
+        for temperature in temperatures
+        for name, spec in lists.items()
+    }
 
-        def decode(prompt: Tensor, count: int, more: dict[str, Any] = more) -> tuple[list[int], float]:
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            out = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=count,
-                min_new_tokens=count,
-                do_sample=False,
-                pad_token_id=0,
-                **more,
-            )
-            torch.cuda.synchronize()
-            return out[0, prompt.shape[1] :].tolist(), time.perf_counter() - started
 
-        compiles = "cache_implementation" in more  # anew for every length
-        for prompt in prompts if compiles else prompts[:1]:
-            decode(prompt, 1)
-            decode(prompt, args.tokens)
-        texts, seconds = [], 0.0
-        for prompt in prompts:
-            _, first = decode(prompt, 1)
-            text, whole = decode(prompt, args.tokens)
-            texts.append(text)
-            seconds += whole - first
-        plain = plain or texts
-        same = sum(one == other for one, other in zip(texts, plain, strict=True))
-        made = sum(map(len, texts)) - len(texts)
-        notes("transformers", way=way, tokens_per_s=made / seconds, texts_equal=f"{same} of {len(texts)}")
+def compare(notes: Notes, part: str, ways: Mapping[Way, Run], turns: Texts) -> None:
+    """Each way REPEATS times, in turns. Timed is what follows the first token of each answer."""
+    results: dict[Way, list[tuple[Texts, int, float]]] = {way: [] for way in ways}
+    for repeat in range(REPEATS):
+        for (name, temperature), run in ways.items():
+            texts, passes_made, seconds = run()
+            results[name, temperature].append((texts, passes_made, seconds))
+            notes(f"{part} run", engine=name, temperature=temperature, repeat=repeat, seconds=seconds)
+    for (name, temperature), runs in results.items():
+        speeds = sorted(_following(texts) / seconds for texts, _, seconds in runs)
+        plain = results[f"{name.partition(',')[0]}, plain", temperature][0][0]
+        same = sum(equal_tokens(texts, plain) for texts, *_ in runs)
+        texts, passes_made, _ = runs[0]
+        notes(
+            part,
+            engine=name,
+            temperature=temperature,
+            turns=len(turns),
+            tokens=len(plain[0]),
+            tokens_per_s=median(speeds),
+            slowest=speeds[0],
+            fastest=speeds[-1],
+            tokens_per_pass=_following(texts) / passes_made if passes_made else None,
+            equal=f"{same} of {REPEATS * sum(map(len, plain))}",
+        )
+
+
+def _following(texts: Texts) -> int:
+    """Tokens after the first of each text."""
+    return sum(map(len, texts)) - len(texts)
+
+
+def equal_tokens(texts: Texts, others: Texts) -> int:
+    pairs = zip(texts, others, strict=True)
+    return sum(a == b for text, other in pairs for a, b in zip(text, other, strict=True))
+
+
+def paceline_turns(
+    target: ModelTarget, prior: Prior, turns: Texts, spec: SpecConfig, temperature: float, tokens: int
+) -> tuple[Texts, int, float]:
+    """Texts, passes after each first token, and their seconds. Drafters remember earlier turns."""
+    texts, passes_made, seconds = [], 0, 0.0
+    engine = Engine(target, model_free(), Rate(prior))
+    for i, turn in enumerate(turns):
+        params = SamplingParams(temperature=temperature, seed=i, max_tokens=tokens, ignore_eos=True)
+        seq = Seq(f"turn {i}", list(turn), len(turn), params, spec, tenant="bench")
+        engine.submit(seq)
+        while not seq.output:
+            engine.step()
+        first = len(seq.output)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        while engine.busy:
+            engine.step()
+            passes_made += 1
+        seconds += (time.perf_counter() - started) * (tokens - 1) / (tokens - first)
+        texts.append(seq.output)
+    target.forget("bench")
+    return texts, passes_made, seconds
+
+
+def transformers_turns(
+    model: Any, turns: Texts, tokens: int, more: Mapping[str, Any]
+) -> tuple[Texts, int, float]:
+    """Its prompt is timed alone first, and taken off."""
+    texts, seconds = [], 0.0
+    for turn in turns:
+        _, first = transformers_text(model, turn, 1, more)
+        text, whole = transformers_text(model, turn, tokens, more)
+        texts.append(text)
+        seconds += whole - first
+    return texts, 0, seconds
+
+
+def transformers_text(
+    model: Any, turn: Sequence[int], tokens: int, more: Mapping[str, Any]
+) -> tuple[list[int], float]:
+    prompt = torch.tensor([turn], device="cuda")
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **more,
+    )
+    torch.cuda.synchronize()
+    return out[0, prompt.shape[1] :].tolist(), time.perf_counter() - started
+
+
+def compiled(notes: Notes, args: argparse.Namespace) -> None:
+    """Transformers compiled with a static cache, on the first turn alone: it compiles for a minute."""
+    if args.model is None:
+        notes("compiled", skipped="no --model")
+        return
+    model, turn = transformers_model(args.model), agent_turns(args.model, 1)[0]
+    more = {"cache_implementation": "static"}
+    started = time.perf_counter()
+    for tokens in (1, args.tokens):
+        transformers_text(model, turn, tokens, more)
+    warm = time.perf_counter() - started
+    speeds = []
+    for _ in range(REPEATS):
+        texts, _, seconds = transformers_turns(model, [turn], args.tokens, more)
+        speeds.append((len(texts[0]) - 1) / seconds)
+    speeds.sort()
+    notes(
+        "compiled",
+        engine="Transformers, compiled, static cache",
+        temperature=0.0,
+        turns=1,
+        tokens=args.tokens,
+        compile_seconds=warm,
+        tokens_per_s=median(speeds),
+        slowest=speeds[0],
+        fastest=speeds[-1],
+    )
 
 
 def transformers_model(path: Path) -> Any:
@@ -325,56 +477,20 @@ def transformers_model(path: Path) -> Any:
     return model
 
 
-def rounds(notes: Notes, args: argparse.Namespace) -> None:
-    """SmolLM2 itself on the built-in prompts, one request at a time."""
-    if args.model is None:
-        notes("rounds", skipped="no --model")
-        return
-    prompts = recorded_prompts(args.model, args.prompts)
-    target = load_target(args.model, EngineConfig(device="cuda", cache_mb=1024))
-    notes("rounds target", what=target.describe())
-    lists: Mapping[str, SpecConfig] = {
-        "plain": SpecConfig((), max_draft=0),
-        "suffix, ngram": SpecConfig(("suffix", "ngram"), max_draft=7, adaptive=False),
-        "suffix, ngram, tree": SpecConfig(("suffix", "ngram"), max_draft=7, adaptive=False, tree_width=2),
-    }
-    for temperature in (0.0, 0.7):
-        plain: list[list[int]] = []
-        for name, spec in lists.items():
-            texts, made, passes_made, seconds = [], 0, 0, 0.0
-            for i, prompt in enumerate(prompts):
-                engine = Engine(target, model_free(), Fixed())
-                params = SamplingParams(
-                    temperature=temperature, seed=i, max_tokens=args.tokens, ignore_eos=True
-                )
-                seq = Seq(f"{name} {i}", list(prompt), len(prompt), params, spec, tenant=name)
-                engine.submit(seq)
-                while seq.computed < len(prompt) - 1 or not seq.output:
-                    engine.step()
-                torch.cuda.synchronize()
-                before, started = len(seq.output), time.perf_counter()
-                while engine.busy:
-                    engine.step()
-                    passes_made += 1
-                seconds += time.perf_counter() - started
-                made += len(seq.output) - before
-                texts.append(seq.output)
-            plain = plain or texts
-            same = sum(
-                a == b
-                for one, other in zip(texts, plain, strict=True)
-                for a, b in zip(one, other, strict=True)
-            )
-            notes(
-                "rounds",
-                temperature=temperature,
-                drafters=name,
-                prompts=len(prompts),
-                tokens_per_s=made / seconds,
-                tokens_per_pass=made / passes_made,
-                ms_per_pass=1e3 * seconds / passes_made,
-                equal=f"{same} of {sum(map(len, plain))}",
-            )
+def agent_turns(model: Path, count: int) -> Texts:
+    """The prompts of successive turns of recorded agents, at most 2,000 tokens each."""
+    from paceline.text import Tokenizer
+
+    tokenizer = Tokenizer.load(model)
+    lines = (Path(__file__).parent / "workloads" / "agent.jsonl").read_text("utf-8").splitlines()
+    found = []
+    for record in map(json.loads, lines):
+        messages = record["messages"]
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                text = tokenizer.render(messages[:i], record.get("tools"))
+                found.append(tokenizer.encode(text)[-2000:])
+    return found[:count]
 
 
 def recorded_prompts(model: Path, count: int) -> list[list[int]]:
@@ -393,7 +509,7 @@ def recorded_prompts(model: Path, count: int) -> list[list[int]]:
 
 
 class EvenTokens(Cursor):
-    """A grammar that costs nothing: every other token, and at every eighth place one token alone."""
+    """A grammar that costs nothing: every other token, and at every eighth position one token alone."""
 
     finished = False
 
@@ -531,10 +647,11 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "passes": passes,
     "batches": batches,
     "rounds": rounds,
+    "beside": beside,
     "host": host,
     "profile": profile,
     "eager": eager,
-    "transformers": transformers,
+    "compiled": compiled,
 }
 
 
@@ -546,7 +663,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="SmolLM2 as a GGUF file; without it weights are random")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "bench/results")))
     args = parser.parse_args()
     notes = Notes(args.out)

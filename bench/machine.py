@@ -34,7 +34,7 @@ def _commit() -> str:
 
 
 def command(name: str, given: Sequence[str]) -> str:
-    """What measures it again. Where files lie says nothing elsewhere: of each, what it is called."""
+    """The command that measures it again, with the names of files instead of their paths."""
     short = [Path(one).name if one.startswith(("/", "~", ".")) else one for one in given]
     return shlex.join(["python", "-m", "bench", name, *short])
 

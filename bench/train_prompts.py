@@ -29,7 +29,7 @@ def records(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def group_of(question: Mapping[str, Any]) -> str:
-    """What a question of Spec-Bench goes by; "" for any other record."""
+    """The name of a Spec-Bench question; "" for any other record."""
     return f"specbench:{question['question_id']}" if "question_id" in question else ""
 
 

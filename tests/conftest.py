@@ -6,7 +6,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
+import gc
+import re
+import ssl
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,23 +24,54 @@ from paceline.hub import resolve
 if TYPE_CHECKING:
     from support.servers import Running
 
+gc.disable()  # until all tests are imported: modules are no garbage
+# It takes 20 ms, every HTTP client asks for one, and those of the tests do not use it.
+ssl.create_default_context = cache(ssl.create_default_context)  # type: ignore[assignment]
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
+    # A core for each worker, so a thread for each model: those of two would spin at barriers.
+    own = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {own[int(worker.removeprefix("gw")) % len(own)]})
 settings.register_profile("full", deadline=None, derandomize=True)  # a busy machine is no fault
 settings.register_profile("quick", settings.get_profile("full"), max_examples=10)
 settings.load_profile("full")
 
 
 WEIGHTS = {"smollm2_path": "model", "qwen_path": "large", "gemma_path": "gemma"}  # fixture -> marker
+LONGEST = ("slow", "large", "model")  # markers of long files
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Imports no file of slow tests for a run without them."""
+    without_slow = "slow" in config.getoption("markexpr").partition("not")[2]
+    if without_slow and collection_path.suffix == ".py":
+        return re.search(r"^pytestmark = .*\bslow\b", collection_path.read_text(), re.M) is not None or None
+    return None
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks whoever asks for weights. Files that hold slow tests come first, so that workers end together."""
+    """Marks whoever asks for weights, and as slow all but some cases of what is sampled.
+
+    The longest files come first, so that workers end together.
+    """
     for item in items:
         for fixture, marker in WEIGHTS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    cases = Counter[str]()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % sampled.args[0]:
+                item.add_marker("slow")
+            cases[name] += 1
+    first = {marker: {item.path for item in items if item.get_closest_marker(marker)} for marker in LONGEST}
+    items.sort(key=lambda item: [item.path not in paths for paths in first.values()])
 
 
 def _pulled(name: str) -> Path:

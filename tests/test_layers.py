@@ -103,6 +103,7 @@ def test_nobody_needs_a_database_to_record() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_bare_gpu_machine_can_make_answers_and_train_on_them() -> None:
     """It has torch, numpy, tokenizers and what these need, and nothing else."""
     absent = ("llguidance", "pydantic", "sqlalchemy", "starlette", "platformdirs", "typer", "rich", "gguf")

@@ -150,7 +150,7 @@ def test_one_can_replace_another_between_passes(
 
 @pytest.mark.parametrize("kind", ["block", "eagle"])
 def test_they_remember_as_many_positions_as_the_target(llm: LLM, kind: str) -> None:
-    """What the target finds in its cache it does not compute again, so no drafter sees it again."""
+    """Rows that the target finds in its cache are not computed again, so no drafter sees them again."""
     assert isinstance(llm.target, PagedTarget)
     assert llm.drafters[kind]._cache._max_positions == llm.target.capacity  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Under `match`, speculative text is plain text, token for token, whatever was guessed.
+"""Under `match`, speculative text is plain text, token for token, whatever was drafted.
 
 A drafter that guesses nothing would pass all of that, so each has an acceptance floor too, here or in its own
 tests. And a test that cannot fail proves nothing, so wrong rules, rows and positions are shown to be caught.
@@ -124,6 +124,7 @@ LISTS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 @pytest.mark.parametrize("batch", [1, 5])
@@ -162,6 +163,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_speculation(option: str, seed: int) -> None:
@@ -192,6 +194,7 @@ def test_end_of_text_inside_a_draft_ends_the_output_there() -> None:
 ENDS = frozenset({2, 9, 17})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("width", [1, 3])
@@ -229,6 +232,39 @@ def test_a_shortest_length_is_kept_by_the_other_rules(accept: Accept) -> None:
         for drafters in (("model",), ("ngram",)):
             output, _ = run(SpecConfig(drafters, adaptive=False, accept=accept), params, 2, eos=ENDS)
             assert all(len(tokens) > 13 and not ENDS & {*tokens[:13]} for tokens in output.values())
+
+
+def test_the_first_token_after_the_shortest_length_may_be_an_end() -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=LENGTH)
+    at_once = 0
+    for n in range(1, 24):
+        longer = replace(params, min_tokens=n)
+        plain, _ = run(PLAIN, longer, 4, eos=ENDS)
+        at_once += sum(len(output) == n + 1 for output in plain.values())
+        spec = SpecConfig(("oracle",), adaptive=False)
+        assert run(spec, longer, 4, [Oracle(plain, 99)], eos=ENDS)[0] == plain
+    assert at_once > 5
+
+
+class ChoosingTarget(ToyTarget):
+    """Chooses greedily wherever it is told how, and no mask is said to matter."""
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        scores = super().forward(feeds, taps)
+        best = scores.logits.argmax(-1).tolist()
+        tokens = [-1] * len(best)
+        for feed, start in zip(feeds, scores.starts, strict=True):
+            if feed.scored and feed.sampler is not None and feed.sampler.masks is None:
+                rows = slice(start, start + 1 + len(feed.draft))
+                tokens[rows] = best[rows]
+        return replace(scores, tokens=tuple(tokens))
+
+
+def test_a_target_that_chooses_itself_does_not_before_the_shortest_length() -> None:
+    params = SamplingParams(seed=11, max_tokens=LENGTH, min_tokens=13)
+    plain, _ = run(PLAIN, params, 4, eos=ENDS)
+    for spec in (PLAIN, SpecConfig(("suffix", "model"), adaptive=False)):
+        assert run(spec, params, 4, eos=ENDS, target=ChoosingTarget(VOCAB))[0] == plain
 
 
 def masked_at_the_root(found: Masks, draft: Draft, ends: frozenset[int], missing: int, vocab: int) -> Masks:
@@ -309,6 +345,7 @@ def its_own_layers(target: ToyTarget) -> Drafter:
     return drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [another_model, its_own_layers])
 @pytest.mark.parametrize(("accept", "width"), [("residual", 1), ("residual", 2), ("block", 1)])
 def test_residual_rules_keep_the_distribution_through_the_engine(

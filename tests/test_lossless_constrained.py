@@ -1,4 +1,4 @@
-"""Under a grammar too, speculative text is plain text, token for token, whatever was guessed.
+"""Under a grammar too, speculative text is plain text, token for token, whatever was drafted.
 
 Grammars are random: most places allow a few tokens, some only one, some any, and some end the output. Ways in
 which masks and drafts can fall out of step are shown to be caught.
@@ -60,7 +60,7 @@ Rules = Callable[[tuple[int, ...]], set[int] | None]
 
 
 def rules(seed: int, forced: float = 0.5, ends: float = 0.03, free: float = 0.1) -> Rules:
-    """What may follow depends on the last two tokens and on how many there are."""
+    """The allowed tokens depend on the last two tokens and on how many there are."""
 
     def allowed(tokens: tuple[int, ...]) -> set[int] | None:
         rng = random.Random(f"{seed} {tokens[-2:]} {len(tokens) % 7}")
@@ -121,7 +121,7 @@ class Oracle(Drafter):
 
 @dataclass
 class Run:
-    """What came of some sequences."""
+    """The results of some sequences."""
 
     outputs: dict[str, list[int]]
     rounds: list[Round]
@@ -184,6 +184,7 @@ def legal(output: Sequence[int], of: Rules) -> bool:
     return True
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("drafters", LISTS, ids="+".join)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 @pytest.mark.parametrize("batch", [1, 5])
@@ -227,6 +228,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_a_grammar(option: str, seed: int) -> None:
@@ -428,7 +430,7 @@ PARAMS = SamplingParams(temperature=0.8, seed=11, max_tokens=LENGTH)
 
 
 def goes_wrong() -> bool:
-    """Whether any drafter shows it: by another text, by an error, or by what the doubles assert."""
+    """True if any drafter shows it: by another text, by an error, or by an assertion of the doubles."""
     for drafters in LISTS:
         try:
             plain = run(PLAIN, PARAMS, 4)

@@ -1,4 +1,4 @@
-"""What the README and the docs say is true: their code runs, their numbers are those of the bench."""
+"""README and docs are true: their code runs, their numbers are those of the bench."""
 
 import contextlib
 import io
@@ -130,7 +130,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""The drafters in the package fit their models, guess well, and are never changed in place."""
+"""The drafters in the package fit their models, draft well, and are never changed in place."""
 
 import json
 from collections.abc import Callable

@@ -35,7 +35,7 @@ FIRST_COUNTS: Final = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison measures."""
+    """The measures of a comparison."""
 
     model: Path
     entries: Sequence[Entry]

@@ -42,7 +42,7 @@ def faster(against: dict[str, Any] | None) -> str:
 
 
 def section(result: dict[str, Any]) -> list[str]:
-    """Of one model, in bench/results/README.md."""
+    """The table of one model, in bench/results/README.md."""
     machine, floor, settings = result["machine"], result["floor"], result["settings"]
     lines = [f"## peers: {machine['model']}", ""]
     lines += [f"`{result['command']}`, {machine['date']}, commit {machine['commit']}, {machine['cpu']}", ""]

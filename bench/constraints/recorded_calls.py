@@ -89,7 +89,7 @@ def written_anyhow(text: str) -> list[ToolCall]:
 
 
 def valid(item: Item, calls: Sequence[ToolCall]) -> bool:
-    """Whether every call is of a tool that was offered, with arguments its schema takes."""
+    """True if every call is of an offered tool, with arguments that its schema accepts."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in item.tools}
     return all(
         call.name in schemas and Draft202012Validator(schemas[call.name]).is_valid(call.arguments)

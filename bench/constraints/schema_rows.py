@@ -27,7 +27,7 @@ COLUMNS: Final = (
 
 @dataclass
 class Outcome:
-    """What came of one schema."""
+    """The result of one schema."""
 
     source: str
     category: str
@@ -37,7 +37,7 @@ class Outcome:
     compile_ms: float = 0.0
     grown_mb: float = 0.0  # while it was compiled
     clock: Clock = field(default_factory=Clock)  # all work on the grammar
-    answers: list[tuple[int, ...]] = field(default_factory=list)  # plain, then guessed
+    answers: list[tuple[int, ...]] = field(default_factory=list)  # plain, then speculative
     passes: list[int] = field(default_factory=list)
     completed: int = 0
     valid: int = 0
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """An error must come with guesses where it comes without them."""
+        """An error must come with drafts where it comes without them."""
         return len(self.answers) != 1 and len(set(self.answers)) <= 1
 
     @property
@@ -62,7 +62,7 @@ class Outcome:
 
     def problems(self) -> list[str]:
         found = [f"wrong: {text}" for text in self.wrong] + [f"ended: {text}" for text in set(self.errors)]
-        found += [] if self.equal else ["plain and guessed answers differ"]
+        found += [] if self.equal else ["plain and speculative answers differ"]
         found += [f"crashed: {self.crashed}"] if self.crashed else []
         found += [f"took {self.clock.seconds:.1f} s"] if self.slow else []
         found += [f"took {self.grown_mb:.0f} MB"] if self.large else []

@@ -1,6 +1,6 @@
 """python -m bench schemas: every recorded JSON Schema compiled, followed by a model, and checked.
 
-A model writes for each schema twice, plain and with guesses, by the same seed: token for token the same is
+A model writes for each schema twice, plain and with drafts, by the same seed: token for token the same is
 expected, and JSON that the schema takes where the model came to an end. Recorded instances are walked too.
 """
 
@@ -44,7 +44,7 @@ class Bench:
         self.max_tokens, self.temperature = max_tokens, temperature
 
     def measure(self, records: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """Of some schemas together."""
+        """Figures of some schemas together."""
         outcomes = [self._compile(record) for record in records]
         usable = [
             (record, outcome)

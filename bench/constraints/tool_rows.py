@@ -46,7 +46,7 @@ class Answer:
     complete: bool  # the model ended it
     calls: tuple[ToolCall, ...]
     anyhow: tuple[ToolCall, ...]  # the calls, also those not in the model's own format
-    forced: int = 0  # places where the grammar left no choice; known of plain answers
+    forced: int = 0  # positions where the grammar left no choice; known for plain answers
 
     @property
     def ms_per_token(self) -> float | None:

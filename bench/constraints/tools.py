@@ -1,4 +1,4 @@
-"""python -m bench tools: recorded tool calls, answered anew under the tools' schemas, plain and guessed.
+"""python -m bench tools: recorded tool calls, answered anew under the tools' schemas, plain and speculative.
 
 Every list of drafters sees the same turns in the same order, with a suffix memory of its own that learns from
 the turns before, as an agent's would. The prompt is in the cache before any of them answers, and their order
@@ -106,7 +106,7 @@ class Bench:
         return self.llm.constraints.cursor(constraint)
 
     def _forced(self, item: Item, tokens: Sequence[int]) -> int:
-        """At how many places of an output the grammar left no choice of the token."""
+        """At how many positions of an output the grammar left no choice of the token."""
         cursor, forced = self._cursor(item), 0
         for token in tokens:
             forced += bool(cursor.forced())

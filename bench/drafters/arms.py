@@ -42,8 +42,8 @@ class Arm:
 
     name: str
     drafters: tuple[str, ...]
-    rows: int = 0  # most guesses of a tree; 0: a chain
-    bound: bool = False  # guesses only where there is a grammar
+    rows: int = 0  # drafted tokens of a tree at most; 0: a chain
+    bound: bool = False  # drafts only where there is a grammar
 
     def goes_by(self, name: str) -> bool:
         """Its own name, or its drafters', as which `model` stands for every way to use one."""
@@ -51,7 +51,7 @@ class Arm:
         return name in (self.name, joined) or joined in [f"{name} by {way}" for way in WAYS]
 
     def spec(self, length: int, most: int, width: int, planned: bool) -> SpecConfig:
-        """length: always so many guesses; most: at most so many, where the controller plans them."""
+        """length: always so many drafted tokens; most: at most so many, where the controller plans them."""
         if self.name == PLAIN:
             return SpecConfig(self.drafters, max_draft=0)
         guesses = self.rows or (most if planned else length)
@@ -140,7 +140,7 @@ def _trained(llm: LLM, one: TrainedHead, path: Path, config: EngineConfig) -> Dr
 
 
 def arms(names: Collection[str], trained: Sequence[str], trees: Sequence[int]) -> list[Arm]:
-    """Alone, joined, as the default lists, and as trees of so many guesses. trained: which of them are."""
+    """Alone, joined, as the default lists, and as trees of so many tokens. trained: which of them are."""
     default = SpecConfig().drafters
     chains = [
         Arm(PLAIN, (PLAIN,)),

@@ -1,6 +1,6 @@
 """python -m bench drafters: every drafter in one table, against plain decoding in the same run.
 
-Tokens per pass with a fixed number of guesses, the cost of a draft, the speed with the controller's number,
+Tokens per pass with a fixed draft length, the cost of a draft, the speed with the controller's number,
 memory, and whether the text is that of plain decoding; on agents' turns and in chats. `python -m
 bench.drafters` needs no more than torch, numpy, tokenizers and safetensors; --merge then puts what it wrote
 on another machine (--out) beside what was measured here.
@@ -26,7 +26,10 @@ from bench.drafters.turns import files as trace_files
 from paceline import LLM, EngineConfig, SpecConfig, hub
 from paceline.target.eager.target import placement
 
-TREES: Final = {"cpu": (), "cuda": (16, 31)}  # guesses: with the last token, a half and a whole tile of rows
+TREES: Final = {
+    "cpu": (),
+    "cuda": (16, 31),
+}  # tokens: with the last one, a half and a whole tile of rows
 DRAFT_MODELS: Final = {"qwen2.5-coder-1.5b": "smollm2-135m"}
 
 

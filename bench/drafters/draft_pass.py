@@ -27,7 +27,7 @@ from paceline.types import Round
 
 CONTEXTS: Final = (128, 512, 1024, 2048, 4096)
 NEW_TOKENS: Final = 48
-Case = tuple[int, float, int]  # tokens before the answer, temperature, guesses
+Case = tuple[int, float, int]  # tokens before the answer, temperature, draft length
 FIRST: Final = 2  # rounds of an answer that are not looked at: the prompt's, and one that warms up
 PLAIN: Final = SpecConfig(("none",), max_draft=0)
 COLUMNS: Final = (
@@ -83,7 +83,7 @@ def rounds(
 
 
 def measure(llm: LLM, cases: Sequence[Case], prompts: int, repeats: int) -> Iterator[dict[str, Any]]:
-    """Of a repeat, the medians of its rounds."""
+    """The medians of one repeat's rounds."""
     drafter = llm.drafters.get("block")
     if not isinstance(drafter, BlockDrafter):
         raise SystemExit(f"{', '.join(llm.trained)} fills no blocks: give a drafter of kind block")

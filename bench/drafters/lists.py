@@ -24,7 +24,7 @@ from paceline.engine.control import Rate
 from paceline.engine.engine import Engine
 from paceline.types import Seq
 
-CHAIN: Final = (8, 1)  # most guesses, and after one token
+CHAIN: Final = (8, 1)  # drafted tokens at most, in all and after one token
 TREE: Final = (16, 4)
 LISTS: Final = ("none", "ngram", "suffix", "recycle", "suffix+recycle")
 SPECS: Final = {
@@ -37,7 +37,7 @@ SPECS: Final = {
 
 @dataclass
 class Sum:
-    """What a list did on one kind of prompts, first tokens apart."""
+    """The results of a list on one kind of prompts, without first tokens."""
 
     tokens: int = 0
     passes: int = 0

@@ -79,7 +79,7 @@ def _times(mine: Sequence[Sample], plain: Mapping[tuple[int, str, float], Sample
 
 
 def _other_us(samples: Sequence[Sample]) -> float:
-    """Of a pass, what is neither drafting nor the target's: choosing tokens, and what drafters learn."""
+    """The part of a pass outside drafting and the target: choosing tokens, and what drafters learn."""
     whole = 1e6 * _sum(samples, "seconds") - _sum(samples, "draft_us") - _sum(samples, "target_us")
     return whole / (_sum(samples, "passes") or 1.0)
 
@@ -167,7 +167,7 @@ def section(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def comparable(results: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """What may stand in one table: the first run of each machine. A later one had other turns."""
+    """The rows of one table: the first run of each machine. A later one had other turns."""
     first: dict[str, Mapping[str, Any]] = {}
     others = [[result] for result in results if first.setdefault(machine_name(result), result) is not result]
     return [list(first.values()), *others]

@@ -1,6 +1,6 @@
 """Every drafter answers the same turns, taking turns, within a time limit.
 
-A lane is a drafter at one temperature, with a fixed number of guesses or with the controller's. Its memory of
+A lane is a drafter at one temperature, with a fixed draft length or with the controller's. Its memory of
 texts is its own, and new in each repeat: it learns from the turns before and never meets a turn again;
 what its controller learned stays. Before a turn its prompt is in all caches, but for its last tokens; the
 order of the lanes is drawn anew for each turn. Time is the clock's, of the whole answer.
@@ -30,12 +30,12 @@ SHORT: Final = 16  # tokens of the answer after which memory is looked at
 class Lane:
     arm: Arm
     temperature: float
-    planned: bool  # the controller says how many guesses
+    planned: bool  # the controller sets the draft length
 
 
 @dataclass
 class Figures:
-    """Of an answer, from its first pass to its last."""
+    """One answer, from its first pass to its last."""
 
     tokens: int = 0
     passes: int = 0
@@ -67,7 +67,7 @@ class Sample:
 
     @property
     def moment(self) -> tuple[int, str, float]:
-        """What all lanes answer with the same text."""
+        """The turns that all lanes answer with the same text."""
         return self.repeat, self.turn, self.lane.temperature
 
 
@@ -210,5 +210,5 @@ class Runs:
 
 
 def _enough(done: Sequence[Turn], turns: Sequence[Turn]) -> bool:
-    """Whether each kind of turn has been met."""
+    """True if there was a turn of each kind."""
     return {turn.kind for turn in done} == {turn.kind for turn in turns}

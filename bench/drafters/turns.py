@@ -58,7 +58,7 @@ def _recorded(data: Path | None) -> dict[str, Path]:
 
 
 def never_taught(record: Mapping[str, Any]) -> bool:
-    """Whether no training takes it, neither of the shipped drafter nor of one made of the same files."""
+    """True if no training uses it, neither that of the shipped drafter nor of one from the same files."""
     group = record.get("group") or train_prompts.group_of(record)
     return not group or is_held_out(str(group))
 

@@ -1,7 +1,7 @@
 """The tables of `python -m bench.gpu`: passes against the bandwidth floor, batches, rounds, and the peers."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from bench.results_folder import Result
 from bench.table import Table, number
@@ -26,7 +26,13 @@ def passes(result: Result, contexts: Iterable[int] | None = None) -> Lines:
         floors[key] = row["floor_ms"]
     wanted = None if contexts is None else set(contexts)
     lines = [
-        [shape, kind, f"{context:,}", number(floors[shape, kind, context]), *(found[n] for n in counts)]
+        [
+            shape,
+            kind,
+            f"{context:,}",
+            number(floors[shape, kind, context]),
+            *(found.get(n, "") for n in counts),
+        ]
         for (shape, kind, context), found in cells.items()
         if wanted is None or context in wanted
     ]
@@ -45,29 +51,69 @@ def batches(result: Result) -> Lines:
     ).markdown()
 
 
-def rounds(result: Result) -> Lines:
-    """SmolLM2 itself, one request at a time."""
+# Parts that ran recorded turns of agents, each in one call with everything in it.
+SIDE_BY_SIDE: Final = {
+    "rounds": "alone",
+    "beside": "beside Transformers",
+    "compiled": "alone",
+    "beside vllm": "beside vLLM",
+}
+
+
+def rounds(result: Result, short: bool = False) -> Lines:
+    """SmolLM2 itself, one request at a time: the median of the repeats, and their range.
+
+    short: greedy alone, and no trees.
+    """
     lines = [
         [
-            f"paceline, {row['drafters']}",
-            str(row["temperature"]),
-            number(row["tokens_per_s"], 0),
-            number(row["tokens_per_pass"]),
-            row["equal"],
+            f"{row['turns']} of {row['tokens']}, {which}",
+            row["engine"],
+            *([] if short else [str(row["temperature"])]),
+            f"{number(row['tokens_per_s'], 0)} ({number(row['slowest'], 0)} to {number(row['fastest'], 0)})",
+            number(row["tokens_per_pass"]) if row.get("tokens_per_pass") else "",
+            row.get("equal", ""),
         ]
-        for row in of_part(result, "rounds")
+        for part, which in SIDE_BY_SIDE.items()
+        for row in of_part(result, part)
+        if not short or (row["temperature"] == 0 and "tree" not in row["engine"])
     ]
-    lines += [
+    temperature = [] if short else ["temperature"]
+    head = [
+        "turns of tokens",
+        "engine",
+        *temperature,
+        "tokens/s",
+        "tokens per pass",
+        "tokens = its own plain",
+    ]
+    return Table(head, lines).markdown()
+
+
+def vllm(result: Result) -> Lines:
+    rows = of_part(result, "vllm sequences")
+    counts = sorted({row["sequences"] for row in rows})
+    found = {(row["shape"], row["sequences"]): row["ms"] for row in rows}
+    shapes = dict.fromkeys(row["shape"] for row in rows)
+    lines = [[shape, *(number(found[shape, count]) for count in counts)] for shape in shapes]
+    head = ["shape", *(f"{n} sequences" if n > 1 else "1 sequence" for n in counts)]
+    return Table(head, lines).markdown()
+
+
+def host(result: Result) -> Lines:
+    """The host's part of a round, in microseconds."""
+    lines = [
         [
-            f"Transformers, {row['way']}",
-            "0.0",
-            number(row["tokens_per_s"], 0),
-            "",
-            f"{row['texts_equal']} texts",
+            row["drafters"],
+            number(row["round_us"], 0),
+            number(row["pass_us"], 0),
+            number(row["between_us"], 0),
+            number(row["between_p90_us"], 0),
+            number(row["launch_us"], 1),
         ]
-        for row in of_part(result, "transformers")
+        for row in of_part(result, "host")
     ]
-    head = ["engine, drafters", "temperature", "tokens/s", "tokens per pass", "tokens = plain"]
+    head = ["drafters", "round", "pass", "tokens to next launch, median", "90th percentile", "launch"]
     return Table(head, lines).markdown()
 
 
@@ -85,7 +131,16 @@ def section(result: Result) -> Lines:
         "Several sequences of 1,000 to 1,400 tokens in one call, ms:",
         "",
         *batches(result),
-        "Decoding after recorded agent prompts, Python included:",
+        "vLLM 0.26.0, a step, ms: sequences of 300 to 556 tokens, random weights, its host included (the "
+        "median of three, an earlier call; paceline was not timed at this length):",
+        "",
+        *vllm(result),
+        "Decoding in recorded turns of agents, Python included. Rows with the same first column had the same "
+        "prompts and lengths; only those can be compared. Those beside vLLM are of an earlier call, vLLM in "
+        "a process of its own:",
         "",
         *rounds(result),
+        "The host's part of a round of SmolLM2, µs:",
+        "",
+        *host(result),
     ]

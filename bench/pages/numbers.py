@@ -154,11 +154,11 @@ def on_a_gpu() -> Lines:
             "",
             "A pass of the CUDA kernels, ms, and its share of the memory-bandwidth floor:",
             "",
-            *gpu.passes(result, contexts=(300, 4000)),
-            "SmolLM2 after recorded agent prompts, one request at a time, Python included. One run without "
-            "repeats, and no other engine on the same prompts:",
+            *gpu.passes(result, contexts=(300,)),
+            "SmolLM2 in recorded turns of agents, one request at a time, greedy, Python included: the median "
+            "of three, and their range. Rows with the same first column had the same prompts and lengths:",
             "",
-            *gpu.rounds(result),
+            *gpu.rounds(result, short=True),
         ]
     return lines
 

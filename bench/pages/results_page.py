@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def own(result: Result) -> Lines:
-    """Of `python -m bench own`."""
+    """The tables of `python -m bench own`."""
     facts = [[name, str(value)] for name, value in result["machine"].items()]
     lines = Table(["machine", ""], facts).markdown()
     for name, values in result["results"].items():
@@ -51,7 +51,7 @@ def _without_dtype(what: str) -> str:
 
 
 def decoding_precision(values: dict[str, Any]) -> str:
-    """What each side of the comparison with Transformers ran."""
+    """The arithmetic of each side of the comparison with Transformers."""
     runs = values.get("precision", {name: precision(name, {}) for name in ("paceline", "transformers")})
     return "What ran: " + "; ".join(f"{name}: {what}" for name, what in runs.items()) + "."
 

@@ -17,7 +17,7 @@ Running = tuple[int, int | str, str]  # port, process id, version
 PATIENCE: Final = 300  # seconds until the server must be up
 _kept: Any = None  # a server in this process ends with its last reference
 
-# Its defaults suit long copies (a match of 12 tokens, 48 guesses); those named short suit tool calls.
+# Its defaults suit long copies (a match of 12 tokens, 48 drafted tokens); those named short suit tool calls.
 SPEC: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
     "ngram-simple": {"type": "ngram-simple"},

@@ -1,7 +1,7 @@
 """paceline. A mode names its drafters: plain, or for instance suffix+ngram.
 
 With "learned" among them, what other conversations of a user said is remembered, as it is in use; what is
-measured is not, and the KV cache forgets everything between two prompts. With "wide" they guess in trees.
+measured is not, and the KV cache forgets everything between two prompts. With "wide" they draft trees.
 """
 
 from itertools import count
@@ -18,7 +18,7 @@ from paceline.types import Draft, Feed, Round, Seq
 ROWS: Final = 16
 LEARNED: Final = "learned"
 WIDE: Final = "wide"
-TREE: Final = (16, 4)  # most guesses in all, and after one token
+TREE: Final = (16, 4)  # drafted tokens at most, in all and after one token
 PLAIN: Final = SpecConfig(("none",), max_draft=0)
 
 

@@ -69,7 +69,7 @@ class Pool:
         return child
 
     def _faster(self, entry: Entry) -> amx.Choice:
-        """Of the ways to start this system here, the one that answers the warm-up soonest."""
+        """The way to start this system here that answers the warm-up soonest."""
         choices = amx.choices(entry.build.driver)
         if len(choices) == 1:
             return choices[0]

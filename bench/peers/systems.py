@@ -131,7 +131,7 @@ NEED_DRAFT: Final = ("draft", "assisted")  # modes with a draft model, which mus
 
 
 def precision(system: str, result: Mapping[str, Any]) -> str:
-    """What a system ran: recorded with the result, or else what its builds always run."""
+    """The arithmetic that a system ran: recorded with the result, or else that of all its builds."""
     recorded = result.get("precision", {})
     return str(recorded.get(system) or next(build.runs for build in BUILDS if build.system == system))
 
@@ -174,7 +174,7 @@ def taking_part(systems: Sequence[str], model: str, full: bool) -> list[Build]:
 def entries(
     systems: Sequence[str], model: str, full: bool = False, paceline_modes: Sequence[str] = ()
 ) -> Iterator[Entry]:
-    """What is installed here and fits the model, in the order of the list."""
+    """The systems that are installed here and fit the model, in the order of the list."""
     for build in taking_part(systems, model, full):
         modes = (*build.modes, *build.full) if full else build.modes
         if build.system == "paceline" and paceline_modes:

@@ -29,7 +29,7 @@ PAGE_KB = 1024
 
 @dataclass(frozen=True)
 class Load:
-    """What to get ready."""
+    """The system to get ready."""
 
     model: str  # a GGUF file
     mode: str = "plain"

@@ -41,7 +41,7 @@ def after(tokenizer: Tokenizer, prompt: list[int], answer: str) -> list[int]:
 
 
 def _turn(tokenizer: Tokenizer) -> list[int]:
-    """What comes between an answer and the next, as the model's template has it."""
+    """The text between an answer and the next, as the model's template has it."""
     try:
         said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "@@"}]
         text = tokenizer.render([*said, {"role": "user", "content": GO_ON}])

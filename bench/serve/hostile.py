@@ -10,7 +10,11 @@ connection was closed without an answer, which some attacks may expect.
 
 import http.client
 import json
+import random
+import re
+import socket
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,6 +55,21 @@ class Target:
             return 0
         finally:
             connection.close()
+
+    def raw(self, *parts: bytes, half_close: bool = False) -> int:
+        """The status of the last answer to these bytes, which need not be HTTP."""
+        with socket.create_connection((HOST, self.port), PATIENCE_S) as connection:
+            with suppress(OSError):  # the server may hang up in the middle
+                for part in parts:
+                    connection.sendall(part)
+            reply = b""
+            with suppress(OSError):
+                if half_close:
+                    connection.shutdown(socket.SHUT_WR)
+                while part := connection.recv(65536):
+                    reply += part
+        answers = re.findall(rb"HTTP/1.1 (\d+)", reply)
+        return int(answers[-1]) if answers else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +182,7 @@ def pattern_in_a_required_tool(server: Target) -> int:
 
 @attack(200, 400)
 def ambiguous_grammar(server: Target) -> int:
-    return server.chat(structured_outputs={"grammar": 'start: s\ns: s s s | s s | "a" | ""'}, max_tokens=256)
+    return server.chat(structured_outputs={"grammar": 'start: s\ns: s s s | s s | "a" | ""'}, max_tokens=64)
 
 
 @attack(400)
@@ -202,3 +221,115 @@ def large_prediction(server: Target) -> int:
 @attack(400)
 def nested_brackets(server: Target) -> int:
     return server.post(CHAT, b'{"messages": [' + b"[]," * 2_700_000 + b"[]]}")
+
+
+@attack(400)
+def half_a_million_messages(server: Target) -> int:
+    """Each would be an error of its own."""
+    return server.post(CHAT, b'{"model": "x", "messages": [' + b"1," * 490_000 + b"1]}")
+
+
+@attack(400)
+def four_million_numbers(server: Target) -> int:
+    return server.post(COMPLETIONS, b'{"prompt": [' + b"1," * 4_000_000 + b"1]}")
+
+
+@attack(400)
+def many_keys(server: Target) -> int:
+    keys = b",".join(b'"%x": 1' % i for i in range(700_000))
+    return server.post(CHAT, b"{" + keys + b"}")
+
+
+@attack(400)
+def escaped_text(server: Target) -> int:
+    start = b'{"messages": [{"role": "user", "content": "'
+    return server.post(CHAT, start + b"\\n" * 4_000_000 + b'"}], "model": "%b"}' % server.model.encode())
+
+
+@attack(400)
+def text_of_eight_megabytes(server: Target) -> int:
+    return server.chat(messages=[{"role": "user", "content": "[, {\n " * 1_000_000}])
+
+
+GET: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@attack(431)
+def one_large_header(server: Target) -> int:
+    return server.raw(GET + b"X: ", *[b"a" * 1_000_000] * 8)
+
+
+@attack(431)
+def many_headers(server: Target) -> int:
+    return server.raw(GET, b"".join(b"X-%d: %d\r\n" % (i, i) for i in range(400_000)))
+
+
+@attack(200, 0)
+def flood_on_one_connection(server: Target) -> int:
+    return server.raw(*[(GET + b"\r\n") * 20_000] * 8)
+
+
+@attack(431)
+def endless_trailers(server: Target) -> int:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    json_type = b"Content-Type: application/json\r\n\r\n"
+    return server.raw(head + json_type + b"1\r\n{\r\n0\r\n", b"X: " + b"a" * 4_000_000)
+
+
+@attack(408)
+def half_sent_headers(server: Target) -> int:
+    return server.raw(GET)
+
+
+@attack(200)
+def silent_connections(server: Target) -> int:
+    """As many as the client may open, and one that speaks."""
+    with ExitStack() as stack, suppress(OSError):
+        for _ in range(800):
+            stack.enter_context(socket.create_connection((HOST, server.port), PATIENCE_S))
+        return server.raw(GET + b"Connection: close\r\n\r\n")
+    return 0
+
+
+@attack(200)
+def half_closed_connection(server: Target) -> int:
+    body = json.dumps({"model": server.model, "prompt": "Hello", "max_tokens": 32}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return server.raw(head + b"Content-Length: %d\r\n\r\n" % len(body) + body, half_close=True)
+
+
+@attack(403)
+def page_of_another_site(server: Target) -> int:
+    return server.post(CHAT, b"{}", {"Origin": "https://evil.example", "Content-Type": "text/plain"})
+
+
+@attack(403)
+def rebound_name(server: Target) -> int:
+    return server.post(CHAT, b"{}", {"Host": "evil.example:8000"})
+
+
+@attack(413)
+def tokens_of_eight_megabytes(server: Target) -> int:
+    return server.post("/tokenize", {"prompt": "a b " * 2_000_000})
+
+
+def cold_prompt(tokens: int, seed: int) -> list[int]:
+    """Tokens that are in no cache."""
+    rng = random.Random(f"{seed} {tokens}")
+    return [rng.randrange(1000, 30_000) for _ in range(tokens)]
+
+
+@attack(200)
+def cold_prompt_that_fills_the_context(server: Target) -> int:
+    return server.completion(prompt=cold_prompt(8000, 0), max_tokens=1)
+
+
+@attack(200)
+def sixteen_choices_after_a_long_prompt(server: Target) -> int:
+    return server.completion(prompt=cold_prompt(2000, 1), n=16, max_tokens=64, ignore_eos=True)
+
+
+@attack(200, 429)
+def many_prompts_of_the_highest_priority(server: Target) -> int:
+    prompts = [cold_prompt(64, 2 + i) for i in range(128)]
+    return server.completion(prompt=prompts, max_tokens=16, priority=100)

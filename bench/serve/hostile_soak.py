@@ -123,7 +123,7 @@ def figures(attacks: Sequence[AttackRecord], records: Records, memory: tuple[flo
 
 
 def faults(result: dict[str, Any], alive: bool) -> list[str]:
-    """What makes the run a failure."""
+    """The reasons why the run failed."""
     counted = ("wrong texts", "stuck requests", "unexpected answers to attacks", "ordinary requests refused")
     bad = [f"{result[name]} {name}" for name in counted if result[name]]
     longer = result["gap p99, attacked, ms"] - result["gap p99, calm, ms"]
@@ -156,6 +156,7 @@ def _measure(
     ended = threading.Event()
     with victims:
         say(f"{options.clients} ordinary streams, {len(chosen)} attacks; warming up")
+        target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})
         time.sleep(options.warm_up)
         warm = time.monotonic()
         attacks = run_attacks(

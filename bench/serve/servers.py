@@ -140,7 +140,8 @@ def _answers(port: int, path: str) -> bool:
 def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: str = "") -> RunningServer:
     """With a trace store of its own, as it is by default."""
     port, folder = free_port(), tempfile.TemporaryDirectory()
-    command = [sys.executable, "-m", "paceline", "serve", model, "--port", str(port)]
+    command = [sys.executable, "-m", "paceline", "serve", model, "--served-model-name", model]
+    command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
     command += ["--store", store or f"{folder.name}/traces.db"]
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")]))

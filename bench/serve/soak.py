@@ -106,7 +106,7 @@ def figures(tally: Tally, samples: Sequence[tuple[float, float]], last: float, l
 
 
 def faults(found: dict[str, Any], alive: bool) -> list[str]:
-    """What makes the run a failure."""
+    """The reasons why the run failed."""
     bad = [f"{found[name]} {name}" for name in ("wrong texts", "stuck requests") if found[name]]
     if found["answers of 500 and more"]:
         bad.append(f"{found['answers of 500 and more']} answers of 500 and more")

@@ -22,7 +22,7 @@ BUSY: Final = 429
 
 @dataclass
 class Tally:
-    """What became of all requests; filled by many threads."""
+    """The outcomes of all requests; filled by many threads."""
 
     requests: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)

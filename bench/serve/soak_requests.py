@@ -56,7 +56,7 @@ class Expected:
 
 
 def expectations(model: str, threads: int, count: int, seed: int) -> list[Expected]:
-    """Written by the engine in this process, without guesses. The kinds take turns."""
+    """Written by the engine in this process, without drafts. The kinds take turns."""
     llm = LLM(model, spec=PLAIN, config=EngineConfig(threads=threads, cache_mb=256))
     rng = random.Random(seed)
     prompts = cycle(_prompts(llm, rng))
@@ -114,7 +114,7 @@ def _answered(llm: LLM, kind: str, question: str, max_tokens: int, **more: Any) 
 
 
 def bad_bodies(model: str) -> Iterator[tuple[str, str, bytes]]:
-    """What is wrong, where it is sent, and what; each must get an answer from 400 to 499."""
+    """The mistake, the path and the body of each; each must get a status from 400 to 499."""
     hello: Messages = [{"role": "user", "content": "Hello"}]
     good = {"model": model, "messages": hello, "max_tokens": 8}
 

@@ -66,7 +66,7 @@ def milliseconds(spans: Sequence[Span], share: float) -> float:
 
 
 def resident_mb(pid: int) -> float:
-    """Of a process and all that it has started."""
+    """Summed over a process and all that it has started."""
     total = 0.0
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -189,21 +189,37 @@ class EngineConfig:
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1 ...
     # auto: quantised weights as they are on a CPU, float32 where torch runs them, bfloat16 on a GPU.
-    # int8: on a CPU, float weights rounded to 8 bits. The others: dense weights, run by torch.
+    # int8: weights rounded to 8 bits: on a CPU those that are floats, on a GPU all.
+    # The others: dense weights, run by torch, bfloat16 on a GPU by the CUDA kernels.
     dtype: str = "auto"
     threads: int = 0  # CPU threads; 0: all cores
     cache_mb: int = 1024  # memory for the KV cache
+    max_model_len: int = 0  # tokens of a prompt with its answer; 0: all that the model and the cache hold
     max_batch: int = 16  # sequences in one pass
     prefill_chunk: int = 256  # prompt tokens in one pass
     prefill_beside: int = 64  # the same, while other sequences wait for their next token
+    prefill_beside_ms: int = 40  # what these tokens may add to the time of such a pass; 0: any
     max_waiting: int = 0  # sequences that may wait for admission; 0: any number
+    max_grammar_s: float = (
+        3.0  # CPU time to compile one constraint; 4 times that for the slow masks of an output
+    )
+    max_grammar_mb: int = 256  # memory to compile one constraint
+    max_fixed_text: int = 8192  # bytes of text in a row that one constraint may prescribe
 
     def __post_init__(self) -> None:
         require(lambda x: x in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         require_whole(
-            self, "cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"
+            self,
+            *("cache_mb", "max_batch", "prefill_chunk", "prefill_beside", "max_waiting", "threads"),
+            *("max_model_len", "prefill_beside_ms"),
         )
         require(lambda x: x >= 0, "max_waiting", self.max_waiting, "0 (any number) or more")
+        require(lambda x: x >= 0, "prefill_beside_ms", self.prefill_beside_ms, "0 (any) or more")
+        require(
+            lambda x: x != 1 and x >= 0, "max_model_len", self.max_model_len, "0 (the model's), 2 or more"
+        )
         require_min(self, cache_mb=1, max_batch=1, prefill_chunk=1, prefill_beside=1)
+        require_positive(self, "max_grammar_s")
+        require_min(self, max_grammar_mb=16, max_fixed_text=1)
         cores = os.cpu_count() or 1
         require(lambda x: 0 <= x <= cores, "threads", self.threads, f"0 (all cores) to {cores}")

@@ -18,6 +18,7 @@ PacelineError                 one line for the user; the command line exits with
  ├─ OutOfMemory               the device has too little memory for a training step
  ├─ DrafterMismatch           a drafter cannot draft for this target
  ├─ StoreError                the trace store cannot be opened, read or written
+ │   └─ DamagedStore          its file is no database any more
  ├─ DataError                 a file of conversations or answers to train on cannot be read
  └─ NotCompiled               native code could not be built or loaded; a slower path does the same work
 """
@@ -135,6 +136,10 @@ class DrafterMismatch(PacelineError):
 
 
 class StoreError(PacelineError):
+    pass
+
+
+class DamagedStore(StoreError):
     pass
 
 

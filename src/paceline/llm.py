@@ -9,7 +9,7 @@ from typing import Any, Final, TypeGuard
 
 from paceline import hub
 from paceline.config import EngineConfig, SamplingParams, SpecConfig, settings, warn_renamed
-from paceline.constraints import UNCONSTRAINED, Compiler, OutputSpec, ToolSchemas, Whitespace
+from paceline.constraints import UNCONSTRAINED, Compiler, GrammarLimits, OutputSpec, ToolSchemas, Whitespace
 from paceline.drafters.draft_model import DraftVocab
 from paceline.drafters.prediction import PredictionIndex
 from paceline.engine.control import Rate
@@ -19,7 +19,7 @@ from paceline.loading import Name, check_drafters, load_model
 from paceline.output import OutputParser, RequestOutput, Result, Stream
 from paceline.target.cost import CostMonitor
 from paceline.text import Detokenizer, StopChecker, named_format, read_chat_template
-from paceline.types import Cursor, Drafter, Round, Seq, Sink
+from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
@@ -71,9 +71,12 @@ class LLM:
         )
         self.name = model
         self.tokenizer, self.target, self.cost = loaded.tokenizer, loaded.target, loaded.cost
+        if config.max_model_len:
+            _limit_context(self.target, config.max_model_len)
         self.tokenizer.override(template, format)
         self.heads, self.drafters, self.spec = loaded.heads, loaded.drafters, loaded.spec
-        self.constraints = Compiler(self.tokenizer, self.target.vocab_size)
+        limits = GrammarLimits(config.max_grammar_s, config.max_grammar_mb, config.max_fixed_text)
+        self.constraints = Compiler(self.tokenizer, self.target.vocab_size, limits)
         controller = Rate(self.cost or None)
         sinks = (*sinks, CostMonitor(self.target, self.cost))
         self.engine = Engine(self.target, self.drafters, controller, sinks, config, self.tokenizer.eos_ids)
@@ -307,6 +310,14 @@ class LLM:
     def cancel(self, seq_id: str) -> None:
         self._inbox.pop(seq_id, None)
         self.engine.cancel(seq_id)
+
+
+def _limit_context(target: Target, tokens: int) -> None:
+    if tokens > target.max_context:
+        hint = "raise cache_mb" if target.max_context == target.capacity else ""
+        expected = f"at most {target.max_context}, which the model and its cache hold"
+        raise SettingError("max_model_len", tokens, expected, hint)
+    target.max_context = tokens
 
 
 def _are_tokens(prompt: Sequence[Any]) -> TypeGuard[Sequence[int]]:

@@ -13,6 +13,19 @@ def log_error(log: logging.Logger, what: str, error: BaseException) -> None:
     log.debug("%s", what, exc_info=error)
 
 
+class OneLine(logging.Formatter):
+    """Every record is one line: of an exception its type and frames, as in `log_error`, for libraries too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = " ".join(record.getMessage().split("\n")).strip()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            message = f"{message}: {origin(error)}"
+        plain = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None, "exc_info": None})
+        plain.exc_text = plain.stack_info = None
+        return super().format(plain)
+
+
 def origin(error: BaseException) -> str:
     """The error's type and its frames, innermost first: function, file name, line."""
     frames = reversed(extract_tb(error.__traceback__))

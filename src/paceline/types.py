@@ -40,6 +40,18 @@ class Cursor(Protocol):
 
     def fork(self) -> "Cursor": ...
 
+    def commit(self, token: int) -> bool:
+        """As `advance`, for a token that the mask allowed. Quick: the engine's thread calls it."""
+        return self.advance(token)
+
+    def settle(self) -> None:
+        """Before `fill`, which may be slow too: does what `commit` has left to do. `finished` may change."""
+        return
+
+    def hints(self) -> "Cursor":
+        """A cursor for drafters, which fork it: quick, and may know less of what may follow."""
+        return self
+
     def spelled(self) -> list[int]:
         """The name of `canonical` before 0.2."""
         warn_renamed("Cursor.spelled", "Cursor.canonical")
@@ -56,6 +68,7 @@ class Seq:
     params: SamplingParams = field(default_factory=SamplingParams)
     spec: SpecConfig = field(default_factory=SpecConfig)
     tenant: str = ""  # caches and indexes never cross tenants
+    anonymous: bool = False  # strangers share its tenant: whole blocks are cached for it, nothing remembered
     client: str = ""  # tenants of one client share its turns: it is admitted as often as another client
     prediction: Sequence[int] = ()  # the output the caller expects
     stopped_by: Callable[[int], bool] | None = None  # called with each new token; True ends the output there

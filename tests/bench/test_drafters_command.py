@@ -47,7 +47,7 @@ class Clock:
 
 
 def turns(clock: Clock, count: int = 6) -> list[Turn]:
-    """Of agents and of chats, by turns."""
+    """Turns of agents and of chats, alternating."""
     names = ("agent", "chat")
     return [Turn(Prompt(names[i % 2], str(i), (i, i + 1, i + 2, 3)), clock.answer) for i in range(count)]
 
@@ -131,6 +131,7 @@ def test_trained_drafters_go_by_their_kind_or_by_their_name(
         heads(["block:a", "block:a"])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_is_left_out_with_its_reason() -> None:
     stock, used = Stock(), list[str]()
 
@@ -190,6 +191,7 @@ def test_the_grammar_drafter_sits_out_free_turns() -> None:
     assert {sample.lane.arm.name for sample in outcome.samples} == {arm.name for arm in LINES}
 
 
+@pytest.mark.slow
 def test_turns_are_left_out_rather_than_repeats() -> None:
     """A turn takes twelve seconds, one for each lane."""
     whole, tight = run(limit=12 * 12 / 0.9), run(limit=12 * 12 / 0.9 - 1)

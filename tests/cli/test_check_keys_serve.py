@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.server import launch
 from paceline.web.api_keys import load
+from paceline.web.connections import ConnectionLimits
 
 ROUTES = """
 routes:
@@ -133,3 +135,25 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert (code, out) == (2, "")
     assert err.startswith(f"paceline: cannot listen on 127.0.0.1:{port} (")
     assert err.count("\n") == 1
+
+
+def test_serve_passes_its_options_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[launch.ServerSettings] = []
+    monkeypatch.setattr(launch, "run", seen.append)
+    monkeypatch.setenv("PACELINE_API_KEY", "from-the-environment")
+    options = "--served-model-name a --served-model-name b --max-model-len 512 --log-level warning"
+    browser = "--allowed-origin https://a.example --cors https://b.example --allowed-host a.example"
+    limits = "--max-connections 7 --header-timeout 1 --body-timeout 2 --idle-timeout 3 --write-timeout 4"
+    assert run(capsys, "serve", "m", *options.split(), *browser.split(), *limits.split())[0] == 0
+    (settings,) = seen
+    assert settings.names == ("a", "b")
+    assert settings.engine.max_model_len == 512
+    assert settings.log_level == "warning"
+    assert settings.allowed_origins == ("https://a.example", "https://b.example")
+    assert settings.allowed_hosts == ("a.example",)
+    assert settings.connections == ConnectionLimits(7, 1.0, 2.0, 3.0, 4.0)
+    assert settings.api_keys == ("from-the-environment",)
+    assert run(capsys, "serve", "m", "--api-key", "given")[0] == 0
+    assert seen[-1].api_keys == ("given",)

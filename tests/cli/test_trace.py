@@ -119,6 +119,7 @@ def test_without_a_store_it_says_so_and_makes_none(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 def test_needs_no_torch(url: str) -> None:
     code = f"""
 import sys

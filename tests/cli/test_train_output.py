@@ -1,4 +1,4 @@
-"""What `paceline train` writes, under which name, and when a new drafter takes over from the one in use."""
+"""The output of `paceline train`: its name, and when a new drafter takes over from the one in use."""
 
 import json
 from dataclasses import replace

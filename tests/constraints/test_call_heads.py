@@ -186,6 +186,7 @@ def walk(rng: random.Random, length: int = 60) -> list[int]:
     return tokens
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_masks_allow_exactly_the_tokens_that_advance_takes(seed: int) -> None:
     assert AUTO is not None

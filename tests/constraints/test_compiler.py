@@ -1,6 +1,7 @@
 """From a constraint to a cursor, for any tokenizer; what was compiled is kept, within bounds."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     calls: list[str] = []
     real = compiler.compile_grammar
 
-    def counted(grammar: str, tables: Any) -> Any:
+    def counted(grammar: str, *given: Any) -> Any:
         calls.append(grammar)
-        return real(grammar, tables)
+        return real(grammar, *given)
 
     monkeypatch.setattr(compiler, "compile_grammar", counted)
     made = Compiler(MARKED, VOCAB)
@@ -63,31 +64,65 @@ def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == 2
 
 
-def test_an_error_at_compile_time_is_not_kept() -> None:
-    made = Compiler(MARKED, VOCAB)
-    for _ in range(2):
-        with pytest.raises(ConstraintError, match="cannot be enforced"):
+def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    real = compiler.compile_grammar
+
+    def counted(grammar: str, *given: Any) -> Any:
+        calls.append(grammar)
+        return real(grammar, *given)
+
+    monkeypatch.setattr(compiler, "compile_grammar", counted)
+    made, texts = Compiler(MARKED, VOCAB), set()
+    for _ in range(3):
+        with pytest.raises(ConstraintError, match="cannot be enforced") as caught:
             made.cursor(Regex("("))
+        texts.add(str(caught.value))
+    assert len(calls) == len(texts) == 1
+
+
+def test_remembered_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MAX_REFUSED", 3)
+    made = Compiler(MARKED, VOCAB)
+    for i in range(5):
+        with pytest.raises(ConstraintError):
+            made.cursor(Regex(f"({i}"))
+    assert len(made._refused) == 3
+
+
+@dataclass
+class Held:
+    """A value of a cache."""
+
+    name: str
+    size: int = 1
 
 
 def test_the_oldest_goes_first() -> None:
-    kept: _LruCache[str, str] = _LruCache(2, 100)
+    cache: _LruCache[str, Held] = _LruCache(2, 100, lambda held: held.size)
     for key in ("a", "b"):
-        kept.get(key, 1, lambda: "old")
-    kept.get("a", 1, lambda: "new")
-    kept.get("c", 1, lambda: "old")
-    assert kept.get("a", 1, lambda: "new") == "old"
-    assert kept.get("b", 1, lambda: "new") == "new"
+        cache.get(key, lambda: Held("old"))
+    cache.get("a", lambda: Held("new"))
+    cache.get("c", lambda: Held("old"))
+    assert cache.get("a", lambda: Held("new")).name == "old"
+    assert cache.get("b", lambda: Held("new")).name == "new"
 
 
-def test_long_texts_count_by_their_length() -> None:
-    kept: _LruCache[int, str] = _LruCache(100, 10)
+def test_large_values_count_by_their_size() -> None:
+    cache: _LruCache[int, Held] = _LruCache(100, 10, lambda held: held.size)
     for key in range(4):
-        kept.get(key, 4, lambda: "old")
-    assert [kept.get(key, 4, lambda: "new") for key in (3, 2)] == ["old", "old"]
-    kept.get(9, 50, lambda: "old")  # more than there is room for: kept alone
-    assert kept.get(9, 50, lambda: "new") == "old"
-    assert kept.get(3, 4, lambda: "new") == "new"
+        cache.get(key, lambda: Held("old", 4))
+    assert [cache.get(key, lambda: Held("new", 4)).name for key in (3, 2)] == ["old", "old"]
+    cache.get(9, lambda: Held("old", 50))  # more than there is room for: kept alone
+    assert cache.get(9, lambda: Held("new", 50)).name == "old"
+    assert cache.get(3, lambda: Held("new", 4)).name == "new"
+
+
+def test_a_value_that_has_grown_goes_when_the_next_one_comes() -> None:
+    cache: _LruCache[str, Held] = _LruCache(100, 10, lambda held: held.size)
+    cache.get("a", lambda: Held("old")).size = 50
+    cache.get("b", lambda: Held("old"))
+    assert cache.get("a", lambda: Held("new")).name == "new"
 
 
 def test_marks_in_fixed_text_are_single_tokens() -> None:

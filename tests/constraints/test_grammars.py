@@ -200,6 +200,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("whitespace", ["fixed", "compact", "flexible"])
 def test_every_legal_text_is_valid(name: str, whitespace: Whitespace) -> None:

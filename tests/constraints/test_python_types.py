@@ -157,6 +157,7 @@ TYPES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("of", TYPES.values(), ids=TYPES)
 def test_every_legal_text_of_a_type_is_a_value(of: Any) -> None:
     made = output(of)

@@ -53,7 +53,6 @@ GOOD = {
     "dspark": speculator("block"),
     "Medusa": published_medusa(),
 }
-TEXT = [RecordedText(target_text()[0].tolist(), [at > 36 for at in range(40)])]
 HARMS: dict[str, Callable[[Tensor], Tensor]] = {
     "one number": lambda t: t.flatten()[0],
     "a rank more": lambda t: t[None],
@@ -103,7 +102,7 @@ def save(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def refusal(config: Any, tensors: dict[str, Tensor]) -> str | None:
-    """What is said of it; None: it was imported, and serves."""
+    """The error; None: it was imported, and serves."""
     with tempfile.TemporaryDirectory() as folder:
         theirs, out = Path(folder) / "theirs", Path(folder) / "out"
         theirs.mkdir()
@@ -116,7 +115,8 @@ def refusal(config: Any, tensors: dict[str, Tensor]) -> str | None:
         except PacelineError as error:
             assert not out.exists()
             return str(error)
-        assert len(replay(drafter_of(load(out, PIECES).net), MODEL, TEXT, 2)) == 2
+        text = RecordedText(target_text()[0].tolist(), [at > 36 for at in range(40)])
+        assert len(replay(drafter_of(load(out, PIECES).net), MODEL, [text], 2)) == 2
         return None
 
 

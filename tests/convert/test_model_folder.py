@@ -1,4 +1,4 @@
-"""What is written is what transformers and paceline load: the same logits, the same tokens."""
+"""Transformers and paceline load a written folder with the same logits and the same tokens."""
 
 import json
 import logging

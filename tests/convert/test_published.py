@@ -34,7 +34,7 @@ TEXT = "<|im_start|>user\nWhat do bees make?<|im_end|>\n<|im_start|>assistant\nB
 
 @dataclass(frozen=True)
 class Read:
-    """What the real model makes of a text; of the last token, nothing yet."""
+    """Hidden rows of the real model for a text, without its last token."""
 
     path: Path
     embeddings: DenseTargetEmbeddings
@@ -70,7 +70,7 @@ def saved(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], pick
 
 
 def eagle3(read: Read, **settings: Any) -> Eagle3:
-    """Of the size of the real model, with a draft vocabulary in no order."""
+    """A head of the real model's size, with a draft vocabulary in no order."""
     of = read.model.shape
     config = Eagle3Config(of.width, of.heads, of.kv_heads, 640, of.vocab_size, 500, **settings)
     made = shaken(Eagle3(config), 1)

@@ -1,4 +1,4 @@
-"""What is exported comes back as it was, and what cannot be carried is named."""
+"""Exported heads come back as they were, and what cannot be carried is named."""
 
 import json
 from collections.abc import Callable

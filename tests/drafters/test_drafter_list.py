@@ -93,7 +93,7 @@ class Random(Drafter):
 
 
 def first_of(drafters: Sequence[Drafter], asks: Sequence[Ask]) -> list[Draft]:
-    """What a list of drafters is without a grammar."""
+    """The definition of a list of drafters, without a grammar."""
     drafts = [NO_DRAFT] * len(asks)
     for drafter in drafters:
         open_asks = [i for i, draft in enumerate(drafts) if not draft]

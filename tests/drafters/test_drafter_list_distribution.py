@@ -96,6 +96,7 @@ LISTS: dict[str, Callable[[Sampled], list[Drafter]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", [residual, block])
 @pytest.mark.parametrize("names", LISTS)
 @pytest.mark.parametrize("masked", [True, False])

@@ -56,7 +56,7 @@ def decode(drafter: Drafter, *seqs: Seq, extra: Sequence[Drafter] = ()) -> list[
 
 
 def guesses(drafter: Drafter, tenant: str = "", remember: bool = True) -> dict[int, Draft]:
-    """What it would guess after each token, at the start of an output that is never written."""
+    """Its drafts after each token, at the start of an output that is never written."""
     found = {}
     for token in range(VOCAB):
         seq = a_seq("probe", tenant, width=4, prompt=[token], remember=remember)
@@ -217,6 +217,13 @@ def test_who_must_not_be_remembered_leaves_nothing_but_may_look() -> None:
     decode(drafter, a_seq("c", "carl", prompt=[7, 8, 9, 7], remember=False))
     assert guesses(drafter, "carl") == guesses(Recycle())
     assert before != guesses(Recycle())
+
+
+def test_strangers_leave_nothing_to_one_another() -> None:
+    drafter, stranger = Recycle(), a_seq("a", prompt=[7, 8, 9, 7])
+    stranger.anonymous = True
+    decode(drafter, stranger)
+    assert guesses(drafter, remember=False) == guesses(Recycle())
 
 
 def test_nothing_is_remembered_where_the_settings_say_so() -> None:

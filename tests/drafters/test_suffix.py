@@ -138,6 +138,7 @@ def test_a_tenant_gets_drafts_as_if_alone(learnt: list[tuple[bool, list[int]]], 
 def test_what_is_private_is_not_learnt() -> None:
     drafter = Suffix()
     drafter.end(Seq("secret", list(PHRASE), len(PHRASE), remember=False))
+    drafter.end(Seq("stranger", list(PHRASE), len(PHRASE), anonymous=True))
     assert len(drafter.memory) == 0
     past(drafter, PHRASE, name="open")
     assert draft_of(drafter, PHRASE[:6])

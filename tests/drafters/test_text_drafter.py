@@ -60,7 +60,7 @@ def a_seq(text: bytes = PASSAGE[:20], temperature: float = 0.0, **options: objec
 def run(
     drafter: Drafter | None, temperature: float, batch: int = 1, width: int = 1
 ) -> tuple[list[list[int]], float]:
-    """What is written, and how many tokens a pass."""
+    """The text, and the tokens per pass."""
     drafters = {} if drafter is None else {"model": drafter}
     engine = Engine(
         Reader(TWO.target), drafters, Fixed(), config=EngineConfig(max_batch=3), eos=TWO.target.eos_ids
@@ -84,6 +84,7 @@ def run(
     return [seq.output for seq in seqs], batch * LENGTH / rounds
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.2])
 @pytest.mark.parametrize("width", [1, 3])

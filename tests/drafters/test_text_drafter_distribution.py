@@ -106,6 +106,7 @@ def by_text() -> Drafter:
 RULES: dict[Accept, Rule] = {"residual": residual, "block": block}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("accept", RULES)
 @pytest.mark.parametrize("made", [by_tokens, by_text])
 def test_the_text_has_the_targets_distribution(
@@ -148,6 +149,7 @@ def _with_q(draft: Draft, change: Callable[[torch.Tensor], torch.Tensor]) -> Dra
     return Draft(draft.tokens, None, draft.sources, draft.scores, change(draft.q))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mutant", [InOwnIds, NotRestricted, DropsWhatMergesBadly])
 def test_a_wrong_q_is_caught(mutant: type[ModelDrafter], monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> Drafter:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.engine.scheduler import MAX_RETRY_S, OLDEST_EVERY, Scheduler
+from paceline.engine.scheduler import MAX_RETRY_S, OLDEST_EVERY, Scheduled, Scheduler
 from paceline.errors import Busy
 from paceline.types import Seq
 
@@ -92,6 +92,35 @@ def test_chunks_end_at_fixed_positions_where_a_cut_shows_in_the_bits() -> None:
             assert end % CHUNK == 0 or end == len(seq.tokens)
             assert len(part) == min(CHUNK - seq.computed % CHUNK, len(seq.tokens) - seq.computed)
         assert sum(read(schedule).values()) <= CHUNK + CHUNK // 2
+
+
+def beside(row_ms: float, context_ms: float = 0.0) -> list[int]:
+    """Rows of a long prompt beside an answer, in passes of 5 ms and so many for each of its rows."""
+    long, answer = prompt("long", 4000), prompt("answer", 2, cached=1)
+    schedule = Scheduler(16, 256, 64, beside_s=0.04)
+    for seq in (answer, long):
+        schedule.add(seq)
+    schedule.admit()
+    sizes = []
+    while not finished(long):
+        parts = schedule.pieces()
+        rows = sum(len(part) for seq, part in parts if seq is long)
+        sizes.append(rows)
+        ms = 5 + rows * (row_ms + context_ms * long.computed / 1000)
+        schedule.took([Scheduled(seq, part, True) for seq, part in parts], ms / 1000)
+        long.computed += rows
+    return sizes
+
+
+def test_prompts_add_no_more_to_a_pass_than_they_may() -> None:
+    assert set(beside(0.1)[:-1]) == {64}  # fast rows are not limited
+    slow = beside(1.0)
+    assert slow[0] == 64  # nothing is known yet
+    assert all(35 <= rows <= 40 for rows in slow[1:-1])
+    deeper = beside(0.5, context_ms=1.0)
+    assert deeper[1] > deeper[-2]
+    assert all(8 <= rows <= 64 for rows in deeper[:-1])
+    assert set(beside(100.0)[1:-1]) == {8}  # at least so many: the prompt is read in the end
 
 
 remainders = st.lists(st.integers(2, 200), min_size=1, max_size=12)

@@ -1,4 +1,4 @@
-"""What a block of guesses sees, and what it does not."""
+"""The keys that a block of drafted positions sees, and those that it does not."""
 
 import pytest
 import torch

@@ -115,6 +115,7 @@ def test_reasons_are_one_line_without_addresses(complaint: str, said: str) -> No
     assert "host.test" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pip") is None, reason="pip is not installed here")
 def test_the_real_pip_brings_a_real_wheel_from_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,7 +96,7 @@ def wheels_kept() -> list[Path]:
 
 
 def unfinished() -> list[str]:
-    """What neither the journal nor an arrived wheel vouches for."""
+    """Files that neither the journal nor an arrived wheel vouches for."""
     if model_file(TINY).exists():
         return []
     journal = read_json(model_folder(TINY) / "partial" / "journal.json")

@@ -114,6 +114,7 @@ def test_the_only_token_allowed_is_chosen_whatever_its_logit(
             assert make(p)(x, KEY, a_history(vocab), bits(vocab, [token], beyond=True)) == token
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("p", PARAMS)
 @pytest.mark.parametrize("how_many", [3, 4000])
 @pytest.mark.parametrize("broken", [-np.inf, np.nan])

@@ -1,4 +1,4 @@
-"""What is counted, charged and kept of a request: of one that leaves, one that is refused, one that fails."""
+"""Metrics, charges and records of requests that are abandoned, refused or fail."""
 
 import json
 from collections.abc import Iterator
@@ -176,7 +176,10 @@ def test_a_request_that_cannot_be_done_is_counted_as_refused_and_nothing_else(
 def test_a_body_that_is_no_json_is_counted_as_refused(served: Server) -> None:
     before = served.counts()
     with served.client() as client:
-        assert client.post("completions", content=b"{").status_code == 400
+        assert (
+            client.post("completions", content=b"{", headers={"content-type": "application/json"}).status_code
+            == 400
+        )
     assert changes(before, served.counts()) == {"paceline_refused_total reason=invalid": 1}
 
 
@@ -205,7 +208,9 @@ def test_who_finds_the_queue_full_is_counted_as_refused_and_nothing_else(served:
         assert changes(before, work(served.counts())) == {"paceline_refused_total reason=queue_full": 1}
         assert served.running.in_flight == 4
     served.settle()
-    assert until(lambda: len(served.records()) == len(known) + 4, IDLE_S)
+    assert until(lambda: len(served.records()) == len(known) + 5, IDLE_S)
+    refused = served.kept(found.headers["x-request-id"])
+    assert (refused["finish"], refused["error"], refused["rounds"]) == ("refused", "server_busy", [])
 
 
 def test_whose_time_is_up_in_the_queue_is_counted_as_refused_and_nothing_else(served: Server) -> None:

@@ -1,4 +1,4 @@
-"""What /v1/chat/completions and /v1/completions refuse, as the `openai` client sees it."""
+"""Requests that /v1/chat/completions and /v1/completions refuse, as the `openai` client sees them."""
 
 from typing import Any
 
@@ -233,7 +233,8 @@ def test_prompts_that_are_too_long(server: Running) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b'{"model": 1', b"\xff\xfe", b"[" * 100_000])
 def test_bodies_that_are_not_json_objects(server: Running, body: bytes) -> None:
     for path in ("chat/completions", "completions", "responses"):
-        found = httpx.post(f"{server.url}/v1/{path}", content=body, trust_env=False)
+        json_type = {"content-type": "application/json"}
+        found = httpx.post(f"{server.url}/v1/{path}", content=body, headers=json_type, trust_env=False)
         assert found.status_code == 400
         assert set(found.json()["error"]) == {"message", "type", "param", "code"}
 

@@ -1,4 +1,4 @@
-"""What is counted, and under which names and labels."""
+"""The metrics, with their names and labels."""
 
 from collections import Counter
 from itertools import permutations

@@ -87,7 +87,7 @@ def drafter(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @dataclass(slots=True)
 class Life:
-    """What was seen of a server while it learned."""
+    """Observations of a server while it trained."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)  # when -> of each held-out question
     passes: dict[str, int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Client:
             self.ask(country, BLOCK)
 
     def watched(self, pid: int) -> None:
-        """What becomes of the process while an answer is written, for as long as that takes."""
+        """States of the trainer process while an answer is written."""
         with self.story(max_tokens=4000) as stream:
             next(iter(stream))
             until(lambda: state(pid) in ("T", ""), WAIT_S)  # who is told to stop needs a core to do so

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 
 from support.servers import Running
 
+pytestmark = pytest.mark.slow  # to import, and to run
+
 INTERFACES: dict[str, Callable[..., Any]] = {
     "chat": OpenAIChatCompletionsModel,
     "responses": OpenAIResponsesModel,

@@ -63,3 +63,46 @@ def test_models_were_made_when_the_server_began(server: Running) -> None:
     found = server.client().models.retrieve(server.model)
     assert found.created > 1_700_000_000
     assert found.created <= chat(server, max_completion_tokens=1).created
+
+
+def test_an_answer_that_is_continued_ends_as_it_would_have_ended(server: Running) -> None:
+    whole = text(chat(server, max_completion_tokens=40))
+    words = whole.split(" ")
+    for n in (1, 3, len(words) // 2):
+        begun = {"role": "assistant", "content": " ".join(words[:n])}
+        body = {"continue_final_message": True, "add_generation_prompt": False}
+        rest = text(chat(server, messages=[*ASKED, begun], max_completion_tokens=40, extra_body=body))
+        assert (begun["content"] + rest).startswith(whole)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_a_shortest_length_gives_the_same_text_with_and_without_drafts(
+    server: Running, temperature: float
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Say: hi"}], "seed": 5}
+    asked |= {"temperature": temperature, "max_completion_tokens": 100}
+    short = chat(server, **asked)
+    assert short.usage is not None
+    assert short.choices[0].finish_reason == "stop"
+    fewest = short.usage.completion_tokens + 10
+    bodies = [
+        {"min_tokens": fewest, "speculative_config": spec}
+        for spec in (
+            {"disabled": True},
+            {"drafters": ["suffix", "ngram"], "adaptive": False},
+            {"drafters": ["suffix"], "adaptive": False, "tree_width": 4},
+        )
+    ]
+    plain, *drafted = (chat(server, **asked, extra_body=body) for body in bodies)
+    assert plain.usage is not None
+    assert plain.usage.completion_tokens >= fewest
+    assert {text(found) for found in drafted} == {text(plain)}
+
+
+def test_an_end_is_not_searched_for_before_the_shortest_length(server: Running) -> None:
+    asked: dict[str, Any] = {"stop": [" "], "max_completion_tokens": 30}
+    assert " " not in text(chat(server, **asked))
+    longer = chat(server, **asked, extra_body={"min_tokens": 12})
+    assert longer.usage is not None
+    assert longer.usage.completion_tokens > 12
+    assert longer.choices[0].finish_reason == "stop"

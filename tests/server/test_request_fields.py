@@ -56,6 +56,7 @@ def test_allowed_tools_may_be_left_alone(toy_server: Running) -> None:
     assert chat(toy_server, tools=CHAT_TOOLS, tool_choice=auto).choices[0].message == free
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
 def test_a_required_call_that_is_cut_short_is_never_content(toy_server: Running, choice: Any) -> None:
     """Wherever it is cut: the mark, the name, the arguments. What was sent of the arguments stays sent."""
@@ -143,6 +144,20 @@ def test_a_continued_message_is_the_prompt_and_nothing_else_is(
     )
     assert found.choices[0].message.content == text.choices[0].text
     assert found.usage.prompt_tokens == text.usage.prompt_tokens
+
+
+def test_a_constraint_waits_for_the_end_of_reasoning_that_is_continued(toy_server: Running) -> None:
+    """Only of the assistant's own: what a user writes never counts."""
+    body = {"continue_final_message": True, "structured_outputs": {"regex": "[0-9]+"}}
+
+    def answer(role: str, said: str) -> str:
+        messages = [USER, {"role": role, "content": said}]
+        return str(chat(toy_server, messages=messages, extra_body=body).choices[0].message.content)
+
+    assert answer("assistant", "It is ").isdigit()
+    assert not answer("assistant", "<think>\nIt is ").isdigit()
+    assert answer("assistant", "<think>\nIt is late.\n</think>\n\n").isdigit()
+    assert answer("user", "<think>\nIt is ").isdigit()
 
 
 def test_log_probabilities_of_a_response_are_those_of_a_chat(toy_server: Running) -> None:

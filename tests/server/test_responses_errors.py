@@ -1,4 +1,4 @@
-"""What /v1/responses refuses, as the `openai` client sees it."""
+"""Requests that /v1/responses refuses, as the `openai` client sees them."""
 
 from typing import Any
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.server.openai.responses_events import Items
+from paceline.output import OutputDelta
+from paceline.server.openai.responses_events import Items, TextLogprobs
 from paceline.text import FORMATS, CallDelta, ContentDelta, Delta
+from paceline.types import TokenLogprob
 
 ANSWER: list[Delta] = [
     ContentDelta("Let me "),
@@ -76,3 +78,24 @@ def test_an_empty_answer_is_an_empty_message() -> None:
 
 def test_the_same_answer_has_the_same_ids() -> None:
     assert events_of(ANSWER)[0].done == events_of(ANSWER)[0].done
+
+
+def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
+    """Those of calls and of the end go nowhere; those of text that is held back come with it."""
+
+    def round_of(texts: Sequence[str], first: int, *deltas: Delta) -> OutputDelta:
+        tokens = tuple(range(first, first + len(texts)))
+        logprobs = tuple(TokenLogprob(token, -1.0, ()) for token in tokens)
+        return OutputDelta(tuple(texts), deltas, tokens, logprobs, None)
+
+    rounds = [
+        round_of(["", "é", "t", "<tool"], 0, ContentDelta("ét")),  # half a character, a text, half a mark
+        round_of(["_call>", "{}"], 4, CallDelta(0, "f", "{}")),
+        round_of(["a", "b"], 6, ContentDelta("a")),
+        round_of([""], 8, ContentDelta("b")),
+    ]
+    queue, taken = TextLogprobs(), []
+    for delta in rounds:
+        queue.push(delta)
+        taken.append([[one.token for one in queue.take(part)] for part in delta.deltas])
+    assert taken == [[[0, 1, 2]], [[]], [[6]], [[7]]]

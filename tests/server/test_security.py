@@ -1,5 +1,6 @@
-"""What strangers, browsers and bad requests get to see: nothing of the machine, nothing that was said."""
+"""Strangers, browsers and bad requests see nothing of the machine and no text of others."""
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,11 +51,13 @@ def key(key_file: Path) -> str:
 def locked(tmp_path_factory: pytest.TempPathFactory, key_file: Path, key: str) -> Iterator[Running]:
     """With keys, a small limit for bodies, and one origin that may ask from a browser."""
     folder = tmp_path_factory.mktemp("locked")
-    with toy_running(folder, keys=str(key_file), max_body=MAX_BODY, cors=(ORIGIN,)) as found:
+    with toy_running(folder, keys=str(key_file), max_body=MAX_BODY, allowed_origins=(ORIGIN,)) as found:
         yield found
 
 
 def ask(server: Running, path: str, method: str = "POST", **more: Any) -> httpx.Response:
+    if "content" in more:
+        more["headers"] = {"content-type": "application/json", **more.get("headers", {})}
     with httpx.Client(trust_env=False, timeout=60) as client:
         return client.request(method, f"{server.url}{path}", **more)
 
@@ -183,13 +186,53 @@ def assert_tells_nothing(said: str) -> None:
         assert hidden not in said
 
 
-def test_no_browser_may_call_unless_allowed(server: Running) -> None:
+COMPLETION = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+
+
+def test_a_page_of_another_site_may_not_ask(server: Running) -> None:
     preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
     for found in (
         ask(server, "/v1/chat/completions", "OPTIONS", headers=preflight),
         ask(server, "/v1/models", "GET", headers={"origin": ORIGIN}),
+        ask(server, "/v1/completions", json=COMPLETION, headers={"origin": ORIGIN}),
+        ask(server, "/v1/completions", json=COMPLETION, headers={"origin": "null"}),
+        ask(server, "/metrics", "GET", headers={"origin": ORIGIN}),
     ):
+        assert_error(found, 403)
+        assert found.json()["error"]["code"] == "origin_not_allowed"
         assert not [name for name in found.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"]
+)
+def test_a_name_that_was_made_to_point_here_is_refused(server: Running, host: str) -> None:
+    """DNS rebinding: the page's own name, so that its requests are of the same origin."""
+    for path, method in (("/v1/models", "GET"), ("/metrics", "GET"), ("/v1/completions", "POST")):
+        found = ask(server, path, method, headers={"host": host, "origin": f"http://{host}"})
+        assert_error(found, 403)
+        assert found.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:8000", "10.1.2.3:8000"])
+def test_addresses_and_localhost_are_names_of_the_server(server: Running, host: str) -> None:
+    assert ask(server, "/v1/models", "GET", headers={"host": host}).status_code == 200
+    own = {"host": host, "origin": f"http://{host}"}
+    assert ask(server, "/v1/completions", json=COMPLETION, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_a_body_must_say_that_it_is_json(server: Running, kind: str) -> None:
+    """The types that a browser sends without asking first."""
+    found = ask(server, "/v1/completions", content=json.dumps(COMPLETION), headers={"content-type": kind})
+    assert_error(found, 415)
+    for usable in ("application/json", "Application/JSON; charset=utf-8"):
+        found = ask(
+            server, "/v1/completions", content=json.dumps(COMPLETION), headers={"content-type": usable}
+        )
+        assert found.status_code == 200
 
 
 def test_a_browser_from_an_allowed_origin_may_ask(locked: Running) -> None:
@@ -199,6 +242,7 @@ def test_a_browser_from_an_allowed_origin_may_ask(locked: Running) -> None:
     other = ask(
         locked, "/v1/chat/completions", "OPTIONS", headers={**preflight, "origin": "https://evil.example"}
     )
+    assert_error(other, 403)
     assert "access-control-allow-origin" not in other.headers
     refused = ask(locked, "/v1/chat/completions", headers={"origin": ORIGIN}, content=b"{}")
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)

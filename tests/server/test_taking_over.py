@@ -1,4 +1,4 @@
-"""What the server makes of what a process learned: it serves, unless somebody said otherwise meanwhile."""
+"""A newly trained version is served, unless another one was chosen meanwhile."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Who shares the prefix cache and what drafters learned: told apart by API key, cache key and user."""
+"""Tenants, by API key, cache key and user, share neither the prefix cache nor what drafters learned."""
 
 from collections.abc import Iterator
 from itertools import count

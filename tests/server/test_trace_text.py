@@ -1,4 +1,4 @@
-"""What of a request reaches the traces: its labels always, its text only where that is switched on."""
+"""The traces of a request: its labels always, its text only where that is switched on."""
 
 import json
 from collections.abc import Iterator

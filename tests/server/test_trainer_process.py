@@ -100,6 +100,15 @@ def stay():
 sys.modules["paceline.train.online.refresh"] = types.SimpleNamespace(main=stay)
 process_main.main(int(sys.argv[1]))
 """
+TRAINS = """
+import sys, time
+from paceline.train.online import process_main, refresh
+def run(*_):
+    print("{}", flush=True)
+    time.sleep(300)
+refresh.run = run
+process_main.main(int(sys.argv[1]))
+"""
 SERVES = """
 import os, signal, sys, time
 sys.path.append({tests!r})
@@ -121,18 +130,28 @@ sys.stdin.read()
 """
 
 
-def serves(paused: bool) -> str:
+def serves(paused: bool, stays: str = STAYS) -> str:
     job = RefreshJob("m", (), EngineConfig(), ()).encode()
-    return SERVES.format(tests=str(TESTS), job=job, stays=STAYS, paused=paused)
+    return SERVES.format(tests=str(TESTS), job=job, stays=stays, paused=paused)
 
 
-@pytest.mark.parametrize("paused", [True, False])
-def test_it_goes_when_its_server_is_killed(paused: bool) -> None:
-    done = subprocess.run(python(serves(paused)), capture_output=True, text=True, check=False, timeout=300)
+@pytest.mark.parametrize(
+    ("paused", "stays"),
+    [
+        pytest.param(True, STAYS, id="True", marks=pytest.mark.slow),
+        pytest.param(False, STAYS, id="False", marks=pytest.mark.slow),
+        pytest.param(True, TRAINS, id="True, with all it imports", marks=pytest.mark.slow),
+        pytest.param(False, TRAINS, id="False, with all it imports", marks=pytest.mark.slow),
+    ],
+)
+def test_it_goes_when_its_server_is_killed(paused: bool, stays: str) -> None:
+    command = python(serves(paused, stays))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert until(lambda: state(int(done.stdout)) == "", WAIT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only there somebody else may take in orphans")
 @pytest.mark.parametrize("paused", [True, False])
 def test_it_goes_though_somebody_takes_in_orphans(paused: bool) -> None:

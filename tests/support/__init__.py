@@ -1,4 +1,4 @@
-"""What tests of several rooms share: doubles, tiny models and heads, servers and clients, recorded cases.
+"""Shared by tests of several rooms: doubles, tiny models and heads, servers and clients, recorded cases.
 
 Scripts that a test runs in a process of its own are here too; they say so in their first line.
 """
@@ -11,6 +11,6 @@ SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 
 
-def examples(count: int) -> int:
+def examples(count: int, fewest: int = 2) -> int:
     """Examples of a property: a tenth of them with --hypothesis-profile=quick."""
-    return max(count // 10, 2) if settings.get_current_profile_name() == "quick" else count
+    return max(count // 10, fewest) if settings.get_current_profile_name() == "quick" else count

@@ -194,7 +194,7 @@ def check_a_kept_row_is_guarded(target: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def check_layers_that_are_none(target: LayerSkipTarget) -> None:
-    """Of a target with three."""
+    """Layers of a target with three."""
     target.open(Seq("s", [1], 1))
     for layers in ((), (2, 1), (1, 1), (-1,), (3,)):
         with pytest.raises(ValueError, match="expected some of 0 to 2, ascending"):

@@ -1,4 +1,4 @@
-"""What clients do: turns of a conversation, commands of the CLI."""
+"""Actions of clients: turns of a conversation, commands of the CLI."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tests of cursors share."""
+"""Shared by tests of cursors."""
 
 import random
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ def held() -> int:
 
 
 def measured(model: Path, names: list[str]) -> list[tuple[int, int]]:
-    """Of each drafter what it holds, and the most that was held while it was loaded."""
+    """The memory of each drafter, and the peak while it was loaded."""
     target = load_target(model, CONFIG)
     assert isinstance(target, NativeTarget)
 

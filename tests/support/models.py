@@ -144,7 +144,7 @@ def feed_draft(target: Target, seq_id: str, token: int, draft: Draft = NO_DRAFT)
 
 
 def some_layers(tensors: Mapping[str, T], layers: Sequence[int]) -> dict[str, T]:
-    """What a model has, by canonical name, without its other layers."""
+    """The tensors of a model by canonical name, without its other layers."""
     found = {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.")}
     for place, layer in enumerate(layers):
         old, new = f"layers.{layer}.", f"layers.{place}."

@@ -1,7 +1,9 @@
 """Packed matrices, small quantised models and block heads, and native targets made of them."""
 
 import ctypes
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -111,7 +113,7 @@ def random_blocks(
 
 
 def decoded(kind: str, blocks: Bytes) -> Floats:
-    """What target/dequant.py makes of them, [outputs, inputs]."""
+    """The weights as weights/dequant.py decodes them, [outputs, inputs]."""
     encoding = ENCODINGS[kind]
     flat = np.ascontiguousarray(blocks).reshape(-1, encoding.nbytes)
     out = np.empty((len(flat), encoding.elements), np.float32)
@@ -278,6 +280,20 @@ def wanted_path() -> str:
     return path
 
 
+@contextmanager
+def every_core() -> Iterator[None]:
+    """Threads that begin here may run on any core, though a worker of the tests has but one."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 def native_target(
     model: Path,
     path: str | None = None,
@@ -295,7 +311,8 @@ def native_target(
         patch.setenv("PACELINE_HOME", str(home or model.parent / "home"))
         patch.setattr("paceline.target.hardware.cores", lambda: threads)  # a setting may not exceed them
         config = EngineConfig(device="cpu", dtype=dtype, cache_mb=cache_mb)
-        target = load_target(model, config)
+        with every_core():
+            target = load_target(model, config)
     assert isinstance(target, NativeTarget)
     assert (target.path, target.threads) == (path, threads)
     return target
@@ -327,7 +344,8 @@ def a_net(shape: BlockConfig, seed: int = 0) -> BlockHead:
 def a_pool(path: str | None = None, threads: int = 2) -> ThreadPool:
     path = path or wanted_path()
     built(path)
-    return ThreadPool(path, threads)
+    with every_core():
+        return ThreadPool(path, threads)
 
 
 def native(net: BlockHead, path: str | None = None, threads: int = 2) -> NativeBlock:

@@ -34,7 +34,7 @@ def rows_in(cache: PagedCache) -> TorchKVMemory:
 
 
 def rows_of(tokens: Sequence[int], start: int = 0) -> torch.Tensor:
-    """What the rows from `start` on must hold: [layers, heads, rows, dim], every element different."""
+    """The content of the rows from `start` on: [layers, heads, rows, dim], every element different."""
     prefixes = [bytes(tokens[: i + 1]) for i in range(start, len(tokens))]
     values = torch.tensor([float(zlib.crc32(prefix) % 2**16) for prefix in prefixes])
     places = torch.arange(LAYERS * HEADS * DIM, dtype=torch.float32).view(LAYERS, HEADS, 1, DIM)
@@ -56,9 +56,9 @@ def feed(cache: PagedCache, seq_id: str, tokens: Sequence[int]) -> None:
     cache.append(seq_id, tokens[start:])
 
 
-def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "") -> int:
+def run(cache: PagedCache, tokens: Sequence[int], tenant: str = "", partial: bool = True) -> int:
     """A whole request; gives what was shared."""
-    shared = cache.open("run", tenant, tokens)
+    shared = cache.open("run", tenant, tokens, partial)
     feed(cache, "run", tokens)
     cache.close("run")
     return shared
@@ -122,6 +122,9 @@ def picture(cache: PagedCache) -> object:
     return live, nodes, [id(n) for n in cache._tree._idle], sorted(free_blocks(cache)), cache.stats
 
 
+STRANGERS = "s"  # a tenant for whom parts of blocks are not matched
+
+
 class Model:
     """Drives a cache and knows what it must hold. Choices are numbers, modulo what there is to choose."""
 
@@ -151,16 +154,27 @@ class Model:
         tokens = begin[: len(begin) - cut % (len(begin) + 1)] + more
         seq_id = f"s{self.opened}"
         self.opened += 1
-        best = max((common_prefix(list(t), tokens) for owner, t in self.known if owner == tenant), default=0)
-        shared = self.cache.open(seq_id, tenant, tokens)
-        assert shared <= min(best, len(tokens) - 1)
-        if not self.forgot and not self.cache.stats.evicted:
-            assert shared == min(best, len(tokens) - 1)
+        shared = self.cache.open(seq_id, tenant, tokens, partial=tenant != STRANGERS)
+        known = [t for owner, t in self.known if owner == tenant]
+        if tenant == STRANGERS:
+            self.check_whole(shared, tokens, known)
+        else:
+            best = max((common_prefix(list(t), tokens) for t in known), default=0)
+            assert shared <= min(best, len(tokens) - 1)
+            if not self.forgot and not self.cache.stats.evicted:
+                assert shared == min(best, len(tokens) - 1)
         self.live[seq_id] = tenant, tokens[:shared]
         self.wanted[seq_id] = tokens[shared:]
 
+    def check_whole(self, shared: int, tokens: list[int], known: list[tuple[int, ...]]) -> None:
+        """A match is whole blocks, or a text that was known to its very end."""
+        ends = {len(t) for t in known if list(t) == tokens[: len(t)] and len(t) < len(tokens)}
+        assert shared in {0, *ends}
+        if not self.forgot and not self.cache.stats.evicted:
+            assert shared >= max((end for end in ends if end % self.cache.block == 0), default=0)
+
     def extend(self, seq_id: str, n: int) -> bool:
-        """Whether there was room; there must be if live sequences leave enough blocks."""
+        """True if there was room; there must be if live sequences leave enough blocks."""
         length = len(self.live[seq_id][1])
         table = self.cache.table(seq_id)
         others = {block for other in self.live if other != seq_id for block in self.cache.table(other)}
@@ -251,7 +265,7 @@ class FloatReference:
         return self._weights["embed"][tokens].astype(np.float64)
 
     def layer(self, layer: int, x: Doubles) -> Doubles:
-        """What one layer makes of the rows of a whole sequence."""
+        """One layer over the rows of a whole sequence."""
         x = x + self._attention(layer, x)
         normed = self._norm(x, f"layers.{layer}.ffn_norm")
         gate, up = (self._times(normed, f"layers.{layer}.{part}") for part in ("gate", "up"))

@@ -20,7 +20,7 @@ import uvicorn
 from paceline import EngineConfig
 from paceline.paths import home
 from paceline.server.app import App
-from paceline.server.launch import ServerSettings, asgi, build
+from paceline.server.launch import ServerSettings, build, uvicorn_config
 from support.native_targets import tiny_model
 from support.tiny_gguf import Sizes
 from support.tokenizers import byte_level_facts
@@ -54,13 +54,10 @@ class Running:
 @contextmanager
 def running(model: str, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     engine = config or EngineConfig(cache_mb=256)
-    chosen = ServerSettings(**{"model": model, "engine": engine, "store": "none", **settings})
+    given = {"model": model, "engine": engine, "store": "none", "drain_s": 0, **settings}
+    chosen = ServerSettings(**given)
     app = build(chosen)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            asgi(app, chosen), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5
-        )
-    )
+    server = uvicorn.Server(uvicorn_config(app, chosen, port=0))
     thread = threading.Thread(target=server.run, name="server", daemon=True)
     thread.start()
     try:
@@ -84,6 +81,7 @@ def until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 MODEL = "smollm2-135m"
+QUIET = ("--log-level", "warning")  # nobody reads its output before it ends
 COMMAND = (sys.executable, "-c", "from paceline.cli import main; main()")
 
 
@@ -106,7 +104,7 @@ class Process:
         return self.process.wait(seconds)
 
     def answers_at(self, address: str) -> bool:
-        """Whether a connection can be opened."""
+        """True if a connection can be opened."""
         with socket.socket() as probe:
             probe.settimeout(1)
             return probe.connect_ex((address, self.port)) == 0
@@ -122,7 +120,19 @@ def free_port() -> int:
 def served(*options: str) -> Iterator[Process]:
     """Ready for requests; killed at the end, if it still runs."""
     port = free_port()
-    command = [*COMMAND, "serve", MODEL, "--port", str(port), "--cache-mb", "256", "--threads", "1", *options]
+    command = [
+        *COMMAND,
+        "serve",
+        MODEL,
+        "--port",
+        str(port),
+        "--cache-mb",
+        "256",
+        "--threads",
+        "1",
+        *QUIET,
+        *options,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         started = Process(process, port)
@@ -157,18 +167,18 @@ Call a tool within <tool_call></tool_call>.
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-NAME = "toy.gguf"  # of the file, and of the model
+NAME = "toy"  # of the model
 
 
 def toy_chat_model(folder: Path) -> Path:
     """A model file of 2 MB that loads in milliseconds."""
     facts = byte_level_facts("smollm")
     sizes = Sizes(2, 256, 4, 2, 64, 256, len(facts["tokens"]), 8192)
-    return tiny_model(folder / NAME, kind="Q8_0", sizes=sizes, tokenizer=facts, template=TEMPLATE)
+    return tiny_model(folder / f"{NAME}.gguf", kind="Q8_0", sizes=sizes, tokenizer=facts, template=TEMPLATE)
 
 
 @contextmanager
-def toy_running(folder: Path, **settings: Any) -> Iterator[Running]:
+def toy_running(folder: Path, config: EngineConfig | None = None, **settings: Any) -> Iterator[Running]:
     """A server of such a model; what is made for the model stays in the folder, compiled code is shared."""
     (home() / "native").mkdir(parents=True, exist_ok=True)
     (folder / "home").mkdir()
@@ -176,6 +186,7 @@ def toy_running(folder: Path, **settings: Any) -> Iterator[Running]:
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PACELINE_HOME", str(folder / "home"))
-            patch.chdir(toy_chat_model(folder).parent)  # a model is called what it is asked for by
-            server = stack.enter_context(running(NAME, EngineConfig("cpu", cache_mb=64), **settings))
+            patch.chdir(toy_chat_model(folder).parent)
+            engine = config or EngineConfig("cpu", cache_mb=64)
+            server = stack.enter_context(running(f"{NAME}.gguf", engine, **settings))
         yield server

@@ -25,7 +25,7 @@ class Sizes:
     context: int = 128
 
     def settings(self, family: str) -> dict[str, int]:
-        """What a file of this family says about them."""
+        """The metadata of a file of this family."""
         said = {
             "block_count": self.layers,
             "context_length": self.context,
@@ -107,7 +107,7 @@ HALVES: Mapping[str, Mapping[int, float]] = {
 
 
 def encoded(values: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
-    """What a file of this type may hold for these values; random codes where gguf cannot quantise."""
+    """Bytes that a file of this type may hold for these values; random codes where gguf cannot quantise."""
     number = gguf.GGMLQuantizationType[kind]
     try:
         return np.ascontiguousarray(gguf.quants.quantize(values, number)).view(np.uint8)

@@ -104,7 +104,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 @dataclass
 class Received:
-    """What a client makes of the deltas."""
+    """The deltas as a client joins them."""
 
     content: str = ""
     calls: list[list[str]] = field(default_factory=list)  # name, arguments

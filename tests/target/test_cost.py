@@ -98,6 +98,9 @@ class Clocked(ToyTarget):
         super().__init__()
         self.seconds, self._noise_of = 0.0, noise_of
 
+    def memory(self) -> dict[str, int]:
+        return {}
+
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
         rows = sum(len(feed.tokens) + len(feed.draft) for feed in feeds)
         self.seconds += rows * self._noise_of(self.passes) / 1000
@@ -132,7 +135,7 @@ def test_a_slow_model_on_a_busy_machine_is_noticed() -> None:
 
 
 def test_on_a_busy_machine_timings_spread_and_the_fastest_counts() -> None:
-    """Of the three passes with each number of rows, one is undisturbed."""
+    """One of the three passes with each number of rows is undisturbed."""
     table = Clocked(lambda number: 1.0 if number > 10 else 3.0).measured()
     assert table.ms == {256: {rows: float(rows) for rows in cost.ROWS}}
     assert table.spread == pytest.approx(3)

@@ -1,4 +1,4 @@
-"""What memory there is: the machine's, or less where a container has less."""
+"""Free memory: the machine's, or less where a container has less."""
 
 from pathlib import Path
 

@@ -70,6 +70,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
     assert hardware.amx() == "works"
 
 
+@pytest.mark.slow
 def test_the_trial_itself_runs_here() -> None:
     """It must fail for no reason but illegal instructions."""
     assert hardware.amx() != "absent" or hardware._try_amx() == "works"

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.errors import TextError
 from paceline.text import FORMATS, ToolCall, parse_tool_calls
-from paceline.text.chat_template import ChatTemplate, mentions_tools
+from paceline.text.chat_template import ChatTemplate, _plain, mentions_tools
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "S"},
@@ -115,6 +115,23 @@ def test_messages_must_be_plain_data() -> None:
         render("{{ messages }}", [{"role": "user", "content": object()}])
 
 
+def test_messages_are_copied_as_json_would() -> None:
+    """What a template gets: no live object, and no type of the caller's own."""
+
+    class Text(str):
+        pass
+
+    inner: dict[Any, Any] = {1: (1, 2.5, None), "t": Text("x"), "b": True}
+    copied = _plain([inner])
+    assert copied == json.loads(json.dumps([inner]))
+    assert copied[0] is not inner
+    assert type(copied[0]["t"]) is str
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(TextError, match="plain JSON data"):
+        _plain(loop)
+
+
 def test_no_template_at_all() -> None:
     with pytest.raises(TextError, match="no chat template: use a plain prompt"):
         ChatTemplate({}, {}).render(CHAT, None, True, {})
@@ -191,6 +208,13 @@ def test_calls_of_any_shape_reach_the_template(call: Any) -> None:
     assert render(
         "{{ messages[0].tool_calls[0] | tojson }}{% if tools %}{% endif %}", [message]
     ) == json.dumps(expected)
+
+
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"content": None, "tool_calls": []}])
+def test_an_assistant_that_said_nothing_is_an_empty_message(more: dict[str, Any]) -> None:
+    source = "{% for m in messages %}[{{ m.role + ' ' + m.content }}]{% endfor %}{{ tools or '' }}"
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", **more}, {"role": "user", "content": "b"}]
+    assert render(source, chat) == "[user a][assistant ][user b]"
 
 
 @pytest.mark.parametrize("message", [sent({}), sent({}, content=None)])

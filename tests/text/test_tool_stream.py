@@ -161,6 +161,21 @@ def test_a_call_cut_off_stays_a_call_in_the_stream_and_text_in_the_whole() -> No
     assert errors[0].startswith("the tool call at character 3 is not valid JSON: it has no end")
 
 
+@families
+def test_a_call_that_a_limit_cuts_is_no_text(format: ToolFormat) -> None:
+    """Wherever it is cut: before its name is complete nothing of it is told, and then a part of it."""
+    before = "Go." if format.anywhere else ""
+    text = render_calls([ToolCall("find", {"a": "b"})], format)
+    mark = max(len(format.trigger), 1)
+    for end in range(mark, len(text) + 1):
+        stream = ToolStream(format)
+        deltas = [*stream.push(before + text[:end]), *stream.flush(cut_off=True)]
+        assert "".join(d.text for d in deltas if isinstance(d, ContentDelta)) == before
+        sent = "".join(d.arguments for d in deltas if isinstance(d, CallDelta))
+        assert '{"a": "b"}'.startswith(sent)
+    assert sent == '{"a": "b"}'
+
+
 def test_a_call_that_breaks_off_does_not_hide_the_next() -> None:
     good = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
     text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": True}}}}\n</tool_call>\n{good}'

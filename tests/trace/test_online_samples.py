@@ -1,4 +1,4 @@
-"""What is noted of served texts: where guesses went wrong, and that nothing is lost on the way."""
+"""Samples of served texts: the positions of rejected drafts, and no sample lost on the way."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,9 @@ def test_a_refused_draft_is_noted_where_it_began() -> None:
 def test_accepted_or_unverified_tokens_are_not_noted() -> None:
     chain = Draft((5, 6), sources=("block", "block"))
     assert rejected_positions([a_round(10, chain, (0, 1), (5, 6, 7))]) == {}
-    assert rejected_positions([a_round(10, chain, (0,), (5,))]) == {}  # the first guess ended the text
+    assert (
+        rejected_positions([a_round(10, chain, (0,), (5,))]) == {}
+    )  # the first drafted token ended the text
     assert rejected_positions([a_round(10, NO_DRAFT, (), (5,)), a_round(3, NO_DRAFT, (), ())]) == {}
 
 

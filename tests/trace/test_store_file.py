@@ -177,6 +177,7 @@ for i in range(100_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 37, 120])
 def test_a_writer_killed_leaves_every_saved_request_whole(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "traces.db"

@@ -60,7 +60,7 @@ class Watched(Reader):
 
 
 def served(prompt: Sequence[int], said: Sequence[int]) -> list[list[int]]:
-    """What the drafter `model` puts before its model: for the prompt, and after every token of the answer."""
+    """The input of the drafter `model` to its model: for the prompt, and after every token of the answer."""
     model = Watched()
     drafter = drafter_for(model, DRAFT, TARGET, TARGET.vocab_size)
     seq = Seq("a", list(prompt), len(prompt), SamplingParams(), SpecConfig(("model",), adaptive=False))

@@ -17,6 +17,7 @@ MODEL = tiny_model()
 TEXTS = recorded(target_text())
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_what_was_measured(tmp_path: Path) -> None:
     net = trained_net()
     made = Recipe("block", net, new_recipe(tiny_config(1), MODEL, torch.arange(131)).loss)
@@ -42,6 +43,7 @@ def test_a_kind_without_confidences_is_not_calibrated(tmp_path: Path) -> None:
     assert load(tmp_path, pieces_of(MODEL)).card == card
 
 
+@pytest.mark.slow
 def test_where_nothing_was_measured_the_calibration_of_before_stays_and_no_figure_is_made_up(
     tmp_path: Path,
 ) -> None:

@@ -62,6 +62,7 @@ def test_answers_are_those_of_the_engine(sampled: bool) -> None:
     assert all(len(answer) == NEW or end for answer, end in zip(ours, ends, strict=True))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(family: str, tmp_path: Path) -> None:
     save_reference(family, tmp_path)
@@ -70,6 +71,7 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     assert ours == by_the_engine(load(tmp_path), todo)
 
 
+@pytest.mark.slow
 def test_neighbours_change_nothing() -> None:
     model, todo = TrainDecoder(weights(), "cpu", torch.float32), [*jobs(True), *jobs(False)]
     together = roll_out(model, todo, sorted(EOS), HOW)

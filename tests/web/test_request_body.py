@@ -1,15 +1,21 @@
 """Bodies: JSON with one meaning passes unchanged, everything else is one line."""
 
+import asyncio
 import json
+import threading
 import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from starlette.requests import Request
+from starlette.types import Message
 
+from paceline.web import request_body
 from paceline.web.api_errors import ApiError
-from paceline.web.request_body import parse_json
+from paceline.web.request_body import FailFastModel, Shape, measure, parse_json, parse_request
 
 MB = 1_000_000
 
@@ -94,6 +100,7 @@ def test_no_depth_is_a_recursion_error() -> None:
     for body in (b"[" * 500_000, b'{"a":' * 200_000):
         with pytest.raises(ApiError, match="nested too deep"):
             parse_json(body, MB)
+    for body in (b"[" * 40_000, b'{"a":' * 40_000):
         with pytest.raises(ApiError, match="nested too deep"):
             parse_json(body, MB, max_depth=10**6)
 
@@ -116,3 +123,122 @@ def test_a_long_key_is_cut() -> None:
     with pytest.raises(ApiError) as refused:
         parse_json(b"{" + twice + b"," + twice + b"}", MB)
     assert len(str(refused.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", Shape(0, 0, 1)),
+        (b"7", Shape(0, 0, 1)),
+        (b"[]", Shape(1, 1, 2)),
+        (b'{"a": [1, 2, {"b": []}]}', Shape(4, 4, 7)),
+        (rb'["[,\"[,\\", "\\\"[", "\\\\"]', Shape(1, 1, 4)),
+        (b'["[,[,', Shape(1, 1, 2)),
+    ],
+)
+def test_the_shape_of_a_body_is_known_before_it_is_parsed(body: bytes, expected: Shape) -> None:
+    assert measure(body) == expected
+
+
+@given(values)
+def test_no_value_escapes_the_measure(data: Any) -> None:
+    def count(value: Any) -> tuple[int, int, int]:
+        inner = (
+            [count(v) for v in (value.values() if isinstance(value, dict) else value)] if nests(value) else []
+        )
+        depths = [depth for depth, _, _ in inner]
+        deepest = 1 + max(depths, default=0) if nests(value) else 0
+        return deepest, nests(value) + sum(c for _, c, _ in inner), 1 + sum(v for _, _, v in inner)
+
+    def nests(value: Any) -> bool:
+        return isinstance(value, dict | list)
+
+    depth, containers, all_values = count(data)
+    shape = measure(json.dumps(data).encode())
+    assert (shape.depth, shape.containers) == (depth, containers)
+    assert all_values <= shape.values <= all_values + containers
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (b"[]", "too many lists and objects: expected at most 50,000"),
+        (b"{}", "too many lists and objects"),
+        (b'{"a":1}', "too many lists and objects"),
+        (b"1", "too many values: expected at most 500,000"),
+        (b'""', "too many values"),
+    ],
+)
+def test_a_body_of_eight_megabytes_is_refused_by_its_shape(
+    part: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No parser sees it: it would hold the interpreter's lock for seconds."""
+    monkeypatch.setattr(request_body, "_loaded", lambda text: pytest.fail("it was parsed"))
+    body = b"[" + b",".join([part] * (8 * MB // (len(part) + 1))) + b"]"
+    with pytest.raises(ApiError, match=said):
+        parse_json(body, 9 * MB)
+
+
+def test_an_object_has_a_limit_of_keys() -> None:
+    keys = {str(i): i for i in range(4097)}
+    with pytest.raises(ApiError, match="too many keys: expected at most 4,096"):
+        parse_json(json.dumps(keys).encode(), MB)
+    del keys["0"]
+    assert parse_json(json.dumps(keys).encode(), MB) == keys
+
+
+class _Part(FailFastModel):
+    type: str = ""
+    values: list[int] = Field(default_factory=list)
+
+
+class _Body(FailFastModel):
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    parts: dict[str, _Part] = Field(default_factory=dict)
+    prompt: str | list[str] | list[int] = ""
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        ({"messages": [1] * 400_000}, "messages[0]"),
+        ({"parts": {"a": {"values": ["x"] * 400_000}}}, "parts.a.values[0]"),
+        ({"prompt": [None] * 400_000}, "prompt"),
+    ],
+)
+def test_a_list_ends_at_its_first_error(data: dict[str, Any], param: str) -> None:
+    """One error of pydantic's for each element would take seconds."""
+    with pytest.raises(ValidationError) as caught:
+        _Body.model_validate(data)
+    assert caught.value.error_count() <= 3  # one for each member of a union
+    with pytest.raises(ApiError) as refused:
+        parse_request(data, _Body)
+    assert refused.value.param == param
+
+
+def test_a_large_body_is_parsed_beside_the_loop() -> None:
+    threads: list[str] = []
+
+    class Noting(BaseModel):
+        text: str
+
+        @model_validator(mode="after")
+        def note(self) -> "Noting":
+            threads.append(threading.current_thread().name)
+            return self
+
+    async def read(size: int) -> None:
+        body = json.dumps({"text": "x" * size}).encode()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        headers = [(b"content-type", b"application/json")]
+        http = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        data, request = await request_body.read_request(http, Noting, MB)
+        assert data == {"text": request.text}
+
+    asyncio.run(read(10))
+    asyncio.run(read(200_000))
+    assert threads[0] == threading.main_thread().name
+    assert threads[1].startswith("paceline-body")

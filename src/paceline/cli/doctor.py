@@ -25,6 +25,7 @@ def report() -> dict[str, Any]:
         **describe(),
         "runs on": f"{device}, {str(dtype).removeprefix('torch.')} where torch runs it",
         "native engine": _native(device.type),
+        "cuda kernels": _cuda(device.type),
         "sampling": describe_sampling(),
         "model folder": str(home),
         "models pulled": ", ".join(pulled) or "none: run `paceline pull smollm2-135m`",
@@ -49,6 +50,20 @@ def _native(device: str) -> str:
     return f"{path}: {why}"
 
 
+def _cuda(device: str) -> str:
+    """Whether the CUDA kernels run here, or the reason against them; and the memory that is free."""
+    import torch
+
+    from paceline.target.cuda.driver import unusable
+
+    if device != "cuda":
+        return f"not used: models run on the {device}"
+    free, total = torch.cuda.mem_get_info()
+    reason = unusable(torch.device(device))
+    memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+    return f"{'used' if reason is None else f'not used: {reason}'}, {memory}"
+
+
 def model_report(name: str) -> dict[str, Any]:
     """How one model runs here, and the cost of its passes."""
     from paceline import hub
@@ -63,6 +78,7 @@ def model_report(name: str) -> dict[str, Any]:
         "model": name,
         "engine": target.describe(),
         "weights": f"{target.bytes_held / 2**20:,.0f} MiB",
+        "model memory": ", ".join(f"{use} {n / 2**20:,.0f} MiB" for use, n in target.memory().items()),
         "cost_curve": {str(rows): ms for rows, ms in first.items()},
         "cost_by_context": {str(c): {str(n): ms for n, ms in row.items()} for c, row in table.ms.items()},
     }

@@ -62,6 +62,12 @@ class EngineOptions:
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")] = "auto"
     threads: Annotated[int, typer.Option(help="CPU threads; 0: all cores.")] = 0
     cache_mb: Annotated[int, typer.Option(help="Memory of the KV cache; a draft model has its own.")] = 1024
+    max_model_len: Annotated[
+        int, typer.Option(help="Most tokens of a prompt with its answer; 0: the model's context.")
+    ] = 0
+    max_grammar_s: Annotated[float, typer.Option(help="CPU seconds to compile one constraint.")] = 3.0
+    max_grammar_mb: Annotated[int, typer.Option(help="Memory to compile one constraint.")] = 256
+    max_fixed_text: Annotated[int, typer.Option(help="Bytes a constraint may prescribe in a row.")] = 8192
 
     def config(self, **more: Any) -> EngineConfig:
         return EngineConfig(**asdict(self), **more)

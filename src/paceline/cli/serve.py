@@ -21,13 +21,44 @@ class ListenOptions:
     keys: Annotated[str | None, typer.Option(help="A file of API keys; only their holders are served.")] = (
         None
     )
-    cors: Annotated[list[str] | None, typer.Option(help="An origin that browsers may call from.")] = None
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="PACELINE_API_KEY", help="One key, without limits; a command line can be seen by others."
+        ),
+    ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="The model's id for clients; repeat for further names it answers to."),
+    ] = None
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-origin", "--cors", help="An origin that browsers may call from; *: all."),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that the server is reached by, besides localhost; *: any."),
+    ] = None
     max_batch: Annotated[int, typer.Option(help="Most requests in one pass.")] = 16
     max_waiting: Annotated[int, typer.Option(help="Most requests that wait; further ones get a 429.")] = 256
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0
     keep_alive: Annotated[
         float, typer.Option(min=0, help="Seconds of silence before a stream gets a comment; 0: none.")
     ] = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Bounds on slow and silent clients."""
+
+    max_connections: Annotated[int, typer.Option(help="Most open connections.")] = 1000
+    header_timeout: Annotated[float, typer.Option(help="Seconds for the headers of a request.")] = 20.0
+    body_timeout: Annotated[float, typer.Option(help="Seconds for the body of a request.")] = 60.0
+    idle_timeout: Annotated[float, typer.Option(help="Seconds between two requests.")] = 15.0
+    write_timeout: Annotated[float, typer.Option(help="Seconds for a client that does not read.")] = 60.0
+    log_level: Annotated[
+        str, typer.Option(help="debug, info (a line for each request), warning, error or critical.")
+    ] = "info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +73,10 @@ class MemoryOptions:
     ] = False
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Drafters remember nothing of finished requests.")
+    ] = False
+    single_user: Annotated[
+        bool,
+        typer.Option("--single-user", help="Requests without key and user share caches and memories fully."),
     ] = False
     learn: Annotated[bool | None, typer.Option("--learn/--no-learn", hidden=True)] = None  # before 0.2
 
@@ -68,12 +103,14 @@ def serve(
     drafter: DrafterOptions,
     memory: MemoryOptions,
     engine: EngineOptions,
+    connection: ConnectionOptions,
     max_draft: MaxDraft = 8,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
 ) -> None:
     """Serve a model to any OpenAI client."""
     config = engine.config(max_batch=listen.max_batch, max_waiting=listen.max_waiting)
     from paceline.server.launch import ServerSettings, run
+    from paceline.web.connections import ConnectionLimits
 
     settings = ServerSettings(
         model=model,
@@ -89,8 +126,20 @@ def serve(
         store=memory.store,
         trace_text=memory.trace_text,
         remember=memory.remembers,
+        single_user=memory.single_user,
         online_training=OnlineTrainingConfig() if memory.trains else None,
-        cors=tuple(listen.cors or ()),
+        api_keys=tuple(listen.api_key or ()),
+        served_model_name=tuple(listen.served_model_name or ()),
+        allowed_origins=tuple(listen.allowed_origin or ()),
+        allowed_hosts=tuple(listen.allowed_host or ()),
+        connections=ConnectionLimits(
+            max_connections=connection.max_connections,
+            header_timeout_s=connection.header_timeout,
+            body_timeout_s=connection.body_timeout,
+            idle_timeout_s=connection.idle_timeout,
+            write_timeout_s=connection.write_timeout,
+        ),
+        log_level=connection.log_level,
         drain_s=listen.drain,
         keep_alive_s=listen.keep_alive,
     )

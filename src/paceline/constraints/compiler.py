@@ -1,18 +1,35 @@
-"""From a constraint to a cursor, for one model's tokenizer. Compiled grammars are cached."""
+"""From a constraint to a cursor, for one model's tokenizer. Compiled grammars and refusals are cached.
 
+Small grammars are compiled at once, under limits that keep them to a fraction of a second. Those that are
+large or exceed these limits are compiled in another process first (trial.py).
+"""
+
+import hashlib
 import json
 import re
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.call_heads import CallHeads
-from paceline.constraints.cursor import Grammar, GrammarCursor
+from paceline.constraints.cursor import Grammar, GrammarCursor, lower_priority
 from paceline.constraints.explain import explain
-from paceline.constraints.grammars import PARAM_COMMENT, Constraint, StructuralTag, UnmarkedCalls, quoted
+from paceline.constraints.grammars import (
+    LARK_COMMENT,
+    PARAM_COMMENT,
+    Constraint,
+    StructuralTag,
+    UnmarkedCalls,
+    quoted,
+)
+from paceline.constraints.trial import Trial, TrialSetup
+from paceline.constraints.trial_process import compile_grammar as compiled
 from paceline.constraints.trigger_cursor import Heads, Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
@@ -22,58 +39,84 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 K = TypeVar("K")
-V = TypeVar("V")
 
 MAX_CACHED: Final = 256  # compiled grammars
-MAX_CACHED_BYTES: Final = 16 << 20  # of their texts
+MAX_CACHED_BYTES: Final = 128 << 20  # that they take, by estimate
+MAX_REFUSED: Final = 1024  # grammars whose refusal is remembered
+MAX_SMALL: Final = 4096  # bytes of a grammar that is compiled at once
+TRIGGER_BYTES: Final = 256 << 10  # its masks, by estimate
+BYTES_PER_CHARACTER: Final = 64  # of a compiled grammar, for each character of its text
 _LINE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): ")  # how a message begins: line and column
+_LIMIT: Final = re.compile(r"too (big|many|large)|fuel|limit|precomputation|fixed text", re.IGNORECASE)
 # Work that one grammar may cause: a hostile one ends with an error instead of delaying other requests.
 LIMITS: Final = {
-    "initial_lexer_fuel": 5_000_000,
+    "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 20_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 50_000,
 }
+SMALL_LIMITS: Final = {"initial_lexer_fuel": 100_000, "max_grammar_size": 20_000}  # of a small grammar
+
+
+LARK_LIMITS: Final = {"max_items_in_row": 1000}  # of one that may be ambiguous: a row costs the square
+
+
+def _limits(rules: str, small: bool = False) -> dict[str, int]:
+    """llguidance's, for a grammar."""
+    tighter = (SMALL_LIMITS if small else {}) | (LARK_LIMITS if LARK_COMMENT in rules else {})
+    return {name: min(limit, tighter.get(name, limit)) for name, limit in LIMITS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What one constraint may cost. `EngineConfig` has the same settings."""
+
+    seconds: float = 3.0  # of CPU time to compile it
+    memory_mb: int = 256
+    forced_bytes: int = 8192  # of fixed text in a row
+
+
+V = TypeVar("V")
 
 
 class _LruCache(Generic[K, V]):
-    """Least recently used values go first, beyond a number of values and of bytes."""
+    """Least recently used values go first, beyond a number of values and of bytes. Sizes may change."""
 
-    def __init__(self, max_values: int, max_bytes: int) -> None:
-        self._max_values, self._max_bytes = max_values, max_bytes
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._bytes = 0
+    def __init__(self, max_values: int, max_bytes: int, size: Callable[[V], int]) -> None:
+        self._max_values, self._max_bytes, self._size = max_values, max_bytes, size
+        self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: K, size: int, make: Callable[[], V]) -> V:
+    def get(self, key: K, make: Callable[[], V]) -> V:
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
-                return self._values[key][0]
+                return self._values[key]
         value = make()
         with self._lock:
-            if key not in self._values:
-                self._values[key] = value, size
-                self._bytes += size
-            while len(self._values) > 1 and (
-                len(self._values) > self._max_values or self._bytes > self._max_bytes
-            ):
-                self._bytes -= self._values.popitem(last=False)[1][1]
+            value = self._values.setdefault(key, value)
+            total = sum(map(self._size, self._values.values()))
+            while len(self._values) > 1 and (len(self._values) > self._max_values or total > self._max_bytes):
+                total -= self._size(self._values.popitem(last=False)[1])
         return value
 
 
 class Compiler:
     """Makes cursors. The tokenizer's tables are built for the first constraint."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocab = vocab_size  # rows of the model's output, which may have more than the tokenizer
-        self._grammars: _LruCache[str, Grammar] = _LruCache(MAX_CACHED, MAX_CACHED_BYTES)
-        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Heads | None]] = _LruCache(
-            MAX_CACHED, MAX_CACHED_BYTES
+        self._limits = limits or GrammarLimits()
+        self._grammars: _LruCache[str, Grammar] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES, lambda grammar: grammar.size
         )
+        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Heads | None]] = _LruCache(
+            MAX_CACHED, MAX_CACHED_BYTES, lambda _: TRIGGER_BYTES
+        )
+        self._refused: OrderedDict[bytes, ConstraintError] = OrderedDict()  # by the grammar's digest
 
     def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
@@ -81,6 +124,10 @@ class Compiler:
             trigger, heads = self._trigger(constraint)
             return TriggerCursor(trigger, ignore_eos, heads)
         return GrammarCursor(self._grammar(constraint))
+
+    def load(self) -> None:
+        """Builds the tokenizer's tables, which stops all threads for a moment: before a server starts."""
+        _ = self._tables
 
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
         """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""
@@ -95,15 +142,54 @@ class Compiler:
 
     def _grammar(self, constraint: Constraint) -> Grammar:
         rules = constraint.rules("start", self.spell)
-        return self._grammars.get(
-            rules,
-            len(rules),
-            lambda: Grammar(lambda: compile_grammar(rules, self._tables), self._tables),
+        return self._grammars.get(rules, lambda: self._new_grammar(rules))
+
+    def _new_grammar(self, rules: str) -> Grammar:
+        digest = hashlib.sha256(rules.encode("utf-8", "surrogatepass")).digest()
+        if (known := self._refused.get(digest)) is not None:
+            raise ConstraintError(known.reason, known.param)
+        try:
+            return self._compile(rules)
+        except ConstraintError as error:
+            self._refused[digest] = error
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+            raise
+
+    def _compile(self, rules: str) -> Grammar:
+        tables, size = self._tables, BYTES_PER_CHARACTER * len(rules)
+        if len(rules) <= MAX_SMALL:
+            small = _limits(rules, small=True)
+            forced = self._limits.forced_bytes
+            try:
+                return Grammar(lambda: compile_grammar(rules, tables, small, forced), tables, size)
+            except _LimitReached:
+                pass  # it may still be within the limits of a large one
+        limits = _limits(rules)
+        error, taken = self._trial.compile(rules, limits)
+        if error is not None:
+            raise _error(error, rules)
+        make = partial(compile_grammar, rules, tables, limits)
+        with ThreadPoolExecutor(1, "paceline-compile", lower_priority) as pool:
+            return pool.submit(Grammar, make, tables, max(size, taken)).result()
+
+    @cached_property
+    def _trial(self) -> Trial:
+        limits = self._limits
+        return Trial(
+            TrialSetup(
+                _for_grammars(self._tokenizer.to_json()),
+                self._vocab,
+                sorted(self._tokenizer.eos_ids),
+                limits.forced_bytes,
+                limits.seconds,
+                limits.memory_mb << 20,
+            )
         )
 
     def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = "" if tag.then is None else tag.then.rules("start", self.spell)
-        return self._triggers.get((grammar, tag), len(grammar), lambda: self._new_trigger(tag))
+        return self._triggers.get((grammar, tag), lambda: self._new_trigger(tag))
 
     def _new_trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
         grammar = None if tag.then is None else self._grammar(tag.then)
@@ -171,18 +257,21 @@ def byte_matcher(constraint: Constraint) -> "LLMatcher":
     return compile_grammar(constraint.rules("start", quoted), _library().LLTokenizer("byte"))
 
 
-def compile_grammar(grammar: str, tables: "LLTokenizer") -> "LLMatcher":
-    """A matcher at the start of the grammar; every output gets a copy."""
-    library = _library()
-    limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
-    matcher: LLMatcher = library.LLMatcher(tables, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():  # a grammar that no text fits fails only when its first mask is computed
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        matcher = first if first.is_error() else matcher
-    if matcher.is_error():
-        raise _error(matcher.get_error(), grammar)
-    return matcher
+class _LimitReached(ConstraintError):
+    """The grammar may be valid, but costs more than the limits allow."""
+
+
+def compile_grammar(
+    grammar: str,
+    tables: "LLTokenizer",
+    limits: Mapping[str, int] | None = None,
+    max_forced: int = sys.maxsize,
+) -> "LLMatcher":
+    """A matcher at the start of the grammar; every output gets a copy. max_forced: bytes of fixed text."""
+    matcher, error = compiled(_library(), tables, grammar, dict(limits or LIMITS), max_forced)
+    if error is not None:
+        raise _error(error, grammar)
+    return matcher  # type: ignore[no-any-return]
 
 
 def _error(message: str, grammar: str) -> ConstraintError:
@@ -192,10 +281,11 @@ def _error(message: str, grammar: str) -> ConstraintError:
     params = [line.removeprefix(PARAM_COMMENT) for line in lines if line.startswith(PARAM_COMMENT)]
     param = params[-1] if (number and params) or len(params) == 1 else None
     schema = lines[-1].partition(": %json ")[2]
+    kind = _LimitReached if _LIMIT.search(message.partition("\n")[0]) else ConstraintError
     try:
-        return ConstraintError(f"cannot be enforced: {explain(message, json.loads(schema))}", param)
+        return kind(f"cannot be enforced: {explain(message, json.loads(schema))}", param)
     except ValueError:  # the line holds no schema, or a part of one
-        return ConstraintError(f"cannot be enforced: {explain(message)}", param)
+        return kind(f"cannot be enforced: {explain(message)}", param)
 
 
 def _library() -> ModuleType:

@@ -4,33 +4,74 @@ The matcher is never rolled back: after a rollback it was seen to return the mas
 shares its origin's matcher until either of the two advances, which then takes a copy.
 """
 
+import os
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 T = TypeVar("T")
 
+SLOW_QUERY_S: Final = 0.001
+DEFER_S: Final = 0.003  # after a mask that took longer, tokens are consumed when the next one is computed
+EXECUTOR_THREADS: Final = 4
+NICE: Final = 10
+LEXER_BYTES_PER_S: Final = 100 << 20  # how fast a lexer grows while it is built
+
+
+class Source:
+    """A matcher at the start of a grammar. Its copies share the lexer: an error in one breaks all of them."""
+
+    __slots__ = ("broken", "matcher")
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self.matcher = matcher
+        self.broken = False
+
 
 class Grammar:
-    """A compiled grammar, copied for each output.
+    """A compiled grammar, copied for each output. Compiled again after an error, by the next output."""
 
-    Copies share the lexer's memory, so an error in one breaks all of them: then it is compiled again.
-    """
-
-    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer") -> None:
+    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer", size: int = 0) -> None:
         self.tokenizer = tokenizer
         self.eos = frozenset(tokenizer.eos_tokens)
+        self._compiled_size = size  # bytes, by estimate
         self._make = make
-        self.matcher = make()
+        self._compiling = threading.Lock()
+        self._source = self.compile()
+        self._slow_s = 0.0  # of slow queries since it was compiled, in which the lexer has grown
 
-    def renew(self) -> None:
-        self.matcher = self._make()
+    def compile(self) -> Source:
+        """A source of its own for one output, which no other can break."""
+        return Source(self._make())
+
+    def source(self) -> Source:
+        """The one that outputs share. May compile: not for the engine's thread."""
+        with self._compiling:
+            if self._source.broken:
+                self._source, self._slow_s = self.compile(), 0.0
+            return self._source
+
+    def took(self, seconds: float) -> None:
+        """Counts a query that was slow, since it has built parts of the lexer."""
+        if seconds > SLOW_QUERY_S:
+            self._slow_s += seconds
+
+    @property
+    def size(self) -> int:
+        """Bytes, by estimate: as compiled, and the parts of the lexer that queries have built."""
+        return self._compiled_size + int(self._slow_s * LEXER_BYTES_PER_S)
 
 
 class _TokenList:
@@ -46,9 +87,13 @@ class _TokenList:
 class GrammarCursor(Cursor):
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._origin = grammar.matcher  # ours is a copy of it
-        self._matcher = grammar.matcher.deep_copy()
+        self._source = grammar.source()
+        self._matcher = self._source.matcher.deep_copy()
         self._shared = False  # with a fork
+        self._behind = False  # the matcher has not consumed all tokens, and cannot go on
+        self._deferred: tuple[int, ...] = ()  # tokens that the matcher has yet to consume
+        self._slow = False
+        self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
         self._ended = False
         self._stopped = self._matcher.is_stopped()  # only an end may follow
@@ -61,10 +106,19 @@ class GrammarCursor(Cursor):
         self._shared = True
         return copy(self)
 
+    def hints(self) -> "GrammarCursor":
+        """Never compiles: after an error it knows nothing."""
+        hints = self.fork()
+        hints._recovers = False
+        return hints
+
     def fill(self, row: Bits) -> bool:
         """Raises on an error of the matcher: its row would allow an end, as if the output were complete."""
         assert not self.finished, "nothing can follow"
+        started = perf_counter()
+        self.settle()
         self._query(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+        self._slow = perf_counter() - started > DEFER_S
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
         return True
@@ -84,6 +138,38 @@ class GrammarCursor(Cursor):
             self._consumed, self._stopped = _TokenList(self._consumed, token), stopped
         return accepted
 
+    def commit(self, token: int) -> bool:
+        """Where that may be slow, the token is consumed by the next `settle`."""
+        if self.finished:
+            return False
+        if token in self._grammar.eos:
+            self._ended = True
+            return True
+        if not self._slow and self._current:
+            recovers, self._recovers = self._recovers, False
+            accepted = self.advance(token)
+            self._recovers = recovers
+            if accepted or self._current:
+                return accepted
+        self._consumed, self._deferred = _TokenList(self._consumed, token), (*self._deferred, token)
+        return True
+
+    def settle(self) -> None:
+        """Consumes deferred tokens, without holding Python's lock. Raises as `fill` does."""
+        if not self._deferred:
+            return
+        tokens, self._deferred = self._deferred, ()
+        if self._shared:
+            self._matcher, self._shared = self._matcher.deep_copy(), False
+        if self._current:
+            started = perf_counter()
+            consumed = all(_consume(self._matcher, self._grammar.tokenizer, token) for token in tokens)
+            self._grammar.took(perf_counter() - started)
+            self._source.broken = not consumed
+        if not self._current:
+            self._behind = True
+        self._stopped = self._query(lambda matcher: matcher.is_stopped())
+
     def forced(self) -> list[int]:
         return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
 
@@ -100,16 +186,26 @@ class GrammarCursor(Cursor):
         except ConstraintError:
             return default
 
+    @property
+    def _current(self) -> bool:
+        """True if the matcher has consumed all tokens, and no error has broken it."""
+        return not (self._behind or self._deferred or self._source.broken)
+
     def _query(self, query: "Callable[[LLMatcher], T]") -> T:
         """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
-        message = ""
+        message = "the grammar has to be compiled again"
         for _ in range(2):
-            if self._origin is self._grammar.matcher or self._replay():
+            if self._current or (self._recovers and self._replay()):
+                started = perf_counter()
                 answer = query(self._matcher)
+                self._grammar.took(perf_counter() - started)
                 if not self._matcher.is_error():
                     return answer
-            message = _error_message(self._matcher)
-            self._grammar.renew()
+            if self._matcher.is_error():
+                message = _error_message(self._matcher)
+            self._source.broken = True
+            if not self._recovers:
+                break
         raise ConstraintError(message)
 
     def _replay(self) -> bool:
@@ -118,17 +214,41 @@ class GrammarCursor(Cursor):
         A mask is computed before each token, as when the output was written: a matcher's remaining fuel
         depends on the queries before.
         """
-        self._origin = self._grammar.matcher
-        self._matcher, self._shared = self._origin.deep_copy(), False
+        self._source = self._grammar.compile()
+        self._matcher, self._shared = self._source.matcher.deep_copy(), False
         tokens, at = [], self._consumed
         while at is not None:
             tokens.append(at.token)
             at = at.before
         for token in reversed(tokens):
             self._matcher.compute_bitmask()
-            if self._matcher.try_consume_tokens([token]) != 1:
+            if not _consume(self._matcher, self._grammar.tokenizer, token):
                 return False
+        self._behind, self._deferred = False, ()
         return True
+
+
+def _consume(matcher: "LLMatcher", tokenizer: "LLTokenizer", token: int) -> bool:
+    """The matcher's own call holds Python's lock, which stops all threads; one for two matchers does not."""
+    import llguidance
+
+    nothing = llguidance.LLMatcher(tokenizer, "start: (", log_level=0)  # an error: consumes nothing
+    return bool(_executor().consume_token_par([(matcher, token), (nothing, token)])[0])
+
+
+@cache
+def _executor() -> "LLExecutor":
+    from llguidance import LLExecutor
+
+    with ThreadPoolExecutor(1, initializer=lower_priority) as pool:  # its threads inherit the priority
+        return pool.submit(LLExecutor, EXECUTOR_THREADS).result()
+
+
+def lower_priority() -> None:
+    """Of the calling thread and those it starts, on systems where threads have priorities of their own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _error_message(matcher: "LLMatcher") -> str:

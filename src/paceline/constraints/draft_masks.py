@@ -1,6 +1,6 @@
 """Token masks for every node of a draft, in one walk of the grammar."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,15 +39,23 @@ def words(vocab: int) -> int:
     return (vocab + 31) // 32
 
 
-def masks(cursor: Cursor, draft: Draft, width: int) -> Masks:
+def masks(cursor: Cursor, draft: Draft, width: int, late: Callable[[], bool] = lambda: False) -> Masks:
     """`cursor` is at the draft's root, and stays there. width: words in a row.
+
+    late: once it returns True, only the first row is needed.
 
     The target never chooses a node that the grammar forbids, so there is no mask after one. A token after an
     end is never committed, so any may follow.
     """
+    try:
+        cursor.settle()
+    except ConstraintError as error:
+        return Masks([error, *(UNREACHABLE for _ in draft.tokens)])
     cursors: dict[int, Cursor] = {ROOT: cursor}
     rows: list[Row] = [_filled(cursor, width)]
     for node, token in enumerate(draft.tokens):
+        if late():
+            break
         before = cursors.get(draft.parent(node))
         row: Row = UNREACHABLE
         if before is not None and before.finished:

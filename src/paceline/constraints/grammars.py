@@ -20,6 +20,7 @@ _OPTIONS: Final[Mapping[Whitespace, Mapping[str, Any]]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
 }
 PARAM_COMMENT: Final = "// request parameter: "
+LARK_COMMENT: Final = "// may be ambiguous"  # in every grammar with rules of a caller's own
 MAX_BYTES: Final = 1 << 20  # of one schema or grammar
 MAX_PATTERNS: Final = 100  # patternProperties of a schema: the work grows with their square
 
@@ -88,7 +89,8 @@ class Lark:
 
     def rules(self, name: str, spell: Spell) -> str:
         _limited(self.text, "grammar")
-        return self.text if name == "start" else f"{name}: %lark {{\n{self.text}\n}}"
+        text = self.text if name == "start" else f"{name}: %lark {{\n{self.text}\n}}"
+        return f"{LARK_COMMENT}\n{text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ class TriggerCursor(Cursor):
         self._written = 0  # bytes of the trigger that the text ends with
         self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or a head is complete
         self._resumes: HeadState | None = None  # after the call that a head has begun
+        self._last = -1  # the token committed last
         self._ended = False
 
     @property
@@ -155,6 +156,22 @@ class TriggerCursor(Cursor):
         if self._inner.finished:
             self._leave(token)
         return True
+
+    def commit(self, token: int) -> bool:
+        if self._inner is None:
+            return self.advance(token)
+        if self.finished or not self._inner.commit(token):
+            return False
+        self._last = token
+        if self._inner.finished:
+            self._leave(token)
+        return True
+
+    def settle(self) -> None:
+        if self._inner is not None:
+            self._inner.settle()
+            if self._inner.finished and not self._ended:
+                self._leave(self._last)
 
     def _advance_free(self, token: int) -> bool:
         trigger = self._trigger
@@ -197,6 +214,11 @@ class TriggerCursor(Cursor):
 
     def canonical(self) -> list[int]:
         return [] if self._inner is None else self._inner.canonical()
+
+    def hints(self) -> "TriggerCursor":
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.hints()
+        return other
 
     def fork(self) -> "TriggerCursor":
         other = copy(self)

@@ -49,6 +49,8 @@ class Rate(Controller):
         return [self._budget(seq, rows) if seq.spec.adaptive else seq.spec.max_draft for seq in seqs]
 
     def _budget(self, seq: Seq, rows: int) -> int:
+        if not seq.spec.max_draft:
+            return 0
         spec, context, known = seq.spec, len(seq.tokens), self._lists[seq.spec.drafters]
         draft_us, max_draft, plain_us = known.draft_us, spec.max_draft, self.cost(rows, context)
         cheap_us = CHEAP_DRAFT_SHARE * plain_us
@@ -56,7 +58,8 @@ class Rate(Controller):
         if trimmed and draft_us(max_draft) < cheap_us:
             return max_draft
         tokens = known.acceptance.expected(max_draft)
-        rates = [t / (self.cost(rows + k, context) + draft_us(k)) for k, t in enumerate(tokens)]
+        costs = self.cost.curve(rows, len(tokens), context)
+        rates = [t / (us + draft_us(k)) for k, (t, us) in enumerate(zip(tokens, costs, strict=True))]
         best = max(range(len(rates)), key=rates.__getitem__)
         if trimmed and known.gain.rounds >= MIN_ROUNDS:
             flat = draft_us(max_draft) - draft_us(1) < cheap_us

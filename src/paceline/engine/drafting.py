@@ -7,10 +7,11 @@ from typing import Final
 
 from torch import Tensor
 
+from paceline.constraints.draft_masks import FREE
 from paceline.drafters.drafter_list import DrafterList, Failure
 from paceline.engine.scheduler import Scheduled
 from paceline.errors import UsageError, unknown_name
-from paceline.types import Ask, Controller, Draft, Drafter, HiddenRows, Scores, Seq, Target
+from paceline.types import Ask, Controller, Cursor, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
 
@@ -65,7 +66,8 @@ class Drafting:
         for s, budget in zip(scheduled, budgets, strict=True):
             seq, max_context = s.seq, self._target.max_context
             room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
-            room = min(room, self._target.invariant_rows - len(s.fed)) if s.scored else 0
+            scored_here = s.scored and s.masks is FREE  # a mask computed before is that of an empty draft
+            room = min(room, self._target.invariant_rows - len(s.fed)) if scored_here else 0
             s.budget = max(0, min(budget, seq.spec.max_draft, room))
             if seq.cursor is not None and seq.spec.max_draft:
                 s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
@@ -78,7 +80,7 @@ class Drafting:
             return {}
         for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
-            asks = [Ask(s.seq, s.budget, cursor=s.seq.cursor, forced_budget=s.forced_budget) for s in group]
+            asks = [Ask(s.seq, s.budget, (), _hints(s.seq), s.forced_budget) for s in group]
             for s, draft in zip(group, drafter.draft(asks), strict=True):
                 s.drafted = len(draft)
                 draft = _above_threshold(draft.first(s.budget + s.forced_budget), s.seq.spec.threshold)
@@ -141,6 +143,10 @@ def _by_drafters(scheduled: Sequence[Scheduled]) -> Iterator[list[Scheduled]]:
     ordered = sorted(scheduled, key=lambda s: s.seq.spec.drafters)
     for _, group in groupby(ordered, key=lambda s: s.seq.spec.drafters):
         yield list(group)
+
+
+def _hints(seq: Seq) -> Cursor | None:
+    return None if seq.cursor is None else seq.cursor.hints()
 
 
 def _hidden_rows(

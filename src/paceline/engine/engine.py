@@ -5,8 +5,8 @@ Plain decoding is a round with an empty draft; prefill is a round with many pend
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Final
 
@@ -15,6 +15,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
 from paceline.engine.drafting import Drafting
+from paceline.engine.masking import Masking
 from paceline.engine.scheduler import Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
@@ -36,6 +37,7 @@ from paceline.types import (
     Verdict,
 )
 
+SLOW_MASKS: Final = 4  # CPU time of the slow masks of one output, in times that of compiling its grammar
 _NO_SCORES: Final = Scores(torch.empty(0, 0), ())
 
 log = logging.getLogger("paceline")
@@ -64,7 +66,7 @@ class Engine:
         self._clock = clock
         self._cancelled: list[str] = []
         self._in_step = False
-        self._mask_pool = ThreadPoolExecutor(1, "paceline-grammar")
+        self._masking = Masking(SLOW_MASKS * config.max_grammar_s)
 
     def listen(self, sink: Sink) -> None:
         """Adds a sink for every round from now on."""
@@ -143,6 +145,8 @@ class Engine:
     def _step(self) -> list[Round]:
         failed = self._expire() + self._admit()
         scheduled = self._schedule()
+        if not scheduled:
+            self._masking.wait()
         self._drafting.plan(scheduled)
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
@@ -157,14 +161,24 @@ class Engine:
             (perf_counter_ns() - drafted) // 1000,
             by_drafter,
         )
-        rounds = [
-            self._settle(s, rows, start, cost) for s, start in zip(scheduled, scores.starts, strict=True)
-        ]
+        self._scheduler.took(scheduled, cost.target_us / 1e6)
+        rounds = {
+            s.seq.id: self._settle(s, rows, start, cost)
+            for s, start in zip(scheduled, scores.starts, strict=True)
+            if not self._postponed(s)
+        }
         self._drafting.observe(scheduled, scores)
-        self.controller.learn(rounds)
-        for s, r in zip(scheduled, rounds, strict=True):
-            self._report(s.seq, r)
-        return failed + ended + rounds
+        self.controller.learn(list(rounds.values()))
+        for s in scheduled:
+            if s.seq.id in rounds:
+                self._report(s.seq, rounds[s.seq.id])
+        return failed + ended + list(rounds.values())
+
+    def _postponed(self, s: Scheduled) -> bool:
+        """A sequence whose masks are late is in this pass for nothing: its rows are dropped."""
+        if s.late:
+            self.target.keep(s.seq.id, s.seq.computed)
+        return s.late
 
     def _expire(self) -> list[Round]:
         expired = self._scheduler.expired(self._clock())
@@ -190,10 +204,16 @@ class Engine:
         return failed
 
     def _schedule(self) -> list[Scheduled]:
-        return [
-            Scheduled(seq, fed, scored=seq.computed + len(fed) == len(seq.tokens))
-            for seq, fed in self._scheduler.pieces()
-        ]
+        """Sequences with slow masks are in a pass only once their next mask is ready."""
+        scheduled = []
+        for seq, fed in self._scheduler.pieces(lambda seq: self._masking.held(seq.id)):
+            scored = seq.computed + len(fed) == len(seq.tokens)
+            ready = self._masking.ready(seq.id) if scored else None
+            if scored and ready is None and self._masking.slow(seq.id):
+                self._masking.ahead(seq.id, partial(self._masks, seq, NO_DRAFT))
+            else:
+                scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
+        return scheduled
 
     def _forward(
         self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
@@ -241,20 +261,28 @@ class Engine:
     @contextmanager
     def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[Mapping[str, Callable[[], Masks]]]:
         """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
-        masked = [s for s in scheduled if s.scored and (s.seq.cursor is not None or _must_go_on(s.seq))]
-        futures = [(s, self._mask_pool.submit(self._masks, s.seq, s.draft)) for s in masked]
-        yield {s.seq.id: future.result for s, future in futures}
-        for s, future in futures:
-            s.masks = future.result()
+        rows_of = {s.seq.id: partial(_masks_of, s) for s in scheduled if s.masks is not FREE}
+        masked = [s for s in scheduled if s.scored and s.masks is FREE and _has_masks(s.seq)]
+        for s in masked:
+            self._masking.start(s.seq.id, partial(self._masks, s.seq, s.draft))
+            rows_of[s.seq.id] = partial(self._masking.rows, s.seq.id, 1 + len(s.draft))
+        try:
+            yield rows_of
+            for s in masked:
+                result = self._masking.result(s.seq.id)
+                s.late, s.masks = result is None, result or FREE
+        finally:
+            self._masking.end_pass()
 
-    def _masks(self, seq: Seq, draft: Draft) -> Masks:
+    def _masks(self, seq: Seq, draft: Draft, late: Callable[[], bool]) -> Masks:
         """Those of the grammar; before `min_tokens` without the tokens that end the output."""
         vocab = self.target.vocab_size
-        found = FREE if seq.cursor is None else masks(seq.cursor, draft, words(vocab))
+        result = FREE if seq.cursor is None else masks(seq.cursor, draft, words(vocab), late)
         if not _must_go_on(seq):
-            return found
+            return result
+        draft = draft.first(len(result.rows) - 1) if result.rows else draft
         missing = seq.params.min_tokens - (len(seq.tokens) - seq.prompt_len)
-        return without_ends(found, draft, seq.end_tokens, missing, vocab)
+        return without_ends(result, draft, seq.end_tokens, missing, vocab)
 
     def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int, cost: Pass) -> Round:
         """A failure here ends this output and no other."""
@@ -274,6 +302,10 @@ class Engine:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
             return s.round(cost)
+        if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
+            self.target.keep(seq.id, held)
+            seq.computed, s.kept_nodes = held, ()
+            return s.round(cost, finish="stop")
         verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
@@ -288,7 +320,7 @@ class Engine:
         """Commits tokens up to the first one that ends the output."""
         for token in new:
             seq.tokens.append(token)
-            if seq.cursor is not None and not seq.cursor.advance(token):
+            if seq.cursor is not None and not seq.cursor.commit(token):
                 raise rejected(token)
             if (reason := self._ends(seq, token)) is not None:
                 return reason
@@ -309,11 +341,20 @@ class Engine:
             self._leave(seq, r.finish, running=True)
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
+        self._masking.forget(seq.id)
         if running:
             self._drafting.end(seq)
             self.target.close(seq.id)
         for sink in self._sinks:
             sink.finish(seq, reason)
+
+
+def _masks_of(s: Scheduled) -> Masks:
+    return s.masks
+
+
+def _has_masks(seq: Seq) -> bool:
+    return seq.cursor is not None or _must_go_on(seq)
 
 
 def _must_go_on(seq: Seq) -> bool:
@@ -344,4 +385,6 @@ def _scheduler(config: EngineConfig, target: Target, clock: Callable[[], float])
     chunk = config.prefill_chunk
     anywhere = target.invariant_rows > chunk
     beside = min(config.prefill_beside, chunk) if anywhere else chunk
-    return Scheduler(config.max_batch, chunk, beside, config.max_waiting, anywhere, clock)
+    return Scheduler(
+        config.max_batch, chunk, beside, config.max_waiting, anywhere, config.prefill_beside_ms / 1000, clock
+    )

@@ -80,6 +80,17 @@ class CostCurve:
     def __call__(self, rows: int, context: int = 0) -> float:
         return self._speed * self._expected(rows, context) * self._corrected(rows)
 
+    def curve(self, rows: int, count: int, context: int = 0) -> list[float]:
+        """Of `count` row counts, from `rows` on."""
+        speed, correction = self._speed, self._correction
+        priors, step = self._priors, context // CONTEXT_STEP
+        return [
+            speed
+            * (priors.get((n, step)) or self._expected(n, context))
+            * (correction[n] if n in correction else self._corrected(n))
+            for n in range(rows, rows + count)
+        ]
+
     def _expected(self, rows: int, context: int) -> float:
         """The prior, which is asked once for every CONTEXT_STEP tokens."""
         key = (rows, context // CONTEXT_STEP)

@@ -14,6 +14,7 @@ from paceline.types import NO_DRAFT, Draft, Finish, Round, Seq, TokenLogprob, Ve
 OLDEST_EVERY: Final = 4  # admissions, of which one is the oldest's
 QUEUE_SHARE: Final = 4  # places that one client may hold for each that stays free
 MAX_RETRY_S: Final = 600.0
+MIN_BESIDE: Final = 8  # rows of prompts beside decoding, however slow they are
 
 
 class Scheduler:
@@ -37,9 +38,13 @@ class Scheduler:
         prefill_beside: int = 0,
         max_waiting: int = 0,
         cut_anywhere: bool = True,
+        beside_s: float = 0.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """cut_anywhere: prompts may be cut at any position; False: only at multiples of prefill_chunk."""
+        """cut_anywhere: prompts may be cut at any position; False: only at multiples of prefill_chunk.
+
+        beside_s: seconds that prompts may add to a pass beside decoding; 0: any.
+        """
         self._max_batch = max_batch
         self._chunk = prefill_chunk
         self._beside = prefill_beside or prefill_chunk
@@ -52,6 +57,7 @@ class Scheduler:
         self._admissions = 0
         self._full = False  # the cache was full: none is admitted before another leaves
         self._pace = _Pace(clock)
+        self._row_time = _RowTime(beside_s if cut_anywhere else 0.0)
 
     def __len__(self) -> int:
         return self.waiting + len(self._running)
@@ -149,18 +155,24 @@ class Scheduler:
                     return seq, queue is self._running
         return None
 
-    def pieces(self) -> list[tuple[Seq, list[int]]]:
-        """The pending tokens of each sequence that has a part in this pass."""
-        decoding = {seq.id: 1 for seq in self._running if _remainder(seq) == 1}
-        reading = [seq for seq in self._running if _remainder(seq) > 1]
-        rows = self._beside if decoding else self._chunk
+    def pieces(self, held: Callable[[Seq], bool] = lambda seq: False) -> list[tuple[Seq, list[int]]]:
+        """The pending tokens of each sequence that has a part in this pass. held: those that have none."""
+        running = [seq for seq in self._running if not held(seq)]
+        decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
+        reading = [seq for seq in running if _remainder(seq) > 1]
+        rows = self._row_time.rows(self._beside) if decoding else self._chunk
         shares = self._shared_rows if self._cut_anywhere else self._whole_chunks
         sizes = decoding | (shares(reading, rows) if reading else {})
         return [
             (seq, seq.tokens[seq.computed : seq.computed + size])
-            for seq in self._running
+            for seq in running
             if (size := sizes.get(seq.id, 0))
         ]
+
+    def took(self, scheduled: "Sequence[Scheduled]", seconds: float) -> None:
+        """The time of a pass."""
+        prompt_rows = sum(len(s.fed) for s in scheduled if len(s.fed) > 1)
+        self._row_time.learn(prompt_rows, any(len(s.fed) == 1 for s in scheduled), seconds)
 
     def _shared_rows(self, reading: Sequence[Seq], rows: int) -> dict[str, int]:
         """The rows of each prompt: half for the first, then for short ones, then in order of admission."""
@@ -198,6 +210,30 @@ def _shorter(reading: Sequence[Seq]) -> list[Seq]:
         or (seq.priority == first.priority and 2 * _remainder(seq) <= _remainder(first))
     ]
     return sorted(short, key=lambda seq: (-seq.priority, _remainder(seq)))
+
+
+class _RowTime:
+    """How many rows of prompts fit into a time: the token budget of Sarathi-Serve, by measured times.
+
+    A row costs more the further its prompt has been read. Both times are exponential moving averages.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s  # 0: any
+        self._decode_s = 0.0  # of a pass without prompts
+        self._row_s = 0.0  # that a row of a prompt adds
+
+    def learn(self, prompt_rows: int, decoding: bool, seconds: float) -> None:
+        if prompt_rows:
+            row_s = max(0.0, seconds - self._decode_s * decoding) / prompt_rows
+            self._row_s += (0.3 if self._row_s else 1.0) * (row_s - self._row_s)
+        elif decoding:
+            self._decode_s += (0.3 if self._decode_s else 1.0) * (seconds - self._decode_s)
+
+    def rows(self, most: int) -> int:
+        if not self._limit_s or self._row_s * most <= self._limit_s:
+            return most
+        return min(most, max(MIN_BESIDE, int(self._limit_s / self._row_s)))
 
 
 class _Pace:
@@ -242,6 +278,7 @@ class Scheduled:
     draft: Draft = NO_DRAFT
     drafted: int = 0  # nodes of the draft before any was cut
     masks: Masks = FREE
+    late: bool = False  # its masks are not there after the pass
     verdict: Verdict | None = None
     kept_nodes: tuple[int, ...] | None = None  # nodes whose cache rows stay; None: not committed
 

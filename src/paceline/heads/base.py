@@ -49,6 +49,20 @@ class HeadConfig(Protocol):
     def block(self) -> int: ...  # tokens of one draft, at most
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderHeadConfig:
+    """The shape that heads with decoder layers share."""
+
+    width: int  # the target's
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ff_width: int
+    vocab: int  # the target's
+    draft_vocab: int  # tokens of the target that can be drafted
+    taps: tuple[int, ...]  # the target's layers that are read
+
+
 class DraftHead(nn.Module):
     """A draft head. Parameters are its own weights; the target's tensors are buffers that are not saved."""
 

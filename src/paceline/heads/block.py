@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.heads.base import (
+    DecoderHeadConfig,
     DenseTargetEmbeddings,
     DraftHead,
     EmbeddingTable,
@@ -29,15 +30,7 @@ _INIT_STD: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class BlockConfig:
-    width: int  # the target's
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ff_width: int
-    vocab: int  # the target's
-    draft_vocab: int  # tokens of the target that can be drafted
-    taps: tuple[int, ...]  # the target's layers that are read
+class BlockConfig(DecoderHeadConfig):
     layers: int = 2
     block: int = 8  # tokens of a draft
     markov_rank: int = 64

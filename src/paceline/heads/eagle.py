@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.heads.base import (
+    DecoderHeadConfig,
     DenseTargetEmbeddings,
     DraftHead,
     EmbeddingTable,
@@ -27,15 +28,9 @@ _INIT_STD: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class EagleConfig:
-    width: int  # the target's
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ff_width: int
-    vocab: int  # the target's
-    draft_vocab: int  # tokens of the target that can be drafted
-    taps: tuple[int, ...]  # layers of the target that are read: a low, a middle and a high one
+class EagleConfig(DecoderHeadConfig):
+    """EAGLE-3 reads three taps: a low, a middle and a high one."""
+
     block: int = 5  # tokens of a draft, at most
     window: int = 1024  # tokens of the text that are visible
     norm_eps: float = 1e-5

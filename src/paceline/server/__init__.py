@@ -6,6 +6,7 @@ openai/          one file for each endpoint: the owner of a request
 admission.py     API key, route, limits, priority, deadline: a RequestContext
 routes.py        the routes file
 async_engine.py  AsyncEngine and the thread that runs the engine
+access_log.py    one line for each request
 request_log.py   the end of a request: metrics, span, trace, training sample
 telemetry/       Prometheus metrics and OpenTelemetry spans
 online/          online training of drafters

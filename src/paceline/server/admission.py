@@ -1,7 +1,7 @@
 """Admission: API key, route, limits of the key, tenant, priority and deadline. Makes a RequestContext."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
 from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
-from paceline.web.api_keys import Key, KeyFile, tenant
+from paceline.web.api_keys import ApiKeys, Key, tenant
 from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
 from paceline.web.request_id import new_request_id
 
@@ -28,6 +28,7 @@ class RequestContext:
     endpoint: str  # the path of the URL
     route: Route
     tenant: str
+    anonymous: bool  # no key and no name: strangers share its tenant
     client: str  # the name of its key, or empty: answers are shared out among clients first
     priority: int
     deadline: float | None  # by time.monotonic
@@ -37,6 +38,7 @@ class RequestContext:
     span: RequestSpan
     ticket: Ticket | None
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
+    error: str | None = None  # the code of the error that ended it
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # unix seconds
 
@@ -60,13 +62,16 @@ class Admission:
         self,
         model: str,
         metrics: Metrics,
-        keys: KeyFile | None = None,
+        keys: ApiKeys | None = None,
         routes: RouteFile | None = None,
         spans: Spans = NO_SPANS,
         remember: bool = True,
         trainer: OnlineTrainer | None = None,
+        aliases: Sequence[str] = (),
+        single_user: bool = False,
     ) -> None:
         self.open = False  # new requests are admitted
+        self.names = (model, *aliases)  # of the model; the first is its id
         self._model = model
         self._metrics = metrics
         self._keys = keys
@@ -74,6 +79,7 @@ class Admission:
         self._spans = spans
         self._remember = remember
         self._trainer = trainer
+        self._single_user = single_user  # requests without a key and a name are one user's
         self._limiter = RateLimiter()
         self._set_routes(Routes() if routes is None else routes.current())
 
@@ -101,7 +107,7 @@ class Admission:
         return entry
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model:
+        if name is not None and name not in self.names:
             raise ApiError(
                 404,
                 f"the model {short(name)} is not served here; {self._model!r} is",
@@ -123,10 +129,12 @@ class Admission:
             raise ShuttingDown
         path, key = http.url.path, http.state.key
         route = self._route(path, http.headers, body)
+        names = (request.end_user, request.cache_key, request.cache_salt)
         context = RequestContext(
             endpoint=path,
             route=route,
-            tenant=tenant(key, request.end_user, request.cache_key),
+            tenant=tenant(key, *names),
+            anonymous=key is None and not self._single_user and all(name is None for name in names),
             client="" if key is None else key.name,
             priority=_priority(key, request.priority, route.priority),
             deadline=None if route.timeout_s is None else time.monotonic() + route.timeout_s,

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as Path
 
 from paceline import __version__
+from paceline.server.access_log import AccessLog
 from paceline.server.admission import Admission
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.openai.chat import ChatServing
@@ -23,8 +24,10 @@ from paceline.server.openai.responses import ResponsesServing
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY, MAX_PARALLEL
 from paceline.server.request_log import RequestLog
 from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
+from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies
 from paceline.web.request_id import RequestIds
 
+MAX_BODIES: Final = 32  # of the largest size, in memory at once
 CLOSING_S: Final = 5.0  # for the engine's thread, and for records that are not written yet
 
 
@@ -39,8 +42,10 @@ class App:
         max_body: int = MAX_BODY,
         max_parallel: int = MAX_PARALLEL,
         keep_alive_s: float = KEEP_ALIVE_S,
+        body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
         self.engine, self.admission, self.log = engine, admission, log
+        self._body_timeout_s, self._max_bodies = body_timeout_s, MAX_BODIES * max_body
         parts = (engine, admission, log, max_body, max_parallel, keep_alive_s)
         self.chat = ChatServing(*parts)
         self.completions = CompletionServing(*parts)
@@ -68,7 +73,11 @@ class App:
         paths += without_key
         return Starlette(
             routes=[Path(path, with_error_responses(call), methods=[method]) for path, call, method in paths],
-            middleware=[Middleware(RequestIds)],
+            middleware=[
+                Middleware(RequestIds),
+                Middleware(AccessLog),
+                Middleware(LimitedBodies, timeout_s=self._body_timeout_s, max_bytes=self._max_bodies),
+            ],
             lifespan=self._lifespan,
             exception_handlers={404: not_found, 405: not_allowed},
         )
@@ -85,9 +94,10 @@ class App:
                 http.state.ticket = self.admission.enter(http.state.key)
                 return await handler(http)
             except Exception as error:
+                http.state.error = error
                 retryable = api_error(error).retryable
                 if not hasattr(http.state, "context"):  # else its end is recorded
-                    self.log.refused(error)
+                    self.log.refused(error, http)
                 raise
             finally:
                 if http.state.ticket is not None and not hasattr(http.state, "context"):
@@ -102,8 +112,11 @@ class App:
         self.admission.open = True
         yield
         self.admission.open = False
-        await asyncio.to_thread(self.engine.thread.stop, CLOSING_S)
-        await asyncio.to_thread(self.log.close, CLOSING_S)
+        for end in (self.engine.thread.stop, self.log.close):
+            try:
+                await asyncio.to_thread(end, CLOSING_S)
+            except RuntimeError:  # no memory for a thread
+                end(CLOSING_S)
 
     def drain(self) -> None:
         """Admits nothing new; admitted requests may end, with all their prompts and choices."""

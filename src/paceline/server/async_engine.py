@@ -4,12 +4,15 @@ As vLLM's v1/engine/async_llm.py. One thread runs the engine; everybody else tal
 """
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from paceline import __version__
 from paceline.config import SamplingParams, SpecConfig
@@ -23,6 +26,10 @@ from paceline.server.telemetry.metrics import Metrics
 from paceline.types import Round, Seq
 
 log = logging.getLogger("paceline.server")
+
+T = TypeVar("T")
+
+MAX_PREPARING: Final = 32  # requests at once; more than may wait for a grammar
 
 Deliver = Callable[[Round], None]  # called in the engine's thread; must not block
 Inbox = asyncio.Queue[tuple[RequestOutput, Round]]
@@ -58,6 +65,12 @@ class AsyncEngine:
         self.llm = llm
         self.thread = thread
         self.metrics = metrics
+        self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call)
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +81,7 @@ class AsyncEngine:
         self, context: RequestContext, params: GenerateParams, first_index: int = 0
     ) -> PreparedPrompt:
         """Renders a prompt and compiles its grammar, in a thread. first_index: that of the first choice."""
-        prepared = await asyncio.to_thread(self._prepare, context, params, first_index)
+        prepared = await self._in_thread(partial(self._prepare, context, params, first_index))
         context.check_prompt_length(prepared.first.seq.prompt_len)
         return prepared
 
@@ -89,7 +102,7 @@ class AsyncEngine:
         inbox: Inbox = asyncio.Queue()
         outputs: list[RequestOutput] = []  # those submitted
         choices = 1
-        every = await asyncio.to_thread(self._choices, prepared)
+        every = await self._in_thread(partial(self._choices, prepared))
         try:
             while True:
                 while len(outputs) < choices:
@@ -130,7 +143,7 @@ class AsyncEngine:
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
         )
-        first.seq.client = context.client
+        first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline
         first.index, first.started = first_index, context.arrived
         return PreparedPrompt(first, params.n)

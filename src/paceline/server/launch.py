@@ -1,11 +1,14 @@
 """Builds a server from its settings and runs it."""
 
+import asyncio
 import logging
+import os
 import signal
 import socket
-import threading
 from dataclasses import InitVar, dataclass, field, replace
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.middleware import Middleware
@@ -17,6 +20,8 @@ from paceline.config import EngineConfig, SpecConfig
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
+from paceline.log import OneLine
+from paceline.server.access_log import log_unparsed
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread
@@ -31,11 +36,20 @@ from paceline.server.telemetry.otel import spans_from_environment
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
-from paceline.web.api_keys import KeyFile
+from paceline.web.api_errors import ApiError
+from paceline.web.api_keys import ApiKeys
+from paceline.web.browsers import BrowserGuard, is_loopback, normal_origin
+from paceline.web.connections import ConnectionLimits, Connections
+from paceline.web.request_id import HEADER as REQUEST_ID
+
+if TYPE_CHECKING:
+    from paceline.trace.store import Store
 
 log = logging.getLogger("paceline.server")
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+SPARE_FILES: Final = 128  # descriptors for everything but connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +65,48 @@ class ServerSettings:
     max_draft: int = 8  # drafted tokens in one pass at most, where neither request nor route says
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # without limits, beside those of the file
+    served_model_name: tuple[str, ...] = ()  # the model's id, then other names; default: its own
     routes: str | None = None  # a file of routes
     store: str | None = None  # of traces; "none": none; None: the default one
     trace_text: bool = False
     remember: bool = True  # drafters may remember finished requests
+    single_user: bool = False  # requests without a key and a name are one user's, not strangers'
     online_training: OnlineTrainingConfig | None = None  # trains drafters on served text; None: off
-    cors: tuple[str, ...] = ()  # origins whose pages may send requests
+    allowed_origins: tuple[str, ...] = ()  # whose pages may send requests; "*": all
+    allowed_hosts: tuple[str, ...] = ()  # names this server is reached by, besides localhost and addresses
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    log_level: str = "info"
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the server stops
     keep_alive_s: float = KEEP_ALIVE_S  # a comment after so long without an event of a stream; 0: none
 
-    learn: InitVar[bool | None] = None  # the names of `remember` and `online_training` before 0.2
+    # The names of `remember`, `online_training` and `allowed_origins` before 0.2.
+    learn: InitVar[bool | None] = None
     refresh: InitVar[OnlineTrainingConfig | None] = None
+    cors: InitVar[tuple[str, ...] | None] = None
 
-    def __post_init__(self, learn: bool | None, refresh: OnlineTrainingConfig | None) -> None:
-        for old, value, new in (("learn", learn, "remember"), ("refresh", refresh, "online_training")):
+    def __post_init__(
+        self, learn: bool | None, refresh: OnlineTrainingConfig | None, cors: tuple[str, ...] | None
+    ) -> None:
+        renamed = (
+            ("learn", learn, "remember"),
+            ("refresh", refresh, "online_training"),
+            ("cors", cors, "allowed_origins"),
+        )
+        for old, value, new in renamed:
             if value is not None:
                 log.warning("the setting %s is now called %s; the old name will be removed", old, new)
                 object.__setattr__(self, new, value)
         SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
         if not 0 <= self.port < 65536:
             raise SettingError("port", self.port, "0 to 65535")
+        if self.log_level not in LOG_LEVELS:
+            raise SettingError("log_level", self.log_level, f"one of {', '.join(LOG_LEVELS)}")
+        if not all(self.api_keys):
+            raise UsageError("--api-key is empty: give a key, or leave it out")
+        if not all(self.served_model_name):
+            raise UsageError("--served-model-name is empty: give a name, or leave it out")
         if self.online_training is not None:
             check_platform()
             if not self.trained:
@@ -80,16 +115,30 @@ class ServerSettings:
                 raise UsageError(
                     "online_training needs remember=True: without it there is no text to train on"
                 )
-        if self.host not in LOOPBACK and self.keys is None:
+        if not is_loopback(self.host) and self.keys is None and not self.api_keys:
             log.warning("%s can be reached from outside without a key: consider --keys", self.host)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients call the model; the first is its id."""
+        return self.served_model_name or (default_name(self.model),)
+
+
+def default_name(model: str) -> str:
+    """The stem of a file and the name of a folder: their paths are nobody's business."""
+    path = Path(model).expanduser()
+    if model in hub.CATALOGUE or not path.exists():
+        return model
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
     if settings.routes:
         load_routes(settings.routes)  # a broken file shows before the weights are read
-    keys = KeyFile(settings.keys) if settings.keys else None
-    recorder = _recorder(settings)
+    keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
+    store = _store(settings)
+    recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
     spec = None if settings.drafters is None else SpecConfig(settings.drafters)
     llm = LLM(
         settings.model,
@@ -98,8 +147,10 @@ def build(settings: ServerSettings) -> App:
         spec=spec,
         config=settings.engine,
     )
+    llm.name, *aliases = settings.names
     llm.spec = replace(llm.spec, max_draft=settings.max_draft)
     routes = RouteFile(settings.routes, tuple(llm.drafters)) if settings.routes else None
+    llm.constraints.load()
     thread = EngineThread(llm.engine)
     metrics = Metrics(
         llm.name,
@@ -107,13 +158,15 @@ def build(settings: ServerSettings) -> App:
         running=lambda: thread.running,
         waiting=lambda: thread.waiting,
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
+        lost=None if recorder is None else recorder.lost,
     )
     for sink in (metrics, recorder):
         if sink is not None:
             llm.engine.listen(sink)
     trainer, spans = _trainer(settings, llm, thread, metrics), spans_from_environment()
-    admission = Admission(llm.name, metrics, keys, routes, spans, settings.remember, trainer)
-    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer)
+    terms = (settings.remember, trainer, aliases, settings.single_user)
+    admission = Admission(llm.name, metrics, keys, routes, spans, *terms)
+    request_log = RequestLog(llm.name, metrics, recorder, spans, trainer, store.close if store else None)
     engine = settings.engine
     parallel = min(engine.max_batch, engine.max_waiting or engine.max_batch)
     return App(
@@ -123,6 +176,7 @@ def build(settings: ServerSettings) -> App:
         settings.max_body,
         parallel,
         settings.keep_alive_s,
+        settings.connections.body_timeout_s,
     )
 
 
@@ -138,23 +192,73 @@ def _trainer(
     return OnlineTrainer(llm, thread, roots, model, metrics, settings.engine, settings.online_training)
 
 
-def _recorder(settings: ServerSettings) -> Recorder | None:
+def _store(settings: ServerSettings) -> "Store | None":
     if settings.store == "none":
         return None
     from paceline.trace.store import Store
 
-    return Recorder(Store.open(settings.store), with_text=settings.trace_text)
+    return Store.open(settings.store)
 
 
 def asgi(app: App, settings: ServerSettings) -> ASGIApp:
     application = app.asgi()
-    if settings.cors:
+    application.user_middleware.append(
+        Middleware(
+            BrowserGuard,
+            origins=settings.allowed_origins,
+            hosts=settings.allowed_hosts,
+            loopback=is_loopback(settings.host),
+        )
+    )
+    if settings.allowed_origins:
         application.user_middleware.append(
             Middleware(
-                CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+                CORSMiddleware,
+                allow_origins=[normal_origin(origin) for origin in settings.allowed_origins],
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID, "retry-after"],
             )
         )
     return application
+
+
+def uvicorn_config(app: App, settings: ServerSettings, port: int | None = None) -> uvicorn.Config:
+    """port: another one than that of the settings."""
+
+    def refused(error: ApiError) -> None:
+        app.log.refused(error)
+        log_unparsed(error)
+
+    return uvicorn.Config(
+        asgi(app, settings),
+        settings.host,
+        settings.port if port is None else port,
+        http=Connections(_within_files(settings.connections), refused).protocol,  # type: ignore[arg-type]  # called alike
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.drain_s) + 10,
+    )
+
+
+def _within_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """Raises this process's limit of open files to what the connections need, or lowers their number."""
+    if os.name != "posix":
+        return limits
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = limits.max_connections + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        return limits
+    fewer = max(1, hard - SPARE_FILES)
+    log.warning("open files are limited to %d: at most %d connections, see ulimit -n", hard, fewer)
+    return replace(limits, max_connections=fewer)
 
 
 class _Server(uvicorn.Server):
@@ -165,11 +269,12 @@ class _Server(uvicorn.Server):
         self._greeting = greeting
         self._app = app
         self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            log.info(self._greeting)
             print(self._greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -178,9 +283,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._app.drain()
-        late = threading.Timer(self._drain_s, self._app.engine.thread.stop, args=(5.0,))
-        late.daemon = True
-        late.start()
+        if self._loop is not None:  # no thread: there may be no memory for one
+            stop = self._app.engine.thread.stop
+            self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, stop, 0.0)
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
@@ -205,16 +310,14 @@ def bound(host: str, port: int) -> list[socket.socket]:
 
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
+    handler = logging.StreamHandler()
+    handler.setFormatter((logging.Formatter if settings.log_level == "debug" else OneLine)(LOG_FORMAT))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("paceline").setLevel(settings.log_level.upper())
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     limit_heap_arenas()
     app = build(settings)
-    config = uvicorn.Config(
-        asgi(app, settings),
-        settings.host,
-        settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=int(settings.drain_s) + 10,
-    )
+    config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
-    _Server(config, app, settings.drain_s, f"serving {settings.model} on {where}").run(sockets)
+    _Server(config, app, settings.drain_s, f"serving {settings.names[0]} on {where}").run(sockets)

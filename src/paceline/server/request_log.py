@@ -4,8 +4,10 @@
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+from starlette.requests import Request
 
 from paceline.output import RequestOutput
 from paceline.server.admission import RequestContext
@@ -18,7 +20,12 @@ from paceline.trace.online import TrainingSample, rejected_positions
 from paceline.trace.record import RequestRecord, RequestStats
 from paceline.trace.recorder import Recorder
 from paceline.types import Round
-from paceline.web.api_errors import CANCELLED, api_error, error_code
+from paceline.web.api_errors import CANCELLED, UNAUTHORIZED, api_error, error_code
+from paceline.web.rate_limit import MINUTE, TokenBucket
+from paceline.web.request_id import request_id
+
+REFUSED: Final = "refused"  # the `finish` of a request that was not admitted
+REFUSED_TRACES_PER_MINUTE: Final = 60  # further ones are only counted: nobody can crowd out other traces
 
 # Parameters that have fields of their own in a record, or that identify the user.
 UNRECORDED: Final = frozenset(
@@ -31,6 +38,7 @@ UNRECORDED: Final = frozenset(
         "user",
         "metadata",
         "prompt_cache_key",
+        "cache_salt",
         "safety_identifier",
     ]
 )
@@ -46,10 +54,17 @@ class RequestLog:
         recorder: Recorder | None = None,
         spans: Spans = NO_SPANS,
         trainer: OnlineTrainer | None = None,
+        close_store: Callable[[], None] | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.metrics = metrics
         self._model = model
         self._recorder = recorder
+        self._close_store = close_store  # of the recorder
+        self._clock_ns = clock_ns
+        self._refused_traces = TokenBucket(
+            REFUSED_TRACES_PER_MINUTE, REFUSED_TRACES_PER_MINUTE * MINUTE, clock_ns()
+        )
         self._spans = spans
         self.trainer = trainer
 
@@ -61,17 +76,30 @@ class RequestLog:
         if self.trainer is not None:
             self.trainer.close(timeout)
         self._spans.close()
-        if self._recorder is not None:
-            self._recorder.close(timeout)
+        if self._recorder is not None and self._recorder.close(timeout) and self._close_store:
+            self._close_store()
 
-    def refused(self, error: Exception) -> None:
-        """A request that ended before it was admitted."""
-        if reason := api_error(error).refusal:
-            self.metrics.refused(reason)
+    def refused(self, error: Exception, http: Request | None = None) -> None:
+        """A request that ended before it was admitted. http: None: before its headers were read."""
+        reason = api_error(error).refusal
+        if reason is None:
+            return
+        self.metrics.refused(reason)
+        if http is not None and reason != UNAUTHORIZED:  # a stranger writes nothing into the store
+            self._record_refusal(request_id(http.scope), time.time(), error_code(error), http.url.path)
+
+    def _record_refusal(self, id: str, created: float, code: str, endpoint: str, **about: str) -> None:
+        if self._recorder is None:
+            return
+        self._refused_traces.refill(REFUSED_TRACES_PER_MINUTE, self._clock_ns())
+        if self._refused_traces.wait(1) == 0:
+            self._refused_traces.take(1)
+            stats = RequestStats(model=self._model, endpoint=endpoint)
+            self._recorder.finished(RequestRecord.of(stats, id, created, finish=REFUSED, error=code, **about))
 
     def finished(self, context: RequestContext, error: BaseException | None = None) -> None:
         """Called once for every admitted request, whatever became of it."""
-        code = None if error is None else error_code(error)
+        code = context.error = None if error is None else error_code(error)
         for output in context.outputs:
             output.finish = output.finish or ("cancelled" if code in (None, CANCELLED) else "error")
         refusal = None if error is None else _refusal(context, error)
@@ -85,6 +113,11 @@ class RequestLog:
     def _report(self, context: RequestContext, code: str | None, refusal: str | None) -> None:
         if refusal is not None:
             self.metrics.refused(refusal)
+        if refusal is not None and not context.outputs:
+            route, tenant = context.route.name, context.tenant
+            self._record_refusal(
+                context.id, context.created, code or REFUSED, context.endpoint, route=route, tenant=tenant
+            )
         ended = [self.stats(context, output) for output in context.outputs]
         for output, stats in zip(context.outputs, ended, strict=True):
             if refusal is None:
@@ -125,6 +158,7 @@ class RequestLog:
             drafters=seq.spec.drafters,
             accept=seq.spec.accept,
             params={name: value for name, value in context.body.items() if name not in UNRECORDED},
+            finish=finish_of(output),
             error=code if stats.finish == "error" else None,
             metadata=request.metadata or {},
             messages=chat.messages if chat else None,
@@ -163,6 +197,11 @@ class RequestLog:
         else:
             rounds = [r for output in outputs for r in output.rounds]
             span.end(ended, speculative_metrics(rounds, False), spec_work(rounds), context.id)
+
+
+def finish_of(output: RequestOutput) -> str:
+    """The end of an output, as traces and the access log name it."""
+    return "tool_calls" if output.finish == "stop" and output.calls else output.finish or CANCELLED
 
 
 def _used_tokens(outputs: Sequence[RequestOutput]) -> int:

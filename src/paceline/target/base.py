@@ -1,7 +1,7 @@
 """The base of targets with a paged KV cache: everything but the forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +17,9 @@ class ModelTarget(HeadTarget, LayerSkipTarget, Protocol):
     """A model loaded from disk: every capability, and what `cost` needs to time its passes."""
 
     timed_contexts: tuple[int, ...]  # tokens before the rows of a timed pass, ascending
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by use."""
 
     def noise(self, seq: Seq) -> AbstractContextManager[None]:
         """Inside, a sequence is open as if all but its last token were computed; its rows hold noise."""
@@ -38,6 +41,7 @@ class PagedTarget(ABC, Generic[F]):
     """Opens, keeps and closes sequences. A subclass adds `forward`, which records its feeds in `_feeds`."""
 
     timed_contexts: tuple[int, ...] = (256,)
+    bytes_held: int
 
     def __init__(self, cache: PagedCache, max_context: int) -> None:
         self._cache = cache
@@ -49,13 +53,16 @@ class PagedTarget(ABC, Generic[F]):
     def cache_stats(self) -> CacheStats:
         return self._cache.stats
 
+    def memory(self) -> Mapping[str, int]:
+        return {"weights": self.bytes_held}
+
     def open(self, seq: Seq) -> int:
         if len(seq.tokens) > self.max_context:
             raise PromptTooLong(
                 f"the prompt has {len(seq.tokens)} tokens, the model and its cache hold {self.max_context}: "
                 "shorten it or raise cache_mb"
             )
-        return self._cache.open(seq.id, seq.tenant, seq.tokens)
+        return self._cache.open(seq.id, seq.tenant, seq.tokens, partial=not seq.anonymous)
 
     def block_runner(self, head: StoredHead) -> BlockRunner | None:
         return None

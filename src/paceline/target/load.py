@@ -13,7 +13,10 @@ from paceline.config import EngineConfig
 from paceline.errors import DrafterMismatch, ModelError, NotCompiled, SettingError, UsageError
 from paceline.target.base import ModelTarget
 from paceline.target.cuda.driver import unusable
+from paceline.target.cuda.memory import MemoryPlan
+from paceline.target.cuda.memory import plan as plan_memory
 from paceline.target.cuda.target import CudaTarget, make_launcher
+from paceline.target.cuda.weights import WeightType
 from paceline.target.cuda.weights import unsupported_reason as unsupported_by_cuda
 from paceline.target.eager.target import TorchTarget, placement
 from paceline.target.native import library
@@ -38,8 +41,8 @@ class _Unsupported(Exception):
 def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     """From a GGUF file or a folder: the native engine where it can, torch where it cannot."""
     device, _ = placement(config)
-    if device.type == "cuda" and config.dtype in ("auto", "bfloat16"):
-        return _on_gpu(path, config, device)
+    if device.type == "cuda" and config.dtype in ("auto", "bfloat16", "int8"):
+        return _on_gpu(path, config, device, "int8" if config.dtype == "int8" else "bf16")
     if device.type != "cpu" or config.dtype not in ("auto", "int8"):
         return TorchTarget.load(path, config)
     try:
@@ -54,33 +57,54 @@ def load_target(path: Path, config: EngineConfig) -> ModelTarget:
     return TorchTarget.load(path, config)
 
 
-def _on_gpu(path: Path, config: EngineConfig, device: torch.device) -> ModelTarget:
+def _on_gpu(path: Path, config: EngineConfig, device: torch.device, kind: WeightType) -> ModelTarget:
     """The CUDA kernels where they know the GPU and the model, torch where they do not."""
     choice = os.environ.get(GPU_SETTING, "auto")
     if choice not in GPU_CHOICES:
         raise SettingError(GPU_SETTING, choice, f"one of {', '.join(GPU_CHOICES)}")
     if choice == "torch":
-        return TorchTarget.load(path, config)
+        return _torch_on_gpu(path, config, f"{GPU_SETTING}=torch")
     try:
         checkpoint = open_checkpoint(path)
-        against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors)
+        against = unusable(device) or unsupported_by_cuda(checkpoint.shape, checkpoint.tensors, kind)
         if against:
             raise NotCompiled(against)
-        launcher = make_launcher(checkpoint.shape, config)
+        sizes = {name: entry.shape for name, entry in canonical_tensors(checkpoint)}
+        _require_room(path, plan_memory(checkpoint.shape, sizes, config, kind), device)
+        launcher = make_launcher(checkpoint.shape, config, kind)
     except OSError as error:
         raise ModelError(f"{path.name} cannot be read: {error.strerror or error}") from error
     except NotCompiled as reason:
         if choice == "cuda":
             raise UsageError(f"{path.name} cannot run on the CUDA kernels: {reason}") from None
         log.warning("%s runs on torch, which is slower here: %s", path.name, reason)
-        return TorchTarget.load(path, config)
+        return _torch_on_gpu(path, config, str(reason))
     try:
-        return CudaTarget(load(path, torch.bfloat16), config, launcher)
-    except torch.OutOfMemoryError:
+        return CudaTarget(load(path, torch.bfloat16), config, launcher, kind)
+    except torch.OutOfMemoryError:  # somebody else took it meanwhile
         raise UsageError(
             f"{path.name} and a cache of {config.cache_mb} MB do not fit into the GPU's memory: "
             "give a smaller cache_mb or another device"
         ) from None
+
+
+def _torch_on_gpu(path: Path, config: EngineConfig, reason: str) -> ModelTarget:
+    if config.dtype == "int8":
+        expected = "auto, float32, bfloat16 or float16"
+        raise SettingError("dtype", "int8", expected, f"only the CUDA kernels run it on a GPU: {reason}")
+    return TorchTarget.load(path, config)
+
+
+def _require_room(path: Path, memory: MemoryPlan, device: torch.device) -> None:
+    free, total = torch.cuda.mem_get_info(device)
+    if memory.total <= free:
+        return
+    cache_mb, smaller = memory.cache_mb_in(free), "dtype int8, another device or a smaller model"
+    hint = f"cache_mb of at most {cache_mb}" if cache_mb else smaller
+    raise UsageError(
+        f"{path.name} does not fit into the GPU's memory ({memory}; {free / 2**20:,.0f} of "
+        f"{total / 2**20:,.0f} MiB are free): give {hint}"
+    )
 
 
 def load_draft(path: Path, config: EngineConfig) -> ModelTarget:

@@ -316,9 +316,20 @@ def _with_arguments_as_object(call: Any) -> Any:
 def _plain(value: Any) -> Any:
     """A copy of JSON types only: a template must not reach live objects."""
     try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as problem:
+        return _copy(value)
+    except (TypeError, ValueError, RecursionError) as problem:
         raise TextError(f"messages and tools must be plain JSON data: {one_line(problem)}") from None
+
+
+def _copy(value: Any) -> Any:
+    """Texts are not copied, which may be long."""
+    if type(value) in (str, int, float, bool, type(None)):
+        return value
+    if type(value) is list:
+        return [_copy(part) for part in value]
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _copy(part) for key, part in value.items()}
+    return json.loads(json.dumps(value))
 
 
 def tool_prompt(tools: Sequence[dict[str, Any]]) -> str:

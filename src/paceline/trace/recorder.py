@@ -47,6 +47,7 @@ class Recorder(Sink):
         self.saved = 0
         self.dropped = 0  # requests that found no room, or came after the end
         self.failed = 0  # requests, rounds and prunings that went wrong
+        self.unsaved = 0  # requests, of those
         self._store = store
         self._with_text = with_text
         self._max_waiting, self._max_open, self._max_rounds = max_waiting, max_open, max_rounds
@@ -95,6 +96,10 @@ class Recorder(Sink):
         except Exception as error:
             self._failure(error)
 
+    def lost(self) -> dict[str, int]:
+        """Requests that are not in the store, by reason."""
+        return {"dropped": self.dropped, "failed": self.unsaved}
+
     def close(self, timeout: float | None = None) -> bool:
         """Saves the queued requests. True if all of it was saved; later requests are dropped."""
         with self._changed:
@@ -129,6 +134,8 @@ class Recorder(Sink):
         self._since_prune += 1
         if self._try(lambda: self._store.save(*_to_save(job))):
             self.saved += 1
+        else:
+            self.unsaved += 1
         with self._changed:  # it counts as waiting until it is saved
             self._waiting.popleft()
             self._held -= len(job[1])

@@ -1,6 +1,8 @@
 """HTTP parts that the server, the gate and the split share. Nothing here knows of models or engines.
 
 api_errors.py    ApiError, and the table from the package's errors to OpenAI's
+connections.py   HTTP connections within limits: headers, time-outs, number
+browsers.py      refuses pages of other sites, by Origin and Host
 request_body.py  strict JSON within limits, checked by a pydantic model
 streaming.py     server-sent events, and tasks that end when their client disconnects
 request_id.py    x-request-id

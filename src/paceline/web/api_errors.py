@@ -59,7 +59,12 @@ _TABLE: Final = (
 )
 KEY_LIMIT: Final = "key_limit"
 UNAUTHORIZED: Final = "unauthorized"
-REFUSALS: Final = frozenset({KEY_LIMIT, UNAUTHORIZED, *(row.refusal for row in _TABLE)})
+FORBIDDEN: Final = "forbidden"
+CONNECTIONS: Final = "connections"
+OUT_OF_MEMORY: Final = "out_of_memory"
+REFUSALS: Final = frozenset(
+    {KEY_LIMIT, UNAUTHORIZED, FORBIDDEN, CONNECTIONS, OUT_OF_MEMORY, *(row.refusal for row in _TABLE)}
+)
 
 
 class ApiError(Exception):
@@ -84,7 +89,7 @@ class ApiError(Exception):
     @property
     def retryable(self) -> bool:
         """The same request may succeed later: the server's state refused it, not its content."""
-        return self.status in (408, 429, 503)
+        return self.status in (429, 503)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -104,6 +109,10 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
             retry = error.retry_after_s if isinstance(error, Busy) else retry
             param = param or _param(error)
             return ApiError(row.status, str(error), row.type, param, row.code, retry, row.refusal)
+    if isinstance(error, MemoryError):
+        message = "the server has too little memory for this request: try again later"
+        code = OUT_OF_MEMORY
+        return ApiError(503, message, "server_error", code=code, retry_after=1, refusal=OUT_OF_MEMORY)
     return ApiError(500, "internal error: the server's log says more", "server_error", refusal=None)
 
 
@@ -124,7 +133,7 @@ def error_code(error: BaseException) -> str:
 def log_and_convert(error: Exception, path: str) -> ApiError:
     """The API error for an exception; the log gets those that are the server's own fault."""
     known = api_error(error)
-    if known.status == 500:
+    if known.status == 500 or isinstance(error, MemoryError):
         log_error(log, f"{path} failed", error.__cause__ or error if error is known else error)
     return known
 

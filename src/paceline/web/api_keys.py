@@ -29,6 +29,7 @@ from paceline.web.config_file import (
 )
 
 _PREFIX: Final = "pl-"
+GIVEN: Final = "api-key"  # the name of a key from the command line
 _Limit = Annotated[int, AfterValidator(partial(whole_between, 1, 1_000_000_000))]
 _Priority = Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))]
 
@@ -88,14 +89,18 @@ def hash_of(key: str) -> str:
     return sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def tenant(key: Key | None, user: str | None, cache_key: str | None = None) -> str:
-    """Requests of a tenant share caches: they have the same key and cache key, or else the same user.
+def tenant(
+    key: Key | None, user: str | None, cache_key: str | None = None, cache_salt: str | None = None
+) -> str:
+    """Requests of a tenant share caches: they have the same key, salt, and cache key or else user.
 
-    A hash: none of the three can be read from it.
+    A hash: none of the four can be read from it.
     """
     of_key = sha256(b"tenant:" + (key.hash if key else "").encode()).hexdigest()[:16]
     of_user = "" if user is None else f"user:{user}"
     part = of_user if cache_key is None else f"cache:{cache_key}"
+    if cache_salt is not None:
+        part += f"salt:{sha256(cache_salt.encode('utf-8', 'surrogatepass')).hexdigest()}"
     return sha256(f"{of_key}{part}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -125,6 +130,20 @@ class KeyFile(ReloadingFile[Keys]):
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path, load)
+
+
+class ApiKeys:
+    """Keys of the command line, which have no limits, and those of a file."""
+
+    def __init__(self, keys: Iterable[str] = (), file: Path | str | None = None) -> None:
+        given = (Key(name=f"{GIVEN}-{i}" if i else GIVEN, hash=hash_of(key)) for i, key in enumerate(keys))
+        self._given = tuple(given)
+        self._file = None if file is None else KeyFile(file)
+
+    def current(self) -> Keys:
+        if self._file is None:
+            return Keys(self._given)
+        return Keys((*self._file.current().keys, *self._given))
 
 
 def default_file() -> Path:

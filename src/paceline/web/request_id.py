@@ -23,6 +23,11 @@ def new_request_id(scope: Scope, prefix: str, length: int = 12) -> str:
     return new
 
 
+def request_id(scope: Scope) -> str:
+    """The id of the response; "-" if it has none."""
+    return str(scope.get(_KEY, "-"))
+
+
 class RequestIds:
     """Middleware that adds the id to every response, errors included."""
 

@@ -1,4 +1,4 @@
-"""A trained block of guesses in service: the text is the target's own, and the guesses are the network's."""
+"""A trained block head in service: the text is the target's own, and the drafts are the network's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Medusa and eagle in service: the text is the target's own, and the guesses are what the nets learnt."""
+"""Medusa and eagle in service: the text is the target's own, and the drafts are what the nets learned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is cache of positions: against a plain table of every row that was ever appended."""
+"""The cache of positions, against a plain table of every row that was ever appended."""
 
 import pytest
 import torch

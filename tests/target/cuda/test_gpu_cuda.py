@@ -235,6 +235,21 @@ def test_row_bits_do_not_depend_on_the_batch(small: CudaTarget) -> None:
         small.close(f"b{i}")
 
 
+def test_row_bits_do_not_depend_on_a_batch_of_many(small: CudaTarget) -> None:
+    """48 sequences with a row each, in one pass."""
+    lengths = {f"m{i}": 5 + 29 * i for i in range(48)}
+    alone = {}
+    for i, (name, length) in enumerate(lengths.items()):
+        open_with(small, name, some_tokens(length, 50 + i, small.vocab_size), tenant=name)
+        alone[name] = small.forward([Feed(name, [7])]).logits.clone()
+        small.keep(name, length)
+    scores = small.forward([Feed(name, [7]) for name in lengths])
+    for start, (name, length) in zip(scores.starts, lengths.items(), strict=True):
+        assert torch.equal(scores.logits[start : start + 1], alone[name]), name
+        small.keep(name, length)
+        small.close(name)
+
+
 def test_a_cached_prefix_gives_the_bits_of_a_cold_start(small: CudaTarget) -> None:
     tokens, after = some_tokens(300, 20, small.vocab_size), some_tokens(5, 21, small.vocab_size)
     open_with(small, "cold", tokens, tenant="p")

@@ -24,15 +24,17 @@ from paceline.engine.verify import sampler_of
 from paceline.errors import CacheFull
 from paceline.sampling import CHOICE, History, chooser, gumbel, noise_key
 from paceline.target.cuda.arguments import MAX_DEPTH, STRUCTURES
-from paceline.target.cuda.batch import PassRows, SequenceRows
+from paceline.target.cuda.batch import PassRows, SequenceRows, passes
 from paceline.target.cuda.driver import CpuLauncher
 from paceline.target.cuda.graphs import ChooseKind, PassKernels
 from paceline.target.cuda.target import CudaTarget
 from paceline.target.cuda.weights import quantise_int8, unsupported_reason
 from paceline.target.weights.model_config import Weights
-from paceline.types import Bits, Cursor, Draft, Feed, Sampler, Seq
+from paceline.types import NO_DRAFT, Bits, Cursor, Draft, Feed, Sampler, Seq
 from support.cuda_models import VOCAB, gap, reference_logits, tiny_weights
 from support.models import open_with, random_tree, rows_in_one_pass, some_layers, some_tokens
+
+pytestmark = pytest.mark.slow
 
 CONFIG = EngineConfig(device="cpu", cache_mb=1, max_batch=4)
 CONTEXT = 122  # 32 rows after it cross a page and a chunk of keys
@@ -179,6 +181,23 @@ def test_row_bits_do_not_depend_on_pages_and_neighbours(rows: Tensor) -> None:
     scores = other.forward(feeds)
     assert torch.equal(scores.logits[scores.starts[1] : scores.starts[1] + 7], rows[:7])
     assert len(scores.logits) == scores.starts[2] == 17
+
+
+def test_many_sequences_share_a_pass() -> None:
+    """40 at once have the bits of 20 at once."""
+    target = CudaTarget(tiny_weights(), replace(CONFIG, cache_mb=8, max_batch=40), launcher())
+    token = tokens_of(40, 9)
+    for i in range(40):
+        target.open(Seq(f"s{i}", token[i : i + 1], 1, tenant=f"t{i}"))
+    feeds = [Feed(f"s{i}", token[i : i + 1]) for i in range(40)]
+    together = target.forward(feeds).logits.clone()
+    assert len(list(passes([target._feed_rows(feed, NO_DRAFT, 0, 0) for feed in feeds], 8192))) == 1
+    halves = []
+    for part in (feeds[:20], feeds[20:]):
+        for feed in part:
+            target.keep(feed.seq_id, 0)
+        halves.append(target.forward(part).logits.clone())
+    assert torch.equal(torch.cat(halves), together)
 
 
 def test_a_prompt_has_the_same_bits_however_it_is_cut(rows: Tensor) -> None:
@@ -339,6 +358,22 @@ def test_a_target_chooses_with_bias_penalties_and_a_grammar(
     assert len(made[0]) == 6
 
 
+@pytest.mark.parametrize("parents", [None, (-1, -1, 0, 2, 2, 4)])
+def test_penalties_count_the_tokens_of_the_draft(target: CudaTarget, parents: tuple[int, ...] | None) -> None:
+    """A token that the bias makes the best of every row loses once its path holds it often enough."""
+    params = SamplingParams(logit_bias=((8, 30.0),), frequency_penalty=2.0, repetition_penalty=3.0, seed=1)
+    text, draft = [*tokens_of(CONTEXT), 7], Draft((8, 9, 8, 8, 8, 8), parents)
+    sampler = sampler_of(Seq("s", text, 100, params))
+    scores = target.forward([Feed("s", [7], draft, sampler=sampler)])
+    expected = []
+    for node, row in enumerate(scores.logits.numpy(), -1):
+        history = History(text, 100, [draft.tokens[i] for i in draft.path(node)])
+        expected.append(chooser(params)(row, (0, 0), history))
+    assert scores.tokens == expected
+    assert expected[0] == 8 != expected[-1]
+    target.keep("s", CONTEXT)
+
+
 def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Runs the kernels that choose over these rows, each of a sequence of its own."""
     runner, count = target._runner, len(logits)
@@ -359,7 +394,7 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
         history=max(histories) >= 0,
         masked=any(sampler.masks for sampler in samplers),
     )
-    host = runner.buffers.masks[0]
+    host = runner.buffers.host_masks
     host.clear()
     for i, sampler in enumerate(samplers):
         runner.histories.drop(f"c{i}")

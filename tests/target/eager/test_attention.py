@@ -1,4 +1,4 @@
-"""What attention gives for a row depends on the keys that it sees, and on nothing beside them."""
+"""The attention of a row depends on the keys that it sees, and on nothing else."""
 
 import pytest
 import torch

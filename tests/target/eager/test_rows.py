@@ -1,6 +1,5 @@
 """Row invariance: a row's logits are the same bits whatever rows are computed beside it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,14 +30,9 @@ def smollm2(smollm2_path: Path) -> TorchTarget:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    ("context", "counts"),
-    [(5, range(2, MAX_ROWS + 1)), (250, (2, 7)), (255, (3, 8)), (256, (4, 15)), (700, (5, 16))],
-)
-def test_row_bits_do_not_depend_on_the_rows_around_them(
-    smollm2: TorchTarget, context: int, counts: Sequence[int]
-) -> None:
-    check_chain(smollm2, context, counts)
+@pytest.mark.parametrize("context", [5, 250, 255, 256, 700])
+def test_row_bits_do_not_depend_on_the_rows_around_them(smollm2: TorchTarget, context: int) -> None:
+    check_chain(smollm2, context)
 
 
 @pytest.mark.gemma

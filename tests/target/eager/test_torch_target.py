@@ -34,7 +34,7 @@ def target() -> TorchTarget:
 
 
 def fresh_rows(before: list[int], after: list[int]) -> Tensor:
-    """What a target that has seen nothing else computes after `before`, whose prefill is one pass."""
+    """The rows of a fresh target after `before`, whose prefill is one pass."""
     target = TorchTarget(random_weights(), CONFIG)
     open_with(target, "s", before)
     return rows_one_by_one(target, "s", len(before), after)
@@ -55,6 +55,7 @@ def test_holds_its_weights_once_and_the_tied_head_twice() -> None:
     assert not weights.tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "family", ["qwen2", "gemma3_text", "llama"]

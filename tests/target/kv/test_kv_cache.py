@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from paceline.errors import CacheFull
 from paceline.target.kv.cache import SLACK, FreeRuns, TorchKVMemory
+from support import examples
 from support.references import Model, check_books, feed, holds, picture, rows_in, run, small_cache
 
 POOLS = (1, 3, 6, 12, 200)  # blocks; the last one never evicts
@@ -26,7 +27,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.model = Model(block, blocks)
 
     @precondition(lambda self: len(self.model.live) < 5)
-    @rule(tenant=st.sampled_from("ab"), past=choice, cut=choice, more=tokens, at_once=st.booleans())
+    @rule(tenant=st.sampled_from("abs"), past=choice, cut=choice, more=tokens, at_once=st.booleans())
     def open(self, tenant: str, past: int, cut: int, more: list[int], at_once: bool) -> None:
         self.model.open(tenant, past, cut, more)
         if at_once:
@@ -48,7 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.close(which)
 
     @precondition(lambda self: self.model.cache.stats.cached > 3)
-    @rule(tenant=st.sampled_from(["a", "b", None]))
+    @rule(tenant=st.sampled_from(["a", "b", "s", None]))
     def clear(self, tenant: str | None) -> None:
         self.model.clear(tenant)
 
@@ -58,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=80,
+    max_examples=examples(80),
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -72,7 +73,7 @@ def step(model: Model, rng: Random) -> None:
     action = rng.choices(["open", "compute", "truncate", "close"], [3, 5, 1, 2])[0]
     if not model.live or (action == "open" and len(model.live) < 4):
         cut = rng.choice([0, 0, rng.randrange(8)])  # mostly a conversation that goes on
-        model.open(rng.choice("aab"), int(rng.expovariate(0.3)), cut, new)
+        model.open(rng.choice("aabs"), int(rng.expovariate(0.3)), cut, new)
     elif action == "truncate":
         model.truncate(rng.randrange(4), rng.randrange(8))
     elif action == "close":
@@ -194,6 +195,30 @@ def test_tenants_are_apart() -> None:
     cache.clear()
     assert cache.stats.free == 9
     assert not cache._tree._roots
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_strangers_do_not_learn_a_part_of_a_block(again: bool) -> None:
+    """Neither by what is found, nor, when the same is sent again, by what was not kept of it."""
+
+    def found(guess: list[int]) -> int:
+        cache = small_cache(blocks=40, block=4)
+        run(cache, [1, 2, 3, 4, 5, 6, 7], partial=False)
+        if again:
+            run(cache, [*guess, 0], partial=False)
+        return cache.open("probe", "", [*guess, 0, 0], partial=False)
+
+    right, wrong = [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 9]
+    assert found(right) == found(wrong) == (7 if again else 4)
+    assert found([1, 2, 9]) == (4 if again else 0)
+
+
+def test_a_stranger_who_continues_a_whole_text_finds_it() -> None:
+    cache = small_cache(blocks=40, block=4)
+    run(cache, [1, 2, 3, 4, 5, 6, 7], partial=False)
+    assert cache.open("next", "", [1, 2, 3, 4, 5, 6, 7, 8, 9], partial=False) == 7
+    assert cache.open("other", "", [1, 2, 3, 4, 5, 6, 8], partial=False) == 4
+    check_books(cache)
 
 
 def test_clear_spares_live_sequences() -> None:

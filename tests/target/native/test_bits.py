@@ -43,6 +43,7 @@ def tiny(model: Path) -> NativeTarget:
     return native_target(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_chains(model: Path, path: str, context: int) -> None:
@@ -88,6 +89,7 @@ def prompted(target: Target, tokens: Sequence[int], chunk: int, tenant: str) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", every_path())
 def test_prompts_in_any_chunking(model: Path, path: str) -> None:
     target, tokens = native_target(model, path), some_tokens(700, seed=8)
@@ -188,6 +190,7 @@ def test_any_number_of_threads(model: Path, length: int) -> None:
     assert all(same(each, told[0]) for each in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [40, 520])
 def test_all_paths_tell_the_same_story(model: Path, seven: Path, length: int) -> None:
     for file in (model, seven):

@@ -108,6 +108,7 @@ def per_pass(rounds: Sequence[Round]) -> float:
     return sum(len(r.tokens) for r in rounds) / sum(bool(r.tokens) for r in rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 def test_text_is_the_models_own_and_drafts_are_accepted(

@@ -1,4 +1,4 @@
-"""What a native target lends: the rows that the float32 copies would hold, for every kind of head."""
+"""Embeddings of a native target: the rows that float32 copies would hold, for every kind of head."""
 
 from pathlib import Path
 
@@ -39,6 +39,7 @@ def stored(folder: Path, pieces: DenseTargetEmbeddings) -> StoredHead:
     return read(folder, pieces.fingerprint, VOCAB)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_are_those_of_the_file(tmp_path: Path, encoding: str, tied: bool) -> None:
@@ -98,7 +99,7 @@ def test_heads_of_torch_say_the_same_with_lent_rows(tmp_path: Path) -> None:
 
 
 def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of blocks behind two tokens: what they make logits of, and the logits of their first places."""
+    """Blocks behind two tokens: the rows before the output matrix, and logits of first positions."""
     hidden, logits = [], []
     for seed in (0, 90):
         (block,) = runner.fill([a_text(runner, BLOCK, 20, seed)], BLOCK.block)
@@ -107,6 +108,7 @@ def filled(runner: BlockRunner) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(hidden), torch.stack(logits)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_native_block_reads_the_targets_own_rows(tmp_path: Path, encoding: str) -> None:
     model = tiny_model(tmp_path / "model.gguf", kind=encoding, tied=False)

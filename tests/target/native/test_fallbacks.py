@@ -1,4 +1,4 @@
-"""What runs where the native engine cannot, and the one line that says why."""
+"""The fallback where the native engine cannot run, and the one line that gives the reason."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Hidden states of every row of a pass, fed whole or in pieces, guessed or after a cache hit."""
+"""Hidden states of every row of a pass, fed whole or in pieces, drafted or after a cache hit."""
 
 from collections.abc import Sequence
 

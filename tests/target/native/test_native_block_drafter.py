@@ -1,4 +1,4 @@
-"""The block drafter on the C++ runner: the text is the target's own, and the guesses are the network's."""
+"""The block drafter on the C++ runner: the text is the target's own, and the drafts are the network's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

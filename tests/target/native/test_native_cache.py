@@ -133,6 +133,7 @@ def test_any_walk_gives_the_bits_of_a_cold_start(model: Path, fresh: NativeTarge
         walk.step()
 
 
+@pytest.mark.slow
 def test_a_long_walk_through_a_small_cache(model: Path, fresh: NativeTarget) -> None:
     walk = Walk(native_target(model, cache_mb=1), fresh, Random(1), most=8)
     for _ in range(400):

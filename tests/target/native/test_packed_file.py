@@ -74,6 +74,7 @@ def test_with_and_without_memory_for_a_copy(
     assert len(fills) == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "damage", ["empty", "no file", "half", "one byte less", "one byte more", "magic", "digest", "a folder"]
 )
@@ -101,6 +102,7 @@ def test_a_damaged_file_is_made_anew(model: Path, fills: list[int], damage: str)
         assert file.read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 2**50])  # mapped, and read into memory
 def test_a_flipped_bit_anywhere_is_found(
     model: Path,
@@ -286,6 +288,7 @@ def test_a_second_start_waits_for_the_first_and_packs_nothing(
     assert len(fills) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(model: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from paceline.config import EngineConfig\n"

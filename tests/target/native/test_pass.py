@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_layer_equals_a_float64_reference(tmp_path: Path, case: str) -> None:
     family, kind, sizes, tied = CASES[case]
@@ -83,6 +84,7 @@ def test_every_layer_equals_a_float64_reference(tmp_path: Path, case: str) -> No
     check_every_layer(native_target(model), model, 330)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_encoding(tmp_path: Path, kind: str) -> None:
     model = tiny_model(tmp_path / "m.gguf", "llama", kind, tied=False)

@@ -41,6 +41,7 @@ def take_away():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mprotect and its 0 are the system's own")
 def test_no_thread_reads_weights_while_the_interpreter_ends(tmp_path: Path) -> None:
     wanted_path()

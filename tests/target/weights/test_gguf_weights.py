@@ -19,7 +19,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 
 
 def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """What the converter does to q and k of the llama family."""
+    """The converter's permutation of q and k of the llama family."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

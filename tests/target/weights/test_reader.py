@@ -48,7 +48,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory, name: str, data: bytes) ->
 
 
 def complaint(path: Path) -> str:
-    """What loading says against the file, if it is one of our errors."""
+    """The message of the error that loading the file raises, if it is one of ours."""
     try:
         load(path)
     except PacelineError as error:

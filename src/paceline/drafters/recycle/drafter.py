@@ -46,7 +46,7 @@ class Recycle(Drafter):
 
     def begin(self, seq: Seq) -> None:
         table = self._tenants.pop(seq.tenant, None)
-        remembered = self.settings.remember and seq.remember
+        remembered = self.settings.remember and seq.remember and not seq.anonymous
         if table is None:
             table = Table(self.settings.successors)
         elif not remembered:

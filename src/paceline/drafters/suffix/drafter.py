@@ -73,7 +73,7 @@ class Suffix(Drafter):
 
     def end(self, seq: Seq) -> None:
         self._own.pop(seq.id, None)
-        if self.settings.remember and seq.remember:
+        if self.settings.remember and seq.remember and not seq.anonymous:
             self.memory.learn(seq.tenant, seq.tokens)
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:

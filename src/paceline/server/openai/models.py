@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,13 +17,14 @@ from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
 
 _STARTED = int(time.time())
+MAX_TOKENIZE_BYTES: Final = 512 << 10  # of a body: a tokenizer needs some 300 bytes for each token
 
 
 class ModelServing(Serving):
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
         llm = self.engine.llm
         return {
-            "id": llm.name,
+            "id": name,
             "object": "model",
             "created": _STARTED,
             "owned_by": "paceline",
@@ -31,19 +32,21 @@ class ModelServing(Serving):
         }
 
     async def models(self, http: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in self.admission.names]})
 
     async def model(self, http: Request) -> Response:
-        self.admission.check_model(http.path_params["name"])
-        return JSONResponse(self._card())
+        name = http.path_params["name"]
+        self.admission.check_model(name)
+        return JSONResponse(self._card(name))
 
     async def tokenize(self, http: Request) -> Response:
-        body, request = await read_request(http, TokenizeRequest, self.max_body)
+        body, request = await read_request(http, TokenizeRequest, min(self.max_body, MAX_TOKENIZE_BYTES))
         self.admission.check_model(request.model)
         llm = self.engine.llm
         tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
         http.state.used_tokens = len(tokens)
-        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context})
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context}
+        return await asyncio.to_thread(JSONResponse, answer)  # its text may be long
 
     async def detokenize(self, http: Request) -> Response:
         _, request = await read_request(http, DetokenizeRequest, self.max_body)

@@ -16,17 +16,21 @@ _REF: Final = "#/components/schemas/{model}"
 _PROBLEMS: Final = {
     400: "The request cannot be done; `param` names the parameter.",
     401: "The server has API keys, and none of them was sent.",
+    403: "A page of another site, by its `Origin` or `Host`.",
     404: "No such model.",
     405: "No such method here; `Allow` names those there are.",
-    408: "The route's deadline came before the answer's end.",
+    408: "The request did not arrive in time, or the route's deadline came before the answer's end.",
     413: "The body is too large.",
+    415: "The body is not declared as `application/json`.",
     429: "Too many requests, of this key or of all; `Retry-After` says when to try again.",
+    431: "The headers are too large.",
     500: "The server failed; its log says more.",
     503: "No room in the cache, or the server is shutting down.",
 }
 _RETRY_LATER: Final = (429, 503)
-_BODY: Final = (400, 401, 405, 413, 500)
-_GENERATES: Final = (*_BODY, 404, 408, 429, 503)
+_ANY: Final = (403, 405, 408, 431, 500)
+_BODY: Final = (*_ANY, 400, 401, 413, 415, 429)
+_GENERATES: Final = (*_BODY, 404, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Operation:
     summary: str
     answer: str  # one of BODIES
     request: type[BaseModel] | None = None
-    problems: tuple[int, ...] = (405, 500)
+    problems: tuple[int, ...] = _ANY
     streams: bool = False
     public: bool = False  # needs no API key
     media: str = "application/json"
@@ -56,8 +60,8 @@ _OPERATIONS: Final = (
     Operation(
         "/v1/responses", "Answer a list of items", "Response", ResponsesRequest, _GENERATES, streams=True
     ),
-    Operation("/v1/models", "The models served", "ModelList", problems=(401, 405, 500)),
-    Operation("/v1/models/{name}", "One model", "Model", problems=(401, 404, 405, 500)),
+    Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
+    Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
     Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
     Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
     Operation("/health", "True if the engine runs", "Health", unready=True, public=True),

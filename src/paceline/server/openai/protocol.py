@@ -1,12 +1,23 @@
 """Request bodies of OpenAI's API, as pydantic models. An unknown parameter is an error that names it."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from paceline.config import Accept
+from paceline.web.request_body import FailFastModel
 
 Message = dict[str, Any]
 
@@ -28,14 +39,24 @@ def never(advice: str) -> BeforeValidator:
     return exactly(False, advice)
 
 
-def absent(advice: str, *empty: object) -> BeforeValidator:
-    """A parameter that must be null, or a value that says as little. advice: the alternative."""
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A parameter that must be null, or one of the values that say as little. advice: the alternative."""
 
-    def check(value: Any) -> None:
-        if value is not None and not any(type(value) is type(e) and value == e for e in empty):
-            raise PydanticCustomError("unsupported", "not supported: {advice}", {"advice": advice})
+    advice: str
+    empty: tuple[Any, ...] = ()
 
-    return BeforeValidator(check)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self.empty]}
+
+    def _check(self, value: Any) -> None:
+        if value is not None and not any(type(value) is type(e) and value == e for e in self.empty):
+            raise PydanticCustomError("unsupported", "not supported: {advice}", {"advice": self.advice})
 
 
 Never = Annotated[Literal[False] | None, exactly(False)]
@@ -69,7 +90,7 @@ Metadata = Annotated[dict[str, str], AfterValidator(_labels)]  # the caller's la
 Remember = Annotated[bool | None, Field(validation_alias=AliasChoices("remember", "learn"))]
 
 
-class RequestBody(BaseModel):
+class RequestBody(FailFastModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -139,6 +160,7 @@ class GenerationRequest(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)  # vLLM's: only requests with the same one share caches
     speculative_config: SpeculativeConfig | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-100, le=100)
@@ -178,11 +200,11 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    audio: Annotated[None, absent("the answer is text")] = None
-    functions: Annotated[None, absent("send tools", [])] = None
-    function_call: Annotated[None, absent("send tool_choice", "auto", "none")] = None
-    moderation: Annotated[None, absent(NO_MODERATION)] = None
-    web_search_options: Annotated[None, absent("offer a tool that searches", {})] = None
+    audio: Annotated[None, Absent("the answer is text")] = None
+    functions: Annotated[None, Absent("send tools", ([],))] = None
+    function_call: Annotated[None, Absent("send tool_choice", ("auto", "none"))] = None
+    moderation: Annotated[None, Absent(NO_MODERATION)] = None
+    web_search_options: Annotated[None, Absent("offer a tool that searches", ({},))] = None
 
     @property
     def end_user(self) -> str | None:
@@ -197,7 +219,7 @@ class CompletionRequest(GenerationRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Annotated[Never, never("put the prompt before the text yourself")] = None
-    suffix: Annotated[None, absent("write the model's own marks for infilling into the prompt", "")] = None
+    suffix: Annotated[None, Absent("write the model's own marks for infilling into the prompt", ("",))] = None
     best_of: int | None = None  # only the number of choices that are returned
     prediction: Prediction | None = None
 

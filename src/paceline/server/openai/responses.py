@@ -51,6 +51,7 @@ _SAME: Final = (
     "metadata",
     "service_tier",
     "prompt_cache_key",
+    "cache_salt",
     "safety_identifier",
     "seed",
     "speculative_config",

@@ -8,6 +8,7 @@ from pydantic import AliasChoices, ConfigDict, Field
 from paceline.errors import short
 from paceline.server.openai.protocol import (
     NO_MODERATION,
+    Absent,
     CacheRetention,
     Effort,
     Hints,
@@ -19,7 +20,6 @@ from paceline.server.openai.protocol import (
     SpeculativeConfig,
     Store,
     Verbosity,
-    absent,
     never,
 )
 from paceline.web.api_errors import ApiError
@@ -187,23 +187,24 @@ class ResponsesRequest(RequestBody):
     metadata: Metadata | None = None
     store: Store = None
     truncation: Literal["auto", "disabled"] | None = None  # a conversation that is too long is an error
-    previous_response_id: Annotated[None, absent("nothing is stored here, send the whole input")] = None
-    conversation: Annotated[None, absent("nothing is stored here, send the whole input")] = None
-    prompt: Annotated[None, absent("no prompts are stored here, send instructions and input")] = None
+    previous_response_id: Annotated[None, Absent("nothing is stored here, send the whole input")] = None
+    conversation: Annotated[None, Absent("nothing is stored here, send the whole input")] = None
+    prompt: Annotated[None, Absent("no prompts are stored here, send instructions and input")] = None
     background: Annotated[Never, never("read the answer from this request, whole or as a stream")] = None
     reasoning: Reasoning | None = None
     include: list[Includable] | None = None
     service_tier: ServiceTier | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)  # beside each token, if `include` has LOGPROBS
     prompt_cache_key: str | None = None
+    cache_salt: str | None = Field(None, min_length=1)
     prompt_cache_options: Hints | None = None
     prompt_cache_retention: CacheRetention | None = None
     safety_identifier: str | None = None
     access_programs: Hints | None = None
     client_metadata: Hints | None = None  # of the Codex client
     image: Hints | None = None
-    context_management: Annotated[None, absent("shorten the conversation yourself", [])] = None
-    moderation: Annotated[None, absent(NO_MODERATION)] = None
+    context_management: Annotated[None, Absent("shorten the conversation yourself", ([],))] = None
+    moderation: Annotated[None, Absent(NO_MODERATION)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     top_k: int | None = None
     min_p: float | None = None

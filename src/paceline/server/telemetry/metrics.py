@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Concatenate, Final, ParamSpec
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from paceline.server.telemetry.metric_definitions import PacelineMetrics, VllmMetrics
+from paceline.server.telemetry.metric_definitions import PacelineMetrics, VllmMetrics, lost_traces
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS
@@ -62,10 +62,13 @@ class Metrics:
         waiting: Callable[[], float],
         cache_use: Callable[[], float],
         routes: Collection[str] = (),
+        lost: Callable[[], Mapping[str, int]] | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         registry = CollectorRegistry()
         self._exposed = _WithoutCreated(registry)
+        if lost is not None:
+            registry.register(_LostTraces(lost))
         self._vllm = VllmMetrics(registry, model)
         self._paceline = PacelineMetrics(registry)
         self._drafters = frozenset(drafters)
@@ -285,6 +288,19 @@ class _WithoutCreated(Collector):
         for family in self._registry.collect():
             family.samples = [s for s in family.samples if not s.name.endswith("_created")]
             yield family
+
+
+class _LostTraces(Collector):
+    """Counts that another thread keeps."""
+
+    def __init__(self, lost: Callable[[], Mapping[str, int]]) -> None:
+        self._lost = lost
+
+    def collect(self) -> Iterable[Metric]:
+        family = lost_traces()
+        for reason, requests in self._lost().items():
+            family.add_metric([reason], requests)
+        yield family
 
 
 def draft_share(r: Round) -> float:

@@ -5,6 +5,7 @@ arguments.py  the kernels' structures as ctypes sees them
 driver.py     builds the kernels with NVRTC and launches them, with programmatic dependent launch
 weights.py    the model's weights on the device, and which models the kernels know
 batch.py      from feeds to the rows of passes
+memory.py     the GPU memory of a model, before it is loaded
 graphs.py     static buffers, the kernels of a pass, and their CUDA graphs
 target.py     CudaTarget: the target protocol
 """

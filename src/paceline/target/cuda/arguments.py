@@ -4,7 +4,7 @@ import ctypes as c
 from typing import Final
 
 MAX_ROWS: Final = 64
-MAX_SEQUENCES: Final = 32
+MAX_SEQUENCES: Final = 64
 MAX_DEPTH: Final = 64
 PAGE: Final = 64
 KEY_CHUNK: Final = 128

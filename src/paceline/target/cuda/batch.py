@@ -1,7 +1,7 @@
 """From feeds to the rows of passes.
 
-A pass holds at most 64 rows of at most 32 sequences; more rows become several passes of the same kernels,
-which changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes
+A pass holds at most 64 rows of any sequences; more rows become several passes of the same kernels, which
+changes no bit. Rows of a chain and of a tree's first path go to the slots of their positions, the nodes
 of side branches to spare slots until they are kept.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import CacheFull
-from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS, MAX_SEQUENCES
+from paceline.target.cuda.arguments import KEY_CHUNK, MAX_DEPTH, MAX_ROWS
 from paceline.types import Draft, Sampler
 
 
@@ -135,7 +135,7 @@ class PassRows:
     def room(self, feed: FeedRows, first: int, max_parts: int) -> int:
         """How many rows of the feed, from `first` on, fit in."""
         limit = min(len(feed.tokens) - first, MAX_ROWS - len(self.tokens))
-        if limit <= 0 or len(self.sequences) == MAX_SEQUENCES:
+        if limit <= 0:
             return 0
         each = max(feed.positions[first : first + limit]) // KEY_CHUNK + 1
         return min(limit, (max_parts - self.parts) // each)

@@ -49,7 +49,7 @@ LINEAR_KB: Final = 110
 WIDE_ROWS: Final = 64  # in one bucket, for which blocks are larger
 WIDE_TILES: Final = 4
 WIDE_KB: Final = 200
-MIN_PARTS: Final = 4096  # partial results of attention, all rows of a pass together
+MIN_PARTS: Final = 8192  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
 COMBINE_WARPS: Final = 4
 
@@ -78,7 +78,10 @@ def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> lis
     tiles, kb = residual_tiling(shape, multiprocessors)
     wide = wide_residual_tiles(shape, multiprocessors)
     values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
-    return [*(f"-D{name}={value}" for name, value in values.items()), *(["-DWITH_INT8"] if int8 else [])]
+    return [
+        *(f"-D{name}={value}" for name, value in values.items()),
+        *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
+    ]
 
 
 class PageTables:
@@ -117,32 +120,17 @@ class _History:
 
 
 class Histories:
-    """Bias and token counts of sequences on the device, for their penalties: made when first needed."""
+    """Bias and token counts of sequences on the device, for their penalties.
+
+    bias: [histories, stride] float32. counts: how often the output holds a token, and IN_PROMPT.
+    """
 
     def __init__(self, count: int, stride: int, launcher: Launcher) -> None:
-        self._count, self._stride, self._launcher = count, stride, launcher
+        self._stride, self._launcher = stride, launcher
         self._held: dict[str, _History] = {}
         self._free = list(range(count))
-        self._tables: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def bias(self) -> Tensor:
-        """[histories, stride] float32."""
-        return self._made()[0]
-
-    @property
-    def counts(self) -> Tensor:
-        """[histories, stride]: how often the output holds a token, and IN_PROMPT."""
-        return self._made()[1]
-
-    def _made(self) -> tuple[Tensor, Tensor]:
-        if self._tables is None:
-            size, device = (self._count, self._stride), self._launcher.device
-            self._tables = (
-                torch.zeros(size, device=device),
-                torch.zeros(size, dtype=torch.int32, device=device),
-            )
-        return self._tables
+        self.bias = torch.zeros(count, stride, device=launcher.device)
+        self.counts = torch.zeros(count, stride, dtype=torch.int32, device=launcher.device)
 
     def row(self, seq_id: str, sampler: Sampler) -> int:
         """Where the sequence's bias and counts are, brought up to date; -1: it needs none."""
@@ -218,6 +206,7 @@ class Buffers:
         self.gated = new(MAX_ROWS, shape.ff_width, dtype=torch.bfloat16)
         self.square_sums = new(2 * shape.layers + 1, MAX_ROWS, dtype=torch.int64)
         self.logits = new(MAX_ROWS, weights.padded_vocab)
+        self.processed = new(MAX_ROWS, weights.padded_vocab)  # logits after bias and penalties
         self.qkv = (
             new(MAX_ROWS, weights.layers[0].qkv.features) if weights.layers[0].q_norm is not None else None
         )
@@ -239,26 +228,10 @@ class Buffers:
         self.host_input = torch.zeros(c.sizeof(args.PassInput) // 4, dtype=torch.int32, pin_memory=pinned)
         self.host_taken = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
         self.host_chosen = torch.zeros(1 + MAX_ROWS, dtype=torch.int32, pin_memory=pinned)
-        self._device, self._vocab = device, shape.vocab_size
-        self._processed: Tensor | None = None
-        self._masks: tuple[HostMasks, Tensor, Tensor] | None = None
+        self.host_masks = HostMasks(shape.vocab_size, device)
+        self.masks = new(MAX_ROWS, self.host_masks.stride, dtype=torch.int32)
+        self.masked = new(MAX_ROWS, dtype=torch.int32)
         self._taps: dict[int, Tensor] = {}
-
-    @property
-    def processed(self) -> Tensor:
-        """[MAX_ROWS, padded vocabulary]: logits after bias and penalties; made when first needed."""
-        if self._processed is None:
-            self._processed = torch.zeros_like(self.logits)
-        return self._processed
-
-    @property
-    def masks(self) -> tuple[HostMasks, Tensor, Tensor]:
-        """On the host, on the device [MAX_ROWS, words], and which rows have one; made when first needed."""
-        if self._masks is None:
-            host = HostMasks(self._vocab, self._device)
-            words = torch.zeros(MAX_ROWS, host.stride, dtype=torch.int32, device=self._device)
-            self._masks = host, words, torch.zeros(MAX_ROWS, dtype=torch.int32, device=self._device)
-        return self._masks
 
     def tap(self, layer: int) -> Tensor:
         """[MAX_ROWS, width]: where the output of a layer is copied to."""
@@ -341,7 +314,7 @@ class PassRunner:
         self, rows: PassRows, masks: Sequence[Sequence[Bits | Exception | None]], kind: ChooseKind
     ) -> None:
         """Chooses the tokens of the pass just launched, whose masks were not known before."""
-        host = self.buffers.masks[0]
+        host = self.buffers.host_masks
         host.clear()
         for s, of_sequence in zip(rows.sequences, masks, strict=True):
             for row, mask in enumerate(of_sequence[: s.first_row + s.row_count - s.scored_row], s.scored_row):
@@ -572,9 +545,8 @@ class PassKernels:
         )
         grid, shared = kind.bucket * SPLITS, 12 * WARPS + 4
         if kind.masked:
-            host, words, masked = b.masks
-            argument.host_masks, argument.masks, argument.masked = _at(host.memory), _at(words), _at(masked)
-            argument.mask_words = host.stride
+            argument.host_masks, argument.mask_words = _at(b.host_masks.memory), b.host_masks.stride
+            argument.masks, argument.masked = _at(b.masks), _at(b.masked)
             self._add("masks", grid, THREADS, 4, argument)
         if kind.history:
             argument.processed = _at(b.processed)

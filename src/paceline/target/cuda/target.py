@@ -1,6 +1,6 @@
 """CudaTarget: the target protocol over the CUDA kernels."""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -8,21 +8,19 @@ import torch
 from torch import Tensor
 
 from paceline.config import EngineConfig
-from paceline.errors import SettingError
 from paceline.heads.base import TargetEmbeddings
 from paceline.target.base import FeedRecord, PagedTarget, check_layers
 from paceline.target.cuda.arguments import MAX_ROWS
 from paceline.target.cuda.batch import FeedRows, PassRows, SequenceRows, SpareSlots, feed_rows, passes
 from paceline.target.cuda.driver import GpuLauncher, Launcher
 from paceline.target.cuda.graphs import BUCKETS, ChooseKind, PassKind, PassRunner, defines
+from paceline.target.cuda.memory import make_cache, nbytes
 from paceline.target.cuda.weights import CudaWeights, WeightType
 from paceline.target.eager.target import placement
-from paceline.target.kv.cache import BLOCK, PagedCache, TorchKVMemory, blocks_in
+from paceline.target.kv.cache import BLOCK, PagedCache
 from paceline.target.weights.model_config import ModelConfig, Weights, layer_share
 from paceline.types import NO_DRAFT, Bits, Draft, Feed, Sampler, Scores
 
-SPARE_PER_SEQUENCE: Final = 64  # slots for nodes of side branches
-_BF16: Final = 2  # bytes
 _BUCKET: Final = tuple(next(size for size in BUCKETS if size >= rows) for rows in range(MAX_ROWS + 1))
 
 
@@ -62,7 +60,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         self._launcher = launcher or make_launcher(shape, config, kind)
         tensors = cast(MutableMapping[str, Tensor], weights.tensors)
         self._weights = CudaWeights(shape, tensors, self._launcher.device, kind)
-        self._rows, blocks, spare = self._make_rows(config)
+        self._rows, blocks, spare = make_cache(shape, config, self._launcher.device)
         super().__init__(PagedCache(self._rows, blocks), shape.max_context)
         self._spare = SpareSlots(blocks * BLOCK, spare)
         self._runner = PassRunner(
@@ -75,22 +73,14 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         self.fingerprint = weights.fingerprint
         self.bytes_held = self._weights.nbytes
 
-    def _make_rows(self, config: EngineConfig) -> tuple[TorchKVMemory, int, int]:
-        """The cache's memory, its blocks and the spare slots after them."""
-        shape, device = self.shape, self._launcher.device
-        blocks = blocks_in(config.cache_mb, shape, _BF16)
-        spare = SPARE_PER_SEQUENCE * config.max_batch
-        slots = blocks * BLOCK + spare
-        try:
-            rows = TorchKVMemory(shape.layers, shape.kv_heads, shape.head_dim, slots, torch.bfloat16, device)
-        except RuntimeError:  # torch's word for memory it cannot have
-            raise SettingError("cache_mb", config.cache_mb, "less: it does not fit into memory") from None
-        return rows, blocks, spare
-
     def describe(self) -> str:
         device = self._launcher.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, as a test"
         return f"cuda kernels on {device}, {name}, {self._weights.kind}"
+
+    def memory(self) -> Mapping[str, int]:
+        buffers = nbytes(self._runner.buffers) + nbytes(self._runner.histories)
+        return {"weights": nbytes(self._weights), "cache": nbytes(self._rows), "buffers": buffers}
 
     def embeddings(self) -> TargetEmbeddings:
         return self._weights.embeddings(self.fingerprint)

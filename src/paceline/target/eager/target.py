@@ -35,8 +35,6 @@ def placement(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
         raise SettingError("device", name, "auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingError("device", name, "cpu", "torch sees no GPU here")
-    if config.dtype == "int8" and device.type != "cpu":
-        raise SettingError("dtype", "int8", "auto, float32, bfloat16 or float16 on a GPU")
     usual = torch.float32 if device.type == "cpu" else torch.bfloat16
     dtype = usual if config.dtype in ("auto", "int8") else cast(torch.dtype, getattr(torch, config.dtype))
     if device.type == "cpu":

@@ -67,6 +67,7 @@ class BlockTable:
     table: list[int]
     nodes: list[Node]
     grows: bool = False  # the last node is partial and this sequence alone writes after its rows
+    partial: bool = True  # a part of a block may be matched
 
     @property
     def sealed(self) -> int:
@@ -138,6 +139,10 @@ class PagedCache:
     Row r of a sequence lives in slot table[r // block] * block + r % block. A pass calls `extend`, writes
     into `slots`, then tells with `append` which rows are valid; `extend`, `append` and `truncate` may all
     change the table. Rows of a prefix that was seen before are found again until they are evicted.
+
+    For strangers (`open` without `partial`) a block is found only as a whole: with all its tokens, or with
+    all that an earlier sequence had in it at its end. Nothing depends on a part that agrees, so nobody learns
+    another's text token by token.
     """
 
     def __init__(self, rows: KVMemory, blocks: int, block: int = BLOCK) -> None:
@@ -155,11 +160,14 @@ class PagedCache:
         live = self.blocks - free - cached
         return CacheStats(self.blocks, free, cached, live, self._evicted, self._queried, self._hits)
 
-    def open(self, seq_id: str, tenant: str, tokens: Sequence[int]) -> int:
-        """Attaches the longest cached prefix and gives its length; the last token is never part of it."""
+    def open(self, seq_id: str, tenant: str, tokens: Sequence[int], partial: bool = True) -> int:
+        """Attaches the longest cached prefix and gives its length; the last token is never part of it.
+
+        partial: it may end anywhere in a block. All sequences of a tenant should have the same.
+        """
         if seq_id in self._live:
             raise ValueError(f"sequence {seq_id!r} is open already")
-        root, nodes, tail, tail_rows = self._tree.find(tenant, tuple(tokens[:-1]))
+        root, nodes, tail, tail_rows = self._tree.find(tenant, tuple(tokens[:-1]), partial)
         length = len(nodes) * self.block + tail_rows
         grows = False
         if tail is not None:
@@ -169,7 +177,7 @@ class PagedCache:
         for node in (root, *nodes):
             self._tree.hold(node)
         table = [node.block for node in nodes]
-        self._live[seq_id] = BlockTable(self.block, root, list(tokens[:length]), table, nodes, grows)
+        self._live[seq_id] = BlockTable(self.block, root, list(tokens[:length]), table, nodes, grows, partial)
         self._queried += len(tokens)
         self._hits += length
         return length
@@ -310,12 +318,13 @@ class PagedCache:
         pages.table[index] = node.block
 
     def _keep_tail(self, pages: BlockTable) -> None:
-        """Registers the last, partial block, unless another one holds the same and more."""
+        """Registers the last, partial block, unless another one holds the same and, if that counts, more."""
         index = pages.sealed
         content = pages.content(index)
         if pages.borrowed or not content:
             return
-        rival, equal = pages.parent(index).closest(content)
+        parent = pages.parent(index)
+        rival, equal = parent.closest(content) if pages.partial else parent.longest(content)
         if rival is not None and equal == len(content):
             self._tree.touch(rival)
         elif pages.grows:

@@ -36,6 +36,13 @@ class Node:
             return None, 0
         return self.children.get(tokens[:length]) or self.children[key], length
 
+    def longest(self, tokens: Tokens) -> tuple["Node | None", int]:
+        """The longest child whose tokens all agree with `tokens`, and its length."""
+        for length in range(len(tokens), 0, -1):
+            if (child := self.children.get(tokens[:length])) is not None:
+                return child, length
+        return None, 0
+
 
 class PrefixMatch(NamedTuple):
     root: Node
@@ -58,15 +65,19 @@ class RadixTree:
     def idle(self) -> int:
         return len(self._idle)
 
-    def find(self, tenant: str, tokens: Tokens) -> PrefixMatch:
-        """The longest cached prefix of `tokens`. The root is created if need be: hold it or `settle` it."""
+    def find(self, tenant: str, tokens: Tokens, partial: bool = True) -> PrefixMatch:
+        """The longest cached prefix of `tokens`. The root is created if need be: hold it or `settle` it.
+
+        partial: the last node may agree with `tokens` in a part only.
+        """
         root = node = self._roots.setdefault(tenant, Node(tenant, None, (), -1))
         full: list[Node] = []
         start, size = 0, self._block
         while start + size <= len(tokens) and (child := node.children.get(tokens[start : start + size])):
             full.append(child)
             node, start = child, start + size
-        return PrefixMatch(root, full, *node.closest(tokens[start : start + size]))
+        rest = tokens[start : start + size]
+        return PrefixMatch(root, full, *(node.closest(rest) if partial else node.longest(rest)))
 
     def add(self, parent: Node, tokens: Tokens, block: int) -> Node:
         """Registers a block that nobody holds yet."""

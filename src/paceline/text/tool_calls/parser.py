@@ -113,11 +113,12 @@ class ToolCallParser:
         return events
 
     def flush(self, cut_off: bool = False) -> list[Event]:
-        """The rest, at the end of the text. cut_off: without a call that has begun and has no name yet."""
+        """The rest, at the end of the text. cut_off: the text of a call without a name does not follow."""
         self._last = True
         if cut_off and self._step in (self._opening, self._item, self._object):
+            start = self._at - len(self._lead)
             self._text = self._lead = ""
-            return []
+            return [CallError(_CUT_OFF, start, start)]
         return self.push("")
 
     def _outside(self) -> bool:

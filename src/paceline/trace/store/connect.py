@@ -2,15 +2,16 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError
 
-from paceline.errors import StoreError
+from paceline.errors import DamagedStore, StoreError
 from paceline.paths import home
 from paceline.trace.record import write_json
 from paceline.trace.store.migrations import version
@@ -128,6 +129,41 @@ def _read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.as_uri()}?{how}", uri=True, timeout=10)
 
 
+class WatchedFile:
+    """The file of a store in use. SQLite goes on writing to one that was deleted, and never says so.
+
+    It is looked at through a descriptor that stays open: closing any descriptor of a file drops the locks
+    that SQLite holds on it in this process (POSIX advisory locks).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+
+    def problem(self) -> str | None:
+        """The fate of the file, in a word; None: it is there, and a database."""
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return "deleted"
+        if not os.path.samestat(there, os.fstat(self._descriptor)):
+            return "replaced"
+        first = os.pread(self._descriptor, len(SQLITE_FIRST_BYTES), 0)
+        return None if first == SQLITE_FIRST_BYTES else "overwritten"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a store with its log, which must not be applied to a new file of that name."""
+    aside = Path(f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    return aside
+
+
 def _make_private(path: Path) -> None:
     """A file that only its owner may read; SQLite gives its helper files the same rights."""
     try:
@@ -143,9 +179,15 @@ def errors(what: str) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise StoreError(f"{what}: {error}") from None
+        raise type(error)(f"{what}: {error}") from None
     except (SQLAlchemyError, OverflowError, TypeError, ValueError) as error:  # the latter: values of a record
-        raise StoreError(f"{what}: {_reason(error)}") from None
+        kind = DamagedStore if _is_damage(error) else StoreError
+        raise kind(f"{what}: {_reason(error)}") from None
+
+
+def _is_damage(error: Exception) -> bool:
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF  # without its extension
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _reason(error: Exception) -> str:

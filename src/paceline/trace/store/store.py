@@ -1,14 +1,19 @@
 """The trace store: saves requests and rounds, and deletes those that are too old or too many."""
 
+import logging
 import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, and_, delete, func, insert, literal, or_, select, text
+from sqlalchemy import URL, Connection, Engine, and_, delete, func, insert, literal, or_, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from paceline.errors import StoreError
+from paceline.errors import DamagedStore, StoreError
 from paceline.trace.record import RequestRecord, RoundRecord, as_dict
 from paceline.trace.store import connect
 from paceline.trace.store.migrations import latest, migrate, version
@@ -23,6 +28,8 @@ from paceline.trace.store.schema import (
     round_row,
 )
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 PAGE = 64  # requests an export holds in memory
@@ -35,12 +42,16 @@ StoredRequest = tuple[RequestRecord, tuple[RoundRecord, ...]]
 class Store:
     """Safe to use from several threads and processes at once. Every failure is a StoreError."""
 
-    def __init__(self, engine: Engine, name: str, max_age_days: float, max_mb: float) -> None:
-        self._engine = engine
-        self._writing = engine.execution_options(writes=True)
+    _engine: Engine
+    _writing: Engine  # its transactions begin with the lock of a writer
+
+    def __init__(self, url: URL, max_age_days: float, max_mb: float) -> None:
+        self._url = url
         self._max_age_s = max_age_days * 86400
         self._max_bytes = int(max_mb * 1e6)
-        self.name = name
+        self._renewing = Lock()
+        self._file: connect.WatchedFile | None = None  # of SQLite
+        self.name = connect.shown(url)
 
     @classmethod
     def open(
@@ -49,16 +60,43 @@ class Store:
         """Makes or updates the tables first, if that is needed."""
         if max_age_days <= 0 or max_mb <= 0:
             raise StoreError("a store keeps something: expected max_age_days and max_mb above 0")
-        parsed = connect.parse(url or connect.default_url())
-        name = connect.shown(parsed)
-        engine = _patiently(lambda: connect.engine(parsed, create))
-        store = cls(engine, name, max_age_days, max_mb)
-        try:
-            _patiently(store._make_current)
-        except StoreError:
-            engine.dispose()
-            raise
+        store = cls(connect.parse(url or connect.default_url()), max_age_days, max_mb)
+        store._open(create)
         return store
+
+    def _open(self, create: bool) -> None:
+        self._engine = _patiently(lambda: connect.engine(self._url, create))
+        self._writing = self._engine.execution_options(writes=True)
+        try:
+            _patiently(self._make_current)
+        except StoreError:
+            self._engine.dispose()
+            raise
+        if self._engine.dialect.name == "sqlite":
+            self._file = connect.WatchedFile(Path(self._url.database or ""))
+
+    def _renew_if_gone(self) -> None:
+        """Begins a new store if the file was deleted or overwritten by someone else."""
+        with self._renewing:
+            if self._file is not None and (problem := self._file.problem()) is not None:
+                self._renew(self._file, problem)
+
+    def _renew(self, file: connect.WatchedFile, problem: str) -> None:
+        aside = (
+            ""
+            if problem in ("deleted", "replaced")
+            else f", {connect.set_aside(file.path).name} has the rest"
+        )
+        self._engine.dispose()
+        try:
+            self._open(create=True)
+        except StoreError:
+            if problem != "replaced":
+                raise
+            aside = f", {connect.set_aside(file.path).name} is what took its place"
+            self._open(create=True)
+        file.close()
+        log.warning("the trace store %s was %s while in use: a new one begins%s", self.name, problem, aside)
 
     def _make_current(self) -> None:
         with connect.errors(f"the store at {self.name} cannot be used"):
@@ -70,6 +108,17 @@ class Store:
 
     def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None:
         """All of it or nothing. An id is saved once."""
+        self._renew_if_gone()
+        try:
+            self._save(record, rounds)
+        except DamagedStore:
+            with self._renewing:
+                if self._file is None:
+                    raise
+                self._renew(self._file, "damaged")
+            self._save(record, rounds)
+
+    def _save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None:
         with connect.errors("a request cannot be saved"), self._writing.begin() as connection:
             made = connection.execute(insert(REQUESTS).values(request_row(record)).returning(REQUESTS.c.key))
             key = made.scalar_one()
@@ -118,6 +167,7 @@ class Store:
 
     def prune(self) -> int:
         """Deletes requests past their age, then the oldest until the rest fits. Returns their number."""
+        self._renew_if_gone()
         with connect.errors("old requests cannot be deleted"):
             gone = self._delete_older(time.time() - self._max_age_s)
             if gone and self._engine.dialect.name == "sqlite":  # PostgreSQL reuses the space by itself
@@ -134,7 +184,15 @@ class Store:
             return int(connection.execute(select(size(REQUESTS.name) + size(ROUNDS.name))).scalar_one())
 
     def close(self) -> None:
+        """Moves SQLite's log into the file first, so that the file alone holds everything."""
+        if self._file is not None and self._file.problem() is None:
+            with suppress(SQLAlchemyError), self._engine.connect() as connection:
+                raw = cast(sqlite3.Connection, connection.connection.driver_connection)
+                raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._engine.dispose()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _delete_older(self, than: float) -> int:
         gone = 0

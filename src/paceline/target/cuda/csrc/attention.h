@@ -29,44 +29,55 @@ struct ChunkTask {
     DEVICE bool exists() const { return sequence >= 0; }
 };
 
-// The tasks of a pass, numbered: sequence by sequence, head by head, chunk by chunk. Each lane holds one sequence.
+// The tasks of a pass, numbered: sequence by sequence, head by head, chunk by chunk. Each lane counts those of two sequences.
 struct TaskList {
-    const Attention& a;
-    int first_row, row_count, length, last_position, first_path, paths, table;
-    int first_chunk, shared;  // where the earliest row's window begins, and how many chunks follow that all paths share
-    int per_head, sum;        // tasks of one head; of this sequence and all before it
-    int count;                // of all
+    static constexpr int PER_LANE = MAX_SEQUENCES / 32;
 
-    DEVICE TaskList(const Attention& a) : a(a) {
+    const Attention& a;
+    int per_head[PER_LANE], sum[PER_LANE];  // of sequence lane + 32 * i: tasks of one head; of it and all before it
+    int count;                              // of all
+
+    DEVICE TaskList(const Attention& a) : a(a), count(0) {
         const PassInput& in = *a.input;
         const int lane = threadIdx.x & 31, sequences = in.sequences;
-        first_row = in.first_row[lane], row_count = in.row_count[lane], length = in.length[lane];
-        last_position = in.last_position[lane], first_path = in.first_path[lane];
-        paths = in.path_count[lane], table = in.table[lane];
-        first_chunk = a.window && length >= a.window ? (length - a.window + 1) / KEY_CHUNK : 0;
-        const int whole = length / KEY_CHUNK;
-        shared = whole - first_chunk;
-        per_head = lane < sequences ? shared + (last_position / KEY_CHUNK - whole + 1) * paths : 0;
-        sum = per_head * a.kv_heads;
-        for (int step = 1; step < 32; step <<= 1) {  // inclusive prefix sum
-            const int other = shuffle(sum, lane < step ? lane : lane - step);
-            sum += lane < step ? 0 : other;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const int s = lane + 32 * i, length = in.length[s];
+            const int own = (in.last_position[s] / KEY_CHUNK - length / KEY_CHUNK + 1) * in.path_count[s];
+            per_head[i] = s < sequences ? shared_chunks(length) + own : 0;
+            sum[i] = per_head[i] * a.kv_heads;
+            for (int step = 1; step < 32; step <<= 1) {  // inclusive prefix sum
+                const int other = shuffle(sum[i], lane < step ? lane : lane - step);
+                sum[i] += lane < step ? 0 : other;
+            }
+            sum[i] += count;
+            count = shuffle(sum[i], 31);
         }
-        count = shuffle(sum, 31);
     }
+    // Where the earliest row's window begins, and how many chunks follow that all paths share.
+    DEVICE int first_chunk(int length) const {
+        return a.window && length >= a.window ? (length - a.window + 1) / KEY_CHUNK : 0;
+    }
+    DEVICE int shared_chunks(int length) const { return length / KEY_CHUNK - first_chunk(length); }
 
     DEVICE ChunkTask find(int index) const {
-        const u32 found = warp_ballot(index < sum);
         ChunkTask task;
-        if (!found) return task;
-        const int s = lowest_bit(found), each = shuffle(per_head, s), at = index - shuffle(sum, s) + each * a.kv_heads;
-        const int before = shuffle(shared, s), all_paths = shuffle(paths, s), nth = at % each;
+        if (index >= count) return task;
+        const PassInput& in = *a.input;
+        int s = 0, each = 0, at = 0;
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const u32 here = warp_ballot(index < sum[i]);
+            const int lane = here ? lowest_bit(here) : 31, tasks = shuffle(per_head[i], lane), end = shuffle(sum[i], lane);
+            if (here && !found) s = lane + 32 * i, each = tasks, at = index - end + tasks * a.kv_heads, found = true;
+        }
+        const int length = in.length[s], before = shared_chunks(length), paths = in.path_count[s], nth = at % each;
         task.sequence = s, task.kv_head = at / each;
-        task.chunk = shuffle(first_chunk, s) + (nth < before ? nth : before + (nth - before) / all_paths);
-        task.path = nth < before ? -1 : (nth - before) % all_paths;
-        task.first_row = shuffle(first_row, s), task.row_count = shuffle(row_count, s);
-        task.length = shuffle(length, s), task.last_position = shuffle(last_position, s);
-        task.first_path = shuffle(first_path, s), task.table = shuffle(table, s);
+        task.chunk = first_chunk(length) + (nth < before ? nth : before + (nth - before) / paths);
+        task.path = nth < before ? -1 : (nth - before) % paths;
+        task.first_row = in.first_row[s], task.row_count = in.row_count[s], task.length = length;
+        task.last_position = in.last_position[s], task.first_path = in.first_path[s], task.table = in.table[s];
         return with_pages(task);
     }
     // The task after `task`, whose number is `index`; `end`: no task has this number.
@@ -260,7 +271,7 @@ template <int D> struct AttendKernel {
     DEVICE void run() {
         const TaskList tasks(a);
         // Where one sequence leaves blocks idle, each task is shared by several, which take 32 query rows each.
-        const int sharers = (shuffle(tasks.row_count, 0) * share + 31) / 32;
+        const int sharers = (in.row_count[0] * share + 31) / 32;
         const int split = in.sequences == 1 && tasks.count * sharers <= gridDim.x ? sharers : 1;
         const int each = (tasks.count + gridDim.x - 1) / gridDim.x;
         const int first_row = split > 1 ? blockIdx.x % split * 32 : 0;

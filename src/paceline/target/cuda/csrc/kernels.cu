@@ -6,7 +6,7 @@
 // wait. The one exception is PassInput, which `take` writes: the first product lets its successor start only after its
 // own wait, so everything from the first `attend` on may read it early.
 //
-// Defined when building: RESIDUAL_TILES, RESIDUAL_KB and WIDE_RESIDUAL_TILES (see graphs.py), WITH_INT8.
+// Defined when building: RESIDUAL_TILES, RESIDUAL_KB and WIDE_RESIDUAL_TILES (see graphs.py), WITH_INT8, WITHOUT_BF16.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -43,7 +43,9 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
     LINEAR_KERNELS(4, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
     LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, WIDE_RESIDUAL_TILES, WIDE_KB)
 
+#ifndef WITHOUT_BF16
 LINEAR_BUCKETS(bf16, BF16)
+#endif
 #ifdef WITH_INT8
 LINEAR_BUCKETS(int8, INT8)
 #endif

@@ -2,7 +2,7 @@
 #pragma once
 
 constexpr int MAX_ROWS = 64;       // of a pass
-constexpr int MAX_SEQUENCES = 32;  // of a pass: a lane for each
+constexpr int MAX_SEQUENCES = 64;  // of a pass: two for each lane of a warp
 constexpr int MAX_DEPTH = 64;   // positions of a path that a pass sees outside the page table
 constexpr int PAGE = 64;        // keys in a page of the cache
 constexpr int KEY_CHUNK = 128;  // keys summed into one partial result of attention

@@ -1,0 +1,132 @@
+"""Large grammars are compiled in another process first, which is killed for its time or its memory.
+
+A grammar that takes too long, takes too much memory or crashes the compiler ends that process instead of the
+server. One that passes costs no more when it is compiled here.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from paceline.constraints import trial_process
+from paceline.errors import Busy, ConstraintError
+
+MAX_WAITING: Final = 8  # grammars at once; more are refused
+SLOWEST: Final = 30.0  # wall time for one second of CPU time, on a machine that has much else to do
+_ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """What the process needs to know."""
+
+    tokenizer: str  # as JSON of the tokenizers library
+    vocab: int
+    eos: list[int]
+    max_forced: int  # bytes
+    seconds: float  # CPU time for one grammar
+    memory: int  # bytes for one grammar
+
+
+class Trial:
+    """Starts the process for its first grammar, and again after it was killed or has ended."""
+
+    def __init__(self, setup: TrialSetup) -> None:
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+
+    def compile(self, grammar: str, limits: Mapping[str, int]) -> tuple[str | None, int]:
+        """The compiler's error, or None, and the bytes that the grammar takes. Any thread, one at a time.
+
+        limits: llguidance's.
+
+        Raises ConstraintError where the process was killed, and Busy where too many grammars wait already.
+        """
+        if not self._waiting.acquire(blocking=False):
+            raise Busy(f"{MAX_WAITING} large constraints wait to be compiled already: try again later")
+        try:
+            with self._lock:
+                return self._compile({"grammar": grammar, "limits": dict(limits)})
+        finally:
+            self._waiting.release()
+
+    def _compile(self, message: Mapping[str, Any]) -> tuple[str | None, int]:
+        process = self._running()
+        killer = threading.Timer(SLOWEST * self._setup.seconds, process.kill)
+        killer.daemon = True
+        killer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            trial_process.write(process.stdin, message)  # type: ignore[arg-type]
+            answer = trial_process.read(process.stdout)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            answer = None
+        finally:
+            killer.cancel()
+        if answer is None:
+            raise self._died(process)
+        error, taken = answer
+        return error, taken
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        """A process that has read the tokenizer."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = self._start()
+        return self._process
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-I", trial_process.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **_ENVIRONMENT},
+        )
+        setup = self._setup
+        message: dict[str, Any] = {name: getattr(setup, name) for name in setup.__slots__}
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            trial_process.write(process.stdin, message)  # type: ignore[arg-type]
+            trial_process.read(process.stdout)  # type: ignore[arg-type]
+        except (OSError, ValueError):
+            process.kill()
+        return process
+
+    def _died(self, process: "subprocess.Popen[bytes]") -> ConstraintError:
+        process.kill()
+        code = process.wait()
+        self.close()
+        profiled = getattr(signal, "SIGPROF", None)
+        if profiled is not None and code == -profiled:
+            return ConstraintError(
+                f"takes more than {self._setup.seconds:g} s to compile: simplify it (setting max_grammar_s)"
+            )
+        return ConstraintError(
+            f"takes more than {self._setup.memory >> 20} MB or nests too deeply to be compiled: simplify it "
+            "(setting max_grammar_mb)"
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with suppress(OSError):  # a message that it never read
+                        stream.close()
+            self._process = None
+
+    def __del__(self) -> None:
+        self.close()

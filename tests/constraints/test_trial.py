@@ -1,0 +1,188 @@
+"""Large grammars are compiled in another process first, which is killed for its time and its memory."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from paceline.constraints import Choice, Compiler, GrammarLimits, Json, Lark, Regex, compiler, trial
+from paceline.constraints.cursor import Grammar, GrammarCursor
+from paceline.errors import Busy, ConstraintError
+from support.cursors import row_of, said
+from support.grammars import small_tokenizer
+
+TOKENIZER = small_tokenizer()
+VOCAB = TOKENIZER.vocab_size
+A, B = ord("a"), ord("b")
+CRASH = Lark("start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(60_000)) + '\nr60000: "x"')
+NESTED = Regex("((((a{100}){100}){100}){100})")
+WIDE = Json.of({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(400)}})
+
+
+@pytest.fixture
+def process_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    starts: list[float] = []
+    real = trial.Trial._start
+
+    def counted(self: trial.Trial) -> Any:
+        starts.append(time.monotonic())
+        return real(self)
+
+    monkeypatch.setattr(trial.Trial, "_start", counted)
+    return starts
+
+
+def test_small_grammars_need_no_process(process_starts: list[float]) -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    made.cursor(Regex("a+b"))
+    made.cursor(Json.of({"type": "object", "properties": {"a": {"type": "integer"}}}))
+    with pytest.raises(ConstraintError):
+        made.cursor(Regex("("))
+    assert not process_starts
+
+
+@pytest.mark.slow
+def test_a_large_grammar_is_tried_once_and_followed(process_starts: list[float]) -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    for _ in range(2):
+        cursor = made.cursor(WIDE)
+        assert cursor.advance(ord("{"))
+    assert len(process_starts) == 1
+
+
+@pytest.mark.slow
+def test_a_grammar_that_crashes_the_compiler_is_refused_and_the_refusal_remembered(
+    process_starts: list[float],
+) -> None:
+    """In this process it would be a stack overflow, which nothing catches."""
+    made = Compiler(TOKENIZER, VOCAB)
+    for _ in range(3):
+        with pytest.raises(ConstraintError, match="too deeply"):
+            made.cursor(CRASH)
+    assert len(process_starts) == 1
+    assert made.cursor(WIDE).advance(ord("{"))  # a new process
+    assert len(process_starts) == 2
+
+
+@pytest.mark.slow
+def test_time_and_memory_are_bounded(process_starts: list[float]) -> None:
+    stars = Regex("a*" * 50_000)  # takes the square of its length
+    for limits, expected in (
+        (GrammarLimits(seconds=0.3), r"0\.3 s|MB"),
+        (GrammarLimits(seconds=60, memory_mb=16), "16 MB"),
+    ):
+        made = Compiler(TOKENIZER, VOCAB, limits)
+        with pytest.raises(ConstraintError, match=expected):
+            made.cursor(stars)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "constraint", [NESTED, Choice(("word " * 200_000,)), Json.of({"const": "x" * 20_000})]
+)
+def test_fixed_text_is_bounded(constraint: Any) -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    with pytest.raises(ConstraintError, match=r"at most 8,192|MB|limit"):
+        made.cursor(constraint)
+
+
+def test_fixed_text_within_the_bound_is_taken() -> None:
+    assert Compiler(TOKENIZER, VOCAB).cursor(Choice(("ab" * 1000,))).advance(A)
+    with pytest.raises(ConstraintError, match="at most 100"):
+        Compiler(TOKENIZER, VOCAB, GrammarLimits(forced_bytes=100)).cursor(Choice(("ab" * 100,)))
+
+
+def test_too_many_waiting_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def waits(self: trial.Trial, message: Any) -> tuple[str | None, int]:
+        entered.release()
+        leave.wait(60)
+        return None, 0
+
+    monkeypatch.setattr(trial.Trial, "_compile", waits)
+    tried = trial.Trial(trial.TrialSetup("", 1, [], 1, 1.0, 1))
+    threads = [threading.Thread(target=tried.compile, args=("x", {})) for _ in range(trial.MAX_WAITING)]
+    for thread in threads:
+        thread.start()
+    assert entered.acquire(timeout=60)
+    while tried._waiting._value:
+        time.sleep(0.001)
+    with pytest.raises(Busy):
+        tried.compile("x", {})
+    leave.set()
+    for thread in threads:
+        thread.join()
+
+
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of threads that compile from now on."""
+    names: list[str] = []
+    real = compiler.compile_grammar
+
+    def counted(*given: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return real(*given)
+
+    monkeypatch.setattr(compiler, "compile_grammar", counted)
+    return names
+
+
+def broken(cursor: Any) -> None:
+    cursor._source.broken = True
+
+
+def test_neither_commit_nor_hints_compile_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = compiling(monkeypatch)
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor, other = made.cursor(Regex("a[ab]*")), made.cursor(Regex("a[ab]*"))
+    broken(cursor)
+    before = len(names)
+    assert cursor.hints().forced() == []
+    assert not cursor.hints().fork().advance(A)
+    assert cursor.commit(A)
+    assert cursor.commit(B)
+    assert len(names) == before
+    assert other.advance(A)
+    assert other.advance(B)
+    assert said(cursor, VOCAB) == said(other, VOCAB)
+    assert len(names) > before
+
+
+def test_tokens_after_a_slow_mask_are_consumed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor = made.cursor(Regex("ab(ab)?"))
+    assert isinstance(cursor, GrammarCursor)
+    row_of(cursor, VOCAB)
+    for token in (A, B):
+        assert cursor.commit(token)
+    assert cursor._deferred == (A, B)
+    assert cursor.hints().forced() == []
+    cursor.settle()
+    assert not cursor._deferred
+    plain = made.cursor(Regex("ab(ab)?"))
+    assert plain.advance(A)
+    assert plain.advance(B)
+    assert said(cursor, VOCAB) == said(plain, VOCAB)
+
+
+def test_a_deferred_token_that_completes_the_text_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
+    cursor = Compiler(TOKENIZER, VOCAB).cursor(Regex("ab"))
+    row_of(cursor, VOCAB)
+    for token in (A, B):
+        assert cursor.commit(token)
+    assert not cursor.finished
+    cursor.settle()
+    assert cursor.finished
+
+
+def test_a_grammar_that_has_grown_counts_as_larger() -> None:
+    tables: Any = Compiler(TOKENIZER, VOCAB)._tables
+    grammar = Grammar(lambda: compiler.compile_grammar("start: /a/", tables), tables, 100)
+    grammar.took(0.0001)
+    assert grammar.size == 100
+    grammar.took(1.0)
+    assert grammar.size > 50 << 20
