@@ -8,6 +8,7 @@ python -m bench drafters             every drafter in one table, against plain d
 python -m bench draft-pass           what a trained drafter's draft costs beside a pass, as the text grows
 python -m bench divergence           how far from the float32 model the next-token distribution is
 python -m bench tools                tool calls of BFCL and tau-bench under their schemas
+python -m bench tool-calls           calls that a model makes under auto, and who reads them
 python -m bench schemas              every recorded schema: accepted, followed, equal with drafts
 python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
 python -m bench soak                 a running server under good, bad and broken requests
@@ -31,6 +32,7 @@ COMMANDS = {
     "draft-pass": "bench.drafters.draft_pass",
     "divergence": "bench.own.divergence",
     "tools": "bench.constraints.tools",
+    "tool-calls": "bench.constraints.auto_calls",
     "schemas": "bench.constraints.schemas",
     "serve": "bench.serve.command",
     "soak": "bench.serve.soak",

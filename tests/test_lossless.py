@@ -163,7 +163,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_speculation(option: str, seed: int) -> None:
@@ -225,6 +225,7 @@ def test_up_to_a_shortest_length_ends_are_impossible_and_nothing_else_changes(te
     assert ignored == run(PLAIN, params, 4)[0]  # where nothing ends an output, nothing is impossible
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("accept", ["residual", "block", "typical"])
 def test_a_shortest_length_is_kept_by_the_other_rules(accept: Accept) -> None:
     for seed in range(8):
@@ -298,6 +299,7 @@ def test_adaptive_length_changes_speed_not_text() -> None:
     assert any(len(r.draft) for r in rounds)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_recycled_trees_change_speed_not_text(width: int, temperature: float) -> None:

@@ -228,7 +228,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_option_is_honoured_under_a_grammar(option: str, seed: int) -> None:
@@ -275,6 +275,7 @@ def test_any_tree_any_seed_any_grammar(
     assert fast.outputs == plain.outputs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("accept", ["residual", "block"])
 @pytest.mark.parametrize("drafters", [("model",), ("grammar",), ("grammar", "model"), ("grammar", "suffix")])
 def test_residual_rules_under_a_grammar(accept: Accept, drafters: tuple[str, ...]) -> None:

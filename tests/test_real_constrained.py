@@ -222,3 +222,15 @@ def test_without_calls_there_is_nothing_to_read_as_one(llm: LLM) -> None:
     )
     assert found.tool_calls == ()
     assert found.value == found.content == said
+
+
+@pytest.mark.large
+def test_a_model_that_leaves_out_the_mark_of_its_calls_still_calls(qwen: LLM) -> None:
+    options: dict[str, Any] = {"tools": TOOLS, "max_tokens": 80, "seed": 0}
+    plain = qwen.generate(ASKED, spec=PLAIN, tenant="p", **options)
+    fast = qwen.generate(ASKED, spec=FAST, tenant="f", **options)
+    assert fast.token_ids == plain.token_ids
+    assert qwen.tokenizer.tool_format.trigger not in plain.text
+    (call,) = plain.tool_calls
+    assert (call.name, plain.content) == ("get_weather", "")
+    jsonschema.validate(call.arguments, WEATHER["function"]["parameters"])  # type: ignore[index]

@@ -44,7 +44,7 @@ def items(name: str, path: Path, tokenizer: Tokenizer, limit: int, max_prompt: i
         several = len(record["messages"]) > 3
         if several and len(turns) < MIN_TURNS:
             continue
-        fitting = [turn for turn in turns[:MAX_TURNS] if _fits(turn, tokenizer, max_prompt)]
+        fitting = [turn for turn in turns[:MAX_TURNS] if fits(turn, tokenizer, max_prompt)]
         if several and len(fitting) < MIN_TURNS:
             continue
         chosen += fitting
@@ -65,7 +65,7 @@ def _turns(name: str, record: Mapping[str, Any], number: int) -> Iterator[Item]:
             yield Item(name, id_, tuple(messages[:i]), tuple(record["tools"]), calls)
 
 
-def _fits(item: Item, tokenizer: Tokenizer, max_prompt: int) -> bool:
+def fits(item: Item, tokenizer: Tokenizer, max_prompt: int) -> bool:
     text = tokenizer.render([dict(m) for m in item.messages], [dict(t) for t in item.tools])
     if len(text) > workload.LONGEST * max_prompt:
         return False

@@ -18,6 +18,11 @@ from bench.table import Table, number, spread
 
 PATH: Final = Path(__file__).parent.parent.parent / "docs" / "numbers.md"
 FULL: Final = "../bench/results/README.md"
+PEER_READERS: Final = {  # whose answers and who reads them: a short name
+    ("the model, free", "paceline, declared format"): "as declared",
+    ("the model, free", "vLLM, hermes"): "vLLM's parser",
+    ("llama.cpp, auto", "llama.cpp"): "llama.cpp",
+}
 Lines = list[str]
 
 
@@ -86,6 +91,8 @@ def for_whom() -> Lines:
     ]
     for result in results_folder.read("tools"):
         lines += _tools(result)
+    for result in results_folder.read("tool_calls"):
+        lines += _unaided_calls(result)
     return lines
 
 
@@ -104,6 +111,19 @@ def _tools(result: Result) -> Lines:
     ]
     model = result["machine"]["model"]
     return [f"Tool calls under their schemas, {model}, `grammar,suffix`, x plain: {', '.join(told)}.", ""]
+
+
+def _unaided_calls(result: Result) -> Lines:
+    """Of the turns in which a call was recorded; of those where none was written there is nothing to say."""
+    told = []
+    for name in ("bfcl", "tau-bench airline"):
+        rows = {(r["answers"], r["reader"]): r for r in result["rows"] if r["workload"] == name}
+        auto = rows["the model, auto", "paceline"]
+        found = {peer: rows[key] for key, peer in PEER_READERS.items() if key in rows}
+        other = ", ".join(f"{peer} {r['read']} of {r['n']}" for peer, r in found.items())
+        told += [f"{auto['read']} of {auto['n']} on {name} ({other})"] if auto["written"] else []
+    model = result["machine"]["model"]
+    return [f"Tool calls found under `auto`, {model}: {'; '.join(told)}.", ""] if told else []
 
 
 def against_whom() -> Lines:

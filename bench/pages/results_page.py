@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bench import results_folder
 from bench.compare import table as compare_table
-from bench.constraints import schema_rows, tool_rows
+from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
 from bench.drafters import rows as drafter_rows
 from bench.own import divergence as own_divergence
@@ -118,6 +118,22 @@ def tools(result: Result) -> Lines:
     ]
 
 
+def unaided_calls(result: Result) -> Lines:
+    return [
+        *measured(result, "tool calls under auto"),
+        *Table.of(auto_calls.COLUMNS, result["rows"]).markdown(),
+        f"Temperature 0, at most {result['max_tokens']} tokens. Free: without a grammar; auto: with "
+        "`tool_choice: auto`. Written: answers that hold a JSON object with a name and arguments, wherever "
+        "and of whatever tool. Read: answers of which calls were read; of these, tool recorded: calls of no "
+        "other tools than the recorded ones; as recorded: the recorded calls, optional arguments aside; not "
+        "valid: a tool that was not offered, or arguments that its schema refuses. In the irrelevance turns "
+        "no tool helps, and nothing should be called. vLLM's parsers are those of its repository, on the "
+        "same texts; llama3_json cannot be chosen without the token that it needs. llama.cpp's server wrote "
+        "its own answers.",
+        "",
+    ]
+
+
 def schemas(result: Result) -> Lines:
     return [
         *measured(result, "JSON Schemas"),
@@ -156,6 +172,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "draft_pass": draft_passes,
     "divergence": divergence,
     "tools": tools,
+    "tool_calls": unaided_calls,
     "schemas": schemas,
     "serve": serve,
     "soak": soak,

@@ -10,6 +10,7 @@ connection was closed without an answer, which some attacks may expect.
 
 import http.client
 import json
+import random
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -310,3 +311,25 @@ def rebound_name(server: Target) -> int:
 @attack(413)
 def tokens_of_eight_megabytes(server: Target) -> int:
     return server.post("/tokenize", {"prompt": "a b " * 2_000_000})
+
+
+def cold_prompt(tokens: int, seed: int) -> list[int]:
+    """Tokens that are in no cache."""
+    rng = random.Random(f"{seed} {tokens}")
+    return [rng.randrange(1000, 30_000) for _ in range(tokens)]
+
+
+@attack(200)
+def cold_prompt_that_fills_the_context(server: Target) -> int:
+    return server.completion(prompt=cold_prompt(8000, 0), max_tokens=1)
+
+
+@attack(200)
+def sixteen_choices_after_a_long_prompt(server: Target) -> int:
+    return server.completion(prompt=cold_prompt(2000, 1), n=16, max_tokens=64, ignore_eos=True)
+
+
+@attack(200, 429)
+def many_prompts_of_the_highest_priority(server: Target) -> int:
+    prompts = [cold_prompt(64, 2 + i) for i in range(128)]
+    return server.completion(prompt=prompts, max_tokens=16, priority=100)

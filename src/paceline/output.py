@@ -206,6 +206,11 @@ class RequestOutput:
         return [calls[i] for i in sorted(calls)]
 
     @property
+    def undeclared_calls(self) -> int:
+        """Tool calls that were found in another form than the declared one."""
+        return 0 if self._tools is None else self._tools.undeclared
+
+    @property
     def rejected_calls(self) -> tuple[Rejection, ...]:
         """Why texts that looked like tool calls were none."""
         return () if self._tools is None else self._tools.rejected

@@ -137,6 +137,21 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command", [("serve", "absent", "--port", "0", "--store", "none"), ("generate", "--prompt", "x")]
+)
+def test_a_wrong_template_or_tool_format_shows_before_the_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    more = () if command[0] == "serve" else ("--model", "absent")
+    code, _, err = run(capsys, *command, *more, "--tool-format", "qwen")
+    assert code == 2
+    assert "expected one of hermes, llama3, mistral, smollm2" in " ".join(err.split())
+    code, _, err = run(capsys, *command, *more, "--chat-template", "{% for m in messages %}")
+    assert code == 2
+    assert "the chat template cannot be read" in " ".join(err.split())
+
+
 def test_serve_passes_its_options_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,10 @@ EXTRA = [
     '", "',
     "\n{",
     "}\n",
+    "}```",
+    "},\n",
+    "}]",
+    "}x",
 ]
 TOKENIZER = tokenizer_with(EXTRA)
 VOCAB = TOKENIZER.vocab_size
@@ -141,6 +145,19 @@ def test_a_token_that_completes_a_head_and_goes_on_wrongly_is_refused() -> None:
     }
 
 
+@pytest.mark.parametrize("pieces", [["}\n", "`"], ["}", "\n"], ["}```"], ["},\n", "{"], ["}]"]])
+def test_the_token_that_ends_a_call_may_go_on(pieces: list[str]) -> None:
+    """A model that cannot write "}\\n" there writes "}" and stops, without the end of its fence."""
+    assert AUTO is not None
+    cursor = after(COMPILER, AUTO, letters(f"```json\n{CALL[:-1]}"))
+    for piece in pieces:
+        assert cursor.advance(ID[piece])
+    assert cursor.advance(ord("x"))
+    assert not after(COMPILER, AUTO, letters(f"```json\n{CALL[:-1]}")).advance(ID["}x"])
+    listed = after(COMPILER, AUTO, [*letters(f"[{CALL[:-1]}"), ID["},\n"], *letters(HEAD)])
+    assert ord("[") not in allowed(listed, VOCAB)
+
+
 def test_another_call_may_follow_and_is_enforced_too() -> None:
     assert AUTO is not None
     for between in (", ", "\n", "; ", "\n]\n[", "\n\n"):
@@ -225,7 +242,8 @@ def test_whatever_the_grammar_lets_through_is_read_as_calls() -> None:
             assert cursor.advance(token)
             text += TOKENIZER.piece(token).decode()
         if len(text) < 3000:
-            content, calls, _ = parse_tool_calls(text, HERMES, offered())
+            call = text[: text.rindex("}") + 1]  # the last token may go on
+            content, calls, _ = parse_tool_calls(call, HERMES, offered())
             assert (content, [call.name for call in calls]) == ("", ["get_weather"])
 
 
@@ -282,3 +300,15 @@ def test_any_name_of_a_tool_can_be_enforced_and_checked(name: str) -> None:
     assert made is not None
     cursor = after(COMPILER, made, letters(text[: -len(" {}}")]))
     assert ord("x") not in allowed(cursor, VOCAB)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_committed_tokens_enter_and_leave_calls_as_advanced_ones_do(seed: int) -> None:
+    assert AUTO is not None
+    advanced, committed = COMPILER.cursor(AUTO), COMPILER.cursor(AUTO)
+    for token in walk(random.Random(seed)):
+        if not advanced.advance(token):
+            return
+        assert committed.commit(token)
+        committed.settle()
+        assert allowed(committed, VOCAB) == allowed(advanced, VOCAB)

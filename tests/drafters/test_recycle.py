@@ -157,6 +157,7 @@ def per_pass(width: int, temperature: float) -> float:
     return 200 / len(decode(drafter, seq))
 
 
+@pytest.mark.slow
 def test_floor_on_home_ground(monkeypatch: pytest.MonkeyPatch) -> None:
     chain, tree = per_pass(1, 0.8), per_pass(4, 0.8)
     assert per_pass(1, 0.0) > 8

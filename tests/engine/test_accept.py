@@ -113,6 +113,7 @@ EXACT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", EXACT)
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_joint_distribution_is_the_targets(case: str, zeros: bool) -> None:

@@ -91,6 +91,7 @@ def test_the_last_tokens_are_allowed_or_not_like_any_other(vocab: int, temperatu
         x[last] = 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("p", PARAMS)
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_a_mask_of_everything_changes_nothing(vocab: int, p: SamplingParams) -> None:

@@ -68,6 +68,7 @@ def a_context() -> Any:
     return SimpleNamespace(
         tenant="",
         client="",
+        anonymous=False,
         remember=True,
         priority=0,
         deadline=None,

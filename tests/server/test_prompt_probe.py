@@ -38,6 +38,7 @@ def seen(way: str, known: list[int], secret: list[int], victim: Probe, probe: Pr
     return observations(getattr(probe, way), known, SECRET, ALPHABET)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["cached", "drafted"])
 @pytest.mark.parametrize("names", [{"user": "u"}, {"cache_salt": "s"}])
 def test_who_shares_a_name_shares_everything(server: Running, way: str, names: dict[str, str]) -> None:
@@ -47,6 +48,7 @@ def test_who_shares_a_name_shares_everything(server: Running, way: str, names: d
     assert probe.requests == 1 + len(SECRET) * len(ALPHABET)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("length", [20, BLOCK + 5])
 @pytest.mark.parametrize("way", WAYS)
 def test_without_names_nothing_depends_on_the_secret(server: Running, way: str, length: int) -> None:
@@ -55,6 +57,7 @@ def test_without_names_nothing_depends_on_the_secret(server: Running, way: str, 
     assert first == second
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("names", [{"user": "v"}, {"cache_salt": "t"}, {"user": "u", "cache_salt": "t"}, {}])
 def test_with_other_names_nothing_depends_on_the_secret(

@@ -46,21 +46,29 @@ COMMON: list[dict[str, Any]] = [
     {"prediction": {"type": "content", "content": [{"type": "text", "text": SECRET}]}},
 ]
 FUNCTION = {"name": "xyzzy", "description": SECRET, "parameters": SCHEMA}
-WHOSE: list[dict[str, Any]] = [{"prompt_cache_key": SECRET}, {"safety_identifier": SECRET}]
+SALT: dict[str, Any] = {"cache_salt": SECRET}
+WHOSE: list[dict[str, Any]] = [{"prompt_cache_key": SECRET}, {"safety_identifier": SECRET}, SALT]
+HINTS: list[dict[str, Any]] = [{"prompt_cache_options": {SECRET: SECRET}}]
 # Every parameter that can hold a text. Whatever else there is must not take one.
 PLANTED: dict[str, list[dict[str, Any]]] = {
     CHAT: [
         *COMMON,
         *WHOSE,
+        *HINTS,
         {"messages": [{"role": "user", "content": SECRET}]},
         {"tools": [{"type": "function", "function": FUNCTION}]},
         {"tools": [{"type": "function", "function": {"name": SECRET}}], "tool_choice": SECRET},
         {"response_format": {"type": "json_schema", "json_schema": {"name": SECRET, "schema": SCHEMA}}},
         {"chat_template_kwargs": {"xyzzy": SECRET}},
     ],
-    COMPLETIONS: [*COMMON, {"prompt": SECRET}, {"prompt": [SECRET, SECRET]}],
+    COMPLETIONS: [*COMMON, SALT, {"prompt": SECRET}, {"prompt": [SECRET, SECRET]}],
     RESPONSES: [
         *WHOSE,
+        *HINTS,
+        *({name: {SECRET: SECRET}} for name in ("access_programs", "client_metadata", "image")),
+        {"chat_template_kwargs": {"xyzzy": SECRET}},
+        {"stop": SECRET},
+        {"stop": ["a", SECRET]},
         {"input": SECRET},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": SECRET}]}]},
         {"instructions": SECRET},

@@ -2,14 +2,23 @@
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from paceline.errors import TextError
-from paceline.text import FORMATS, ToolCall, parse_tool_calls
+from paceline.errors import SettingError, TextError
+from paceline.text import (
+    FORMATS,
+    Tokenizer,
+    ToolCall,
+    named_format,
+    parse_tool_calls,
+    read_chat_template,
+)
 from paceline.text.chat_template import ChatTemplate, _plain, mentions_tools
+from support.tokenizers import byte_level_facts, write_gguf
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "S"},
@@ -329,3 +338,41 @@ def test_fields_that_are_null_are_as_good_as_absent() -> None:
     ):
         assert render(source, [message]) == "A"
     assert render("[{{ messages[0].content + '' }}]", [{"role": "assistant", "content": None}]) == "[]"
+
+
+def test_a_given_template_is_a_file_or_its_source(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(source)
+    assert read_chat_template(source) == read_chat_template(str(file)) == source
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% for m in messages %}", "cannot be read"),
+        ("{{ messages", "cannot be read"),
+        ("Hello.", "reads no messages"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(tmp_path: Path, source: str, reason: str) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(source)
+    with pytest.raises(SettingError, match=reason) as refused:
+        read_chat_template(str(file))
+    assert (refused.value.setting, refused.value.value) == ("chat_template", str(file))
+    assert "expected a Jinja template, or the name of a file that holds one" in str(refused.value)
+    with pytest.raises(SettingError, match="no such file can be read"):
+        read_chat_template(str(tmp_path / "absent.jinja"))
+
+
+def test_a_given_template_replaces_the_models_own_and_tells_the_tool_format(tmp_path: Path) -> None:
+    own = "{% for m in messages %}own {{ m.content }}{% endfor %}"
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "t.gguf", byte_level_facts("smollm"), template=own))
+    given = "{% if tools %}[TOOL_CALLS]{% endif %}{% for m in messages %}given {{ m.content }}{% endfor %}"
+    tokenizer.override(given)
+    assert tokenizer.render([{"role": "user", "content": "x"}]) == "given x"
+    assert tokenizer.tool_format is FORMATS["mistral"]
+    other = Tokenizer.load(tmp_path / "t.gguf")
+    other.override(given, named_format("hermes"))
+    assert other.tool_format is FORMATS["hermes"]

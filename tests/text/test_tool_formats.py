@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import SettingError
 from paceline.text import (
     FORMATS,
     Detokenizer,
@@ -11,6 +12,7 @@ from paceline.text import (
     Tokenizer,
     ToolCall,
     call_id,
+    named_format,
     parse_tool_calls,
     render_calls,
     tool_format,
@@ -194,3 +196,9 @@ def test_a_format_whose_marks_are_text_has_no_control_tokens(tmp_path: Path) -> 
     facts = byte_level_facts("llama-bpe", ("<|begin_of_text|>", "<|python_tag|>", "<|eot_id|>"))
     tokenizer = Tokenizer.load(write_gguf(tmp_path / "l.gguf", facts, template=LLAMA_3_1))
     assert [tokenizer.piece(i) for i in tokenizer.tool_marks] == [b"<|python_tag|>"]
+
+
+def test_an_unknown_format_is_an_error_that_lists_the_known_ones() -> None:
+    assert named_format("llama3") is FORMATS["llama3"]
+    with pytest.raises(SettingError, match="expected one of hermes, llama3, mistral, smollm2"):
+        named_format("qwen")

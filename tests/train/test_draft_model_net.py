@@ -35,6 +35,7 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
     return float((ours - theirs).abs().max()) < BOUND * float(theirs.abs().max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_every_family_gives_the_rows_that_are_served(folder: Path, rank: int) -> None:
     tokens = some_tokens(LENGTH)

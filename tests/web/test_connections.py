@@ -312,6 +312,7 @@ def test_a_body_that_nobody_reads_does_not_hold_the_connection() -> None:
             pytest.fail("the connection stayed open")
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off() -> None:
     with serving(write_timeout_s=0.3) as server, server.connect() as connection:
         connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")

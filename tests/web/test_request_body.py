@@ -159,6 +159,7 @@ def test_no_value_escapes_the_measure(data: Any) -> None:
     assert all_values <= shape.values <= all_values + containers
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("part", "said"),
     [

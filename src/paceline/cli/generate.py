@@ -19,6 +19,7 @@ from paceline.cli.options import (
     OutputOptions,
     SamplingOptions,
     SpecOptions,
+    TemplateOptions,
     grouped,
 )
 from paceline.cli.render import Terminal
@@ -76,11 +77,12 @@ def generate(
     output: OutputOptions,
     display: DisplayOptions,
     engine: EngineOptions,
+    template: TemplateOptions,
     model: Model = hub.DEFAULT_MODEL,
 ) -> None:
     """Continue a prompt."""
     params, arguments = sampling.params(), output.arguments()
-    llm = _load(model, drafter, spec, engine)
+    llm = _load(model, drafter, spec, engine, template)
     prompt = request.read(output)
 
     def start(params: SamplingParams, **more: Any) -> "Stream":
@@ -100,13 +102,14 @@ def chat(
     spec: SpecOptions,
     sampling: ChatSampling,
     engine: EngineOptions,
+    template: TemplateOptions,
     model: Model = hub.DEFAULT_MODEL,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     show: Show = False,
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation."""
     params = sampling.params()
-    llm = _load(model, drafter, spec, engine)
+    llm = _load(model, drafter, spec, engine, template)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     terminal = Terminal(show)
     while line := _next_line():
@@ -118,7 +121,13 @@ def chat(
             params = sampling.params()
 
 
-def _load(model: str, drafter: DrafterOptions, spec: SpecOptions, engine: EngineOptions) -> "LLM":
+def _load(
+    model: str,
+    drafter: DrafterOptions,
+    spec: SpecOptions,
+    engine: EngineOptions,
+    template: TemplateOptions,
+) -> "LLM":
     config, names = engine.config(), drafter.names
     checked = spec.config(names or ())  # a wrong option fails before torch is imported
     from paceline.llm import LLM
@@ -129,6 +138,8 @@ def _load(model: str, drafter: DrafterOptions, spec: SpecOptions, engine: Engine
         trained=drafter.trained or None,
         spec=None if names is None else checked,
         config=config,
+        chat_template=template.chat_template,
+        tool_format=template.tool_format,
     )
     if names is None:
         llm.spec = replace(checked, drafters=llm.spec.drafters)

@@ -100,6 +100,19 @@ MaxDraft = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a model's files say about chats and tool calls, said otherwise."""
+
+    chat_template: Annotated[
+        str | None, typer.Option(help="A Jinja template or its file; default: the model's own.")
+    ] = None
+    tool_format: Annotated[
+        str | None,
+        typer.Option(help="How the model writes tool calls: hermes, llama3, mistral or smollm2."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class SpecOptions:
     """How a request speculates."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, MaxDraft, grouped
+from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, MaxDraft, TemplateOptions, grouped
 from paceline.trace.online import OnlineTrainingConfig
 
 log = logging.getLogger("paceline")
@@ -103,6 +103,7 @@ def serve(
     drafter: DrafterOptions,
     memory: MemoryOptions,
     engine: EngineOptions,
+    template: TemplateOptions,
     connection: ConnectionOptions,
     max_draft: MaxDraft = 8,
     routes: Annotated[str | None, typer.Option(help="A file: which requests speculate how.")] = None,
@@ -120,6 +121,8 @@ def serve(
         trained=tuple(drafter.trained) if drafter.trained else None,
         drafters=drafter.names,
         max_draft=max_draft,
+        chat_template=template.chat_template,
+        tool_format=template.tool_format,
         engine=config,
         keys=listen.keys,
         routes=routes,

@@ -134,9 +134,10 @@ class Compiler:
         grammar = self._grammar(constraint)
 
         def fits(text: str) -> bool:
-            cursor = GrammarCursor(grammar)
+            cursor = GrammarCursor(grammar).hints()  # compiles nothing: what it cannot follow does not fit
             tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
-            return all(cursor.advance(token) for token in tokens) and cursor.finished
+            whole = all(cursor.advance(token) for token in tokens)
+            return whole and (cursor.finished or cursor.advance(min(self._tokenizer.eos_ids)))
 
         return fits
 
@@ -209,7 +210,7 @@ class Compiler:
             grammar = self._grammar(calls)
         except ConstraintError:  # too large: calls with the trigger are still enforced
             return None
-        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar))
+        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon)
 
     def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
         """A cursor after the text with which a grammar begins, if it accepts that."""
@@ -236,6 +237,11 @@ class Compiler:
     def _pieces(self) -> list[bytes]:
         pieces = [self._tokenizer.piece(token) for token in range(self._tokenizer.vocab_size)]
         return pieces + [b""] * (self._vocab - len(pieces))
+
+    @cached_property
+    def _with_colon(self) -> list[int]:
+        """Tokens that may complete the head of a call."""
+        return [token for token, piece in enumerate(self._pieces) if b":" in piece]
 
     @cached_property
     def _tables(self) -> "LLTokenizer":

@@ -26,6 +26,7 @@ from paceline.text import ToolFormat
 
 THINKING: Final = ("<think>", "</think>")  # a prompt may end with the first; the answer follows the second
 _SPACES: Final = r"[ \t\r\n]*"
+_PUNCTUATION: Final = r"[^A-Za-z0-9{}]*"
 _JSON_HEAD: Final = (  # of a call, up to its arguments
     rf'\{{{_SPACES}"name"{_SPACES}:{_SPACES}%s{_SPACES},{_SPACES}"(arguments|parameters)"{_SPACES}:{_SPACES}'
 )
@@ -165,7 +166,8 @@ class Arguments:
 class JsonCalls:
     """One call as models write it without the marks of their template: {"name": ..., "arguments": {...}}.
 
-    White space is the model's own.
+    White space is the model's own. The token with the last brace may go on with punctuation: a model that
+    cannot write the token it would write there, such as "}\\n", tends to stop.
     """
 
     tools: tuple[tuple[str, Arguments], ...]
@@ -181,7 +183,7 @@ class JsonCalls:
         for rule, (tool, arguments) in zip(names, self.tools, strict=True):
             head = _JSON_HEAD % re.escape(json.dumps(tool, ensure_ascii=False)).replace("/", "\\/")
             flexible = replace(arguments, json=replace(arguments.json, whitespace="flexible"))
-            lines.append(f"{rule}: /{head}/ {rule}_arguments /{_SPACES}\\}}/")
+            lines.append(f"{rule}: /{head}/ {rule}_arguments /{_SPACES}\\}}{_PUNCTUATION}/")
             lines.append(flexible.rules(f"{rule}_arguments", spell))
         return "\n".join(lines)
 

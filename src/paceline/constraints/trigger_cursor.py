@@ -16,6 +16,7 @@ import numpy as np
 from paceline.constraints.call_heads import CallHeads, HeadState
 from paceline.types import Bits, Cursor
 
+_QUOTE, _BACKSLASH, _BRACE = b'"\\{'
 DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
 
 Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes, if it accepts them
@@ -77,6 +78,31 @@ class Trigger:
         return _without(forbidden, len(self.pieces)) if forbidden else None
 
 
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """The open braces in the JSON of a call. The grammar sees to it that it is JSON: braces suffice here."""
+
+    depth: int = 1
+    in_string: bool = False
+    escaped: bool = False
+
+    def after(self, text: bytes) -> tuple["Nesting", int]:
+        """And the position after the last brace, or -1."""
+        depth, in_string, escaped = self.depth, self.in_string, self.escaped
+        for i, byte in enumerate(text):
+            if escaped:
+                escaped = False
+            elif byte == _QUOTE:
+                in_string = not in_string
+            elif in_string:
+                escaped = byte == _BACKSLASH
+            elif byte in b"{}":
+                depth += 1 if byte == _BRACE else -1
+                if not depth:
+                    return Nesting(0), i + 1
+        return Nesting(depth, in_string, escaped), -1
+
+
 @dataclass(slots=True)
 class Heads:
     """Heads of calls without a trigger, and the tokens that complete one."""
@@ -84,11 +110,8 @@ class Heads:
     heads: CallHeads
     pieces: Sequence[bytes]  # [vocab]
     start: Start
+    last: Sequence[int]  # tokens with the last byte of a head
     _gates: dict[int, Bits | None] = field(default_factory=dict)  # by node
-    _last: list[int] = field(default_factory=list)  # tokens with the last byte of a head
-
-    def __post_init__(self) -> None:
-        self._last = [i for i, piece in enumerate(self.pieces) if b":" in piece]
 
     def entered(self, state: HeadState, token: int) -> Cursor | None:
         """The grammar's cursor after a token that completes a head, if the grammar accepts it."""
@@ -105,7 +128,7 @@ class Heads:
 
     def _mask(self, state: HeadState) -> Bits | None:
         heads, pieces = self.heads, self.pieces
-        long = [t for t in self._last if len(pieces[t]) >= heads.distance(state)]
+        long = [t for t in self.last if len(pieces[t]) >= heads.distance(state)]
         completing = [t for t in long if heads.complete(heads.after(state, pieces[t]))]
         forbidden = [t for t in completing if self.entered(state, t) is None]
         return _without(forbidden, len(pieces)) if forbidden else None
@@ -127,6 +150,7 @@ class TriggerCursor(Cursor):
         self._written = 0  # bytes of the trigger that the text ends with
         self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or a head is complete
         self._resumes: HeadState | None = None  # after the call that a head has begun
+        self._nesting = Nesting()  # within that call
         self._last = -1  # the token committed last
         self._ended = False
 
@@ -153,8 +177,7 @@ class TriggerCursor(Cursor):
             return self._advance_free(token)
         if not self._inner.advance(token):
             return False
-        if self._inner.finished:
-            self._leave(token)
+        self._after_inner(token)
         return True
 
     def commit(self, token: int) -> bool:
@@ -163,9 +186,21 @@ class TriggerCursor(Cursor):
         if self.finished or not self._inner.commit(token):
             return False
         self._last = token
-        if self._inner.finished:
-            self._leave(token)
+        self._after_inner(token)
         return True
+
+    def _after_inner(self, token: int) -> None:
+        if self._resumes is not None:
+            self._follow_call(self._trigger.pieces[token])
+        elif self._inner is not None and self._inner.finished:
+            self._leave(token)
+
+    def _follow_call(self, text: bytes) -> None:
+        """Free text follows the last brace of a call that a head has begun."""
+        self._nesting, end = self._nesting.after(text)
+        if end >= 0 and self._heads is not None and self._resumes is not None:
+            self._head = self._heads.heads.after(self._resumes, text[end:])
+            self._inner = self._resumes = None
 
     def settle(self) -> None:
         if self._inner is not None:
@@ -188,23 +223,24 @@ class TriggerCursor(Cursor):
         return True
 
     def _advance_head(self, heads: Heads, token: int) -> bool:
-        after = heads.heads.after(self._head, self._trigger.pieces[token])
-        if heads.heads.complete(after):
-            self._inner = heads.entered(self._head, token)
-            if self._inner is None:
-                return False
-            self._resumes = heads.heads.resumed(after)
-            if self._inner.finished:
-                self._leave(token)
-        else:
+        piece = self._trigger.pieces[token]
+        after = heads.heads.after(self._head, piece)
+        if not heads.heads.complete(after):
             self._head = after
+            return True
+        self._inner = heads.entered(self._head, token)
+        if self._inner is None:
+            return False
+        ends = (
+            i for i in range(1, len(piece)) if heads.heads.complete(heads.heads.after(self._head, piece[:i]))
+        )
+        self._resumes, self._nesting = heads.heads.resumed(after), Nesting()
+        self._follow_call(piece[next(ends, len(piece)) :])
         return True
 
     def _leave(self, token: int) -> None:
         """The grammar is complete. Free text follows, unless the model has ended the output."""
-        if self._resumes is not None:
-            self._inner, self._head, self._resumes = None, self._resumes, None
-        elif self._trigger.again and token not in self._trigger.eos:
+        if self._trigger.again and token not in self._trigger.eos:
             self._inner, self._written, self._head = None, 0, HeadState()
         else:
             self._ended = True

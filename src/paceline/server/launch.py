@@ -63,6 +63,8 @@ class ServerSettings:
     trained: tuple[str, ...] | None = None  # heads of `paceline train`, by name or folder; None: the default
     drafters: tuple[str, ...] | None = None  # None: the default ones
     max_draft: int = 8  # drafted tokens in one pass at most, where neither request nor route says
+    chat_template: str | None = None  # a Jinja template or its file; None: the model's own
+    tool_format: str | None = None  # how the model writes tool calls; None: as its template shows
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(max_waiting=256))
     keys: str | None = None  # a file made by `paceline keys new`
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # without limits, beside those of the file
@@ -144,6 +146,8 @@ def build(settings: ServerSettings) -> App:
         settings.model,
         draft_model=settings.draft_model,
         trained=settings.trained,
+        chat_template=settings.chat_template,
+        tool_format=settings.tool_format,
         spec=spec,
         config=settings.engine,
     )

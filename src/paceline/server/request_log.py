@@ -122,6 +122,7 @@ class RequestLog:
         for output, stats in zip(context.outputs, ended, strict=True):
             if refusal is None:
                 self.metrics.finished(stats)
+                self.metrics.tool_calls(len(output.calls), output.undeclared_calls, output.rejected_calls)
             self._record(context, output, stats, code)
             self._add_training_sample(context, output)
         if context.span.recording:
@@ -141,7 +142,8 @@ class RequestLog:
         (output,) = context.outputs
         spec = speculative_metrics(output.rounds, level == "detailed", output.seq.spec.max_draft)
         timings = request_timings(self.stats(context, output))
-        return {"metrics": {**timings, "passes": output.passes, "speculative_decoding": spec}}
+        raw = {"raw_text": output.text} if level == "detailed" else {}
+        return {"metrics": {**timings, "passes": output.passes, **raw, "speculative_decoding": spec}}
 
     def _record(
         self, context: RequestContext, output: RequestOutput, stats: RequestStats, code: str | None

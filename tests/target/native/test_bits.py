@@ -20,7 +20,7 @@ from paceline.types import NO_DRAFT, Draft, Feed, Seq, Target
 from support import examples
 from support.checks import check_chain, check_tree, check_two_sequences, same, story
 from support.models import CONFIG, open_with, random_tree, rows_in_one_pass, some_tokens
-from support.native_targets import every_path, native_target, runnable, sized, tiny_model
+from support.native_targets import built, every_path, native_target, runnable, sized, tiny_model
 
 COUNTS = (*range(2, 17), 25, 40, 70)  # keys of more than 64 rows are not shared out between threads
 CONTEXTS = (1, 250, 255, 256, 700)
@@ -146,6 +146,7 @@ def crowd(count: int) -> dict[str, tuple[list[int], Feed]]:
     return kinds
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", every_path())
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_any_batch_of_chains_trees_and_prompts(model: Path, path: str, count: int) -> None:
@@ -183,6 +184,7 @@ def test_a_cache_hit_equals_a_cold_start(tiny: NativeTarget) -> None:
         tiny.close("cold")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [20, 300, 900])
 def test_any_number_of_threads(model: Path, length: int) -> None:
     """Some share out a row's chunks of keys, others do not."""
@@ -200,9 +202,12 @@ def test_all_paths_tell_the_same_story(model: Path, seven: Path, length: int) ->
 
 
 def test_the_setting_picks_the_path(model: Path, monkeypatch: pytest.MonkeyPatch, tiny: NativeTarget) -> None:
+    paths = {choice: library.best_path(choice) for choice in ("avx512", "avx2", "portable")}
+    for found in filter(None, paths.values()):
+        built(found)  # before the folder changes, so that it is not built anew there
     monkeypatch.setenv("PACELINE_HOME", str(model.parent / "home"))
-    for choice in ("avx512", "avx2", "portable"):
-        if (path := library.best_path(choice)) is None:
+    for choice, path in paths.items():
+        if path is None:
             continue
         monkeypatch.setenv(library.SETTING, choice)
         target = load_target(model, CONFIG)

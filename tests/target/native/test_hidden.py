@@ -40,6 +40,7 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm(dim=1).max() / b.norm(dim=1).min())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "bound"), [("native", 0.0), ("torch", 1e-5)])
 def test_any_chunking(targets: dict[str, Target], name: str, bound: float) -> None:
     whole = in_pieces(targets[name], TOKENS, 150, "whole")

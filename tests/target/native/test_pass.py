@@ -105,6 +105,7 @@ FOLDERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FOLDERS)
 def test_float_weights_in_eight_bits(tmp_path: Path, family: str) -> None:
     """Widths that are no multiple of a group, biases on every projection, frequencies of Llama 3."""

@@ -31,6 +31,7 @@ def test_alignment_is_the_one_the_file_states(tmp_path: Path) -> None:
     assert torch.equal(load(path).tensors["norm"], torch.from_numpy(weights["output_norm.weight"]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ENCODINGS)
 def test_every_encoding_loads_as_the_gguf_package_decodes_it(tmp_path: Path, kind: str) -> None:
     weights = tiny_gguf.tensors("qwen2")

@@ -108,6 +108,10 @@ class PacelineMetrics:
         self.lossy_requests = counter(
             "lossy_requests", "Outputs whose accept rule may change the text", route
         )
+        self.tool_calls = counter("tool_calls", "Tool calls in answers", ["form"])
+        self.rejected_tool_calls = counter(
+            "rejected_tool_calls", "Texts that looked like tool calls and were none", ["reason"]
+        )
         self.refused = counter("refused", "Requests that were not admitted", ["reason"])
         self.training_samples = counter("learn_texts", "Samples for online training", [])
         self.training_steps = counter("learn_steps", "Steps of online training", [])

@@ -133,6 +133,14 @@ class Metrics:
             self._route(stats.route).lossy_requests.inc()
 
     @_counted
+    def tool_calls(self, calls: int, undeclared: int, rejected: Iterable[str]) -> None:
+        """Of one output. undeclared: calls in another form than the model's template declares."""
+        self._paceline.tool_calls.labels("declared").inc(calls - undeclared)
+        self._paceline.tool_calls.labels("other").inc(undeclared)
+        for reason in rejected:
+            self._paceline.rejected_tool_calls.labels(reason).inc()
+
+    @_counted
     def refused(self, reason: str) -> None:
         """A request was not admitted."""
         self._paceline.refused.labels(reason if reason in REFUSALS else OTHER).inc()

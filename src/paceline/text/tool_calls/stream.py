@@ -52,6 +52,7 @@ class _Events:
         self._parser = ToolCallParser(format)
         self._detector = None if offered is None else CallDetector(offered, format.alternatives, parallel)
         self._errors: list[Rejection] = []
+        self.undeclared = 0  # calls in another form
 
     def push(self, text: str) -> Iterator[Event]:
         yield from self._detected(self._parser.push(text))
@@ -62,6 +63,7 @@ class _Events:
             return
         rest, calls = self._detector.flush()
         yield from _text(rest)
+        self.undeclared = len(calls)
         for call in calls:
             yield from (CallBegin(call.name, 0), CallArguments(call.text), CallEnd())
         if calls:
@@ -112,6 +114,11 @@ class ToolStream:
     def flush(self, cut_off: bool = False) -> list[Delta]:
         """The rest, at the end of the text. cut_off: by a limit, so that a call without an end is no text."""
         return self._deltas(self._events.flush(cut_off))
+
+    @property
+    def undeclared(self) -> int:
+        """Calls in another form than the declared one."""
+        return self._events.undeclared
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
