@@ -19,7 +19,7 @@ class Vllm:
             "OMP_NUM_THREADS": str(load.threads),
             "HF_HUB_OFFLINE": "1",
         }
-        import vllm  # type: ignore[import-not-found]
+        import vllm
 
         guessing = {"method": "ngram", "num_speculative_tokens": GUESSES, "prompt_lookup_max": NGRAM}
         self._llm = vllm.LLM(

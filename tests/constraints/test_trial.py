@@ -150,6 +150,39 @@ def test_neither_commit_nor_hints_compile_after_an_error(monkeypatch: pytest.Mon
     assert len(names) > before
 
 
+class Failing:
+    """A matcher that meets a limit."""
+
+    def deep_copy(self) -> "Failing":
+        return self
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        return 0
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return "too many states"
+
+
+def test_an_error_while_a_token_is_committed_is_left_to_the_next_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = compiling(monkeypatch)
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor, other = made.cursor(Regex("a[ab]*")), made.cursor(Regex("a[ab]*"))
+    cursor._matcher = Failing()  # type: ignore[attr-defined]
+    before = len(names)
+    assert cursor.commit(A)
+    assert len(names) == before
+    assert other.advance(A)
+    assert said(cursor, VOCAB) == said(other, VOCAB)
+
+
 def test_tokens_after_a_slow_mask_are_consumed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
     made = Compiler(TOKENIZER, VOCAB)

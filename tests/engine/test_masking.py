@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,15 +14,28 @@ from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import ConstraintError
 from paceline.testing import ToyCursor, ToyTarget
-from paceline.types import Bits, Round, Seq
+from paceline.types import Ask, Bits, Draft, Drafter, Round, Seq
 
 VOCAB = 40
-GUESSES = SpecConfig(("ngram",), max_draft=4, adaptive=False)
+GUESSES = SpecConfig(("allowed",), max_draft=4, adaptive=False)
 
 
 def pattern(output: tuple[int, ...]) -> set[int]:
     """Some tokens, which depend on the output so far."""
     return {(3 * len(output) + i) % VOCAB for i in range(5)}
+
+
+class Allowed(Drafter):
+    """Drafts tokens that the pattern allows."""
+
+    name = "allowed"
+
+    def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(len(ask.seq.tokens) - ask.seq.prompt_len, ask.budget) for ask in asks]
+
+    def _draft(self, written: int, budget: int) -> Draft:
+        tokens = tuple(3 * (written + i) % VOCAB for i in range(budget))
+        return Draft(tokens, None, (self.name,) * budget)
 
 
 class SlowCursor(ToyCursor):
@@ -38,7 +51,8 @@ class SlowCursor(ToyCursor):
 
 
 def an_engine(**settings: float) -> Engine:
-    return Engine(ToyTarget(VOCAB), model_free(), Fixed(), config=EngineConfig(**settings))  # type: ignore[arg-type]
+    drafters: dict[str, Drafter] = {**model_free(), "allowed": Allowed()}
+    return Engine(ToyTarget(VOCAB), drafters, Fixed(), config=EngineConfig(**settings))  # type: ignore[arg-type]
 
 
 def a_seq(name: str, cursor: ToyCursor | None, max_tokens: int = 12, spec: SpecConfig = GUESSES) -> Seq:

@@ -12,7 +12,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 def main(model: str, tokens: list[int], most: int) -> None:
     """most: how many of the likeliest tokens are told of each place."""
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     llm = LLM(
         model,

@@ -20,7 +20,7 @@ def main(
     model: str, drafter: str, method: str, guesses: int, prompts: list[list[int]], max_tokens: int
 ) -> None:
     import torch
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model  # type: ignore[import-not-found]
     from vllm.v1.spec_decode.dflash import DFlashProposer

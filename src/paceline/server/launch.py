@@ -323,5 +323,9 @@ def run(settings: ServerSettings) -> None:
     app = build(settings)
     config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    if not (settings.single_user or settings.keys or settings.api_keys):
+        log.info(
+            "requests without a `user` share no drafters' memory: --single-user, if only you use this server"
+        )
     where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
     _Server(config, app, settings.drain_s, f"serving {settings.names[0]} on {where}").run(sockets)

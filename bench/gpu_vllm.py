@@ -1,0 +1,194 @@
+"""vLLM on a GPU, beside paceline: python -m bench.gpu_vllm [--model GGUF] [--shapes 135m,8b] [--out FOLDER]
+
+vLLM's offline `LLM` in its default settings (CUDA graphs, torch.compile, asynchronous scheduling), bfloat16,
+greedy. Two parts, each with one engine of its own:
+
+sequences  random weights in a shape, prompts of 300 random tokens: milliseconds of a step by sequences
+agents     SmolLM2's weights on the prompts of `python -m bench.gpu rounds`: tokens/s, plain and with n-gram
+
+Rows go to gpu.jsonl in the same form as those of `python -m bench.gpu`. Needs a Python with vLLM.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+from typing import Any, Final
+
+for _key, _value in {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+}.items():
+    os.environ.setdefault(_key, _value)
+
+from bench.gpu import SHAPES, TIED, Notes, recorded_prompts, transformers_model  # noqa: E402
+
+NGRAM: Final = {
+    "method": "ngram",
+    "num_speculative_tokens": 7,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 1,
+}
+
+
+def shape_folder(name: str) -> Path:
+    """A folder with the configuration alone: vLLM makes the weights up."""
+    shape = SHAPES[name]
+    qwen = shape.architecture == "qwen2"
+    config = {
+        "architectures": ["Qwen2ForCausalLM" if qwen else "LlamaForCausalLM"],
+        "model_type": shape.architecture,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.ff_width,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": name in TIED,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope.theta,
+        "max_position_embeddings": 8192,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+    }
+    folder = Path(mkdtemp())
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def save_model(gguf: Path, folder: Path) -> None:
+    transformers_model(gguf).save_pretrained(folder)
+
+
+def model_folder(gguf: Path) -> Path:
+    """SmolLM2 as Transformers writes it, with the weights of the GGUF file in bfloat16.
+
+    A process of its own writes it: one that has used CUDA cannot fork vLLM's engine.
+    """
+    folder = Path(mkdtemp())
+    process = get_context("spawn").Process(target=save_model, args=(gguf, folder))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{gguf} could not be written as a Transformers model")
+    return folder
+
+
+def engine(folder: Path, **settings: Any) -> Any:
+    from vllm import LLM
+
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=5120,
+        max_num_seqs=32,
+        kv_cache_memory_bytes=16 << 30,
+        enable_prefix_caching=False,
+        seed=0,
+        **settings,
+    )
+
+
+def generate(llm: Any, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[list[list[int]], float]:
+    """The answers, and the seconds from the call to the last token."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    started = time.perf_counter()
+    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    return [list(output.outputs[0].token_ids) for output in outputs], seconds
+
+
+def stop(llm: Any) -> None:
+    llm.llm_engine.engine_core.shutdown()
+    time.sleep(2)
+
+
+def sequences(notes: Notes, name: str, counts: Sequence[int] = (1, 8, 32), repeats: int = 3) -> None:
+    """(Time of 256 tokens less time of 16) / 240, so that reading the prompts does not count."""
+    llm = engine(shape_folder(name), load_format="dummy")
+    rng, last = random.Random(7), SHAPES[name].vocab_size - 10
+    for count in counts:
+        prompts = [[rng.randrange(10, last) for _ in range(300)] for _ in range(count)]
+        generate(llm, prompts, 16)
+        steps = []
+        for _ in range(repeats):
+            short, long = (generate(llm, prompts, tokens)[1] for tokens in (16, 256))
+            steps.append((long - short) / 240 * 1e3)
+        notes(
+            "vllm sequences",
+            shape=name,
+            sequences=count,
+            ms=median(steps),
+            all=[round(ms, 4) for ms in steps],
+        )
+    stop(llm)
+
+
+def agents(notes: Notes, args: argparse.Namespace, repeats: int = 3) -> None:
+    """One request at a time; the first token's time is subtracted, as in `rounds`."""
+    prompts = recorded_prompts(args.model, args.prompts)
+    folder = model_folder(args.model)
+    plain: list[list[int]] = []
+    for mode, settings in {"plain": {}, "ngram": {"speculative_config": NGRAM}}.items():
+        llm = engine(folder, **settings)
+        for prompt in prompts:
+            generate(llm, [prompt], args.tokens)
+        rates = []
+        for _ in range(repeats):
+            texts, seconds = [], 0.0
+            for prompt in prompts:
+                first = generate(llm, [prompt], 1)[1]
+                (text,), whole = generate(llm, [prompt], args.tokens)
+                texts.append(text)
+                seconds += whole - first
+            rates.append((args.tokens - 1) * len(prompts) / seconds)
+        plain = plain or texts
+        same = sum(a == b for a, b in zip(texts, plain, strict=True))
+        notes(
+            "vllm agents",
+            mode=mode,
+            tokens_per_s=median(rates),
+            all=[round(rate, 1) for rate in rates],
+            texts_equal=f"{same} of {len(texts)}",
+        )
+        stop(llm)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="SmolLM2's GGUF file, for agents")
+    parser.add_argument("--shapes", type=lambda text: text.split(","), default=["135m", "1.5b", "8b"])
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path("."))
+    args = parser.parse_args()
+    import vllm
+
+    notes = Notes(args.out)
+    notes("vllm", version=vllm.__version__)
+    if args.model is not None:
+        agents(notes, args)
+    for name in args.shapes:
+        sequences(notes, name)
+
+
+if __name__ == "__main__":
+    main()
