@@ -184,6 +184,16 @@ def test_an_error_while_a_token_is_committed_is_left_to_the_next_mask(
     assert said(cursor, VOCAB) == said(other, VOCAB)
 
 
+def test_an_error_while_a_text_is_checked_breaks_no_other_check() -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor, fits = made.cursor(Regex("a[ab]*")), made.checker(Regex("a[ab]*"))
+    assert isinstance(cursor, GrammarCursor)
+    cursor._matcher = Failing()  # type: ignore[assignment]
+    assert not cursor.completed_by([A])
+    assert cursor._source.broken
+    assert [fits(text) for text in ("ab", "", "b", "abc")] == [True, False, False, False]
+
+
 def test_tokens_after_a_slow_mask_are_consumed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
     made = Compiler(TOKENIZER, VOCAB)

@@ -196,6 +196,16 @@ class GrammarCursor(Cursor):
             self._behind = True
         self._stopped = self._query(lambda matcher: matcher.is_stopped())
 
+    def completed_by(self, tokens: list[int]) -> bool:
+        """True if the text may end after these tokens, which may not end before. The cursor is then used up.
+
+        One call for all tokens, with Python's lock. After an error it is False, and nothing is compiled.
+        """
+        matcher = self._matcher
+        whole = matcher.try_consume_tokens(tokens) == len(tokens)
+        self._source.broken = self._source.broken or matcher.is_error()
+        return whole and not matcher.is_error() and (matcher.is_stopped() or matcher.is_accepting())
+
     def forced(self) -> list[int]:
         return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
 
