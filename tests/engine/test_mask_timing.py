@@ -189,3 +189,19 @@ def test_choices_of_a_request_can_be_masked_in_two_threads(constraint: Constrain
     for thread in threads:
         thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("late", [NEVER, ALWAYS])
+@pytest.mark.parametrize("defer", [NEVER, ALWAYS])
+@pytest.mark.parametrize(("room", "finish"), [(5, "error"), (6, "stop")])
+def test_an_output_that_has_ended_needs_no_further_room(
+    monkeypatch: pytest.MonkeyPatch, late: float, defer: float, room: int, finish: str
+) -> None:
+    monkeypatch.setattr(masking, "LATE_S", late)
+    monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", defer)
+    case = Case(0)
+    case.params = SamplingParams(max_tokens=9)
+    for spec in (PLAIN, DRAFTS):
+        [(tokens, finishes, *_)] = results([case], spec, SmallCache(room))
+        assert bytes(tokens) == b"abab"[: room - 2]
+        assert finishes == [finish]

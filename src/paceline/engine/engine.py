@@ -206,7 +206,7 @@ class Engine:
     def _schedule(self) -> tuple[list[Scheduled], list[Round]]:
         """Sequences with slow masks are in a pass only once their next mask is ready.
 
-        Returns also the ends of those that are full, where only the grammar could tell the reason.
+        Returns also the ends of those whose grammar had to be waited for, to know that they end or why.
         """
         scheduled, ends = [], []
         for seq, fed in self._scheduler.pieces(lambda seq: self._masking.held(seq.id)):
@@ -215,7 +215,7 @@ class Engine:
             full = scored and self._full(seq)
             if scored and ready is None and (full or self._masking.slow(seq.id)):
                 self._masking.ahead(seq.id, partial(self._masks, seq, NO_DRAFT))
-            elif full:
+            elif full or (ready is not None and seq.cursor is not None and seq.cursor.finished):
                 finish: Finish = "stop" if seq.cursor is not None and seq.cursor.finished else "length"
                 ends.append(Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish=finish))
                 self._report(seq, ends[-1])
@@ -242,6 +242,11 @@ class Engine:
                 if any(len(s.draft) for s in scheduled):
                     for s in scheduled:
                         s.draft = NO_DRAFT
+                elif self.running == 1 and _awaits_mask(
+                    scheduled[0]
+                ):  # it may have ended: the mask will tell
+                    self._masking.set_slow(scheduled[0].seq.id)
+                    return [], _NO_SCORES, []
                 elif self.running == 1:
                     return [], _NO_SCORES, [self._fail(scheduled[0].seq, error)]
                 else:
@@ -364,6 +369,10 @@ class Engine:
 
 def _masks_of(s: Scheduled) -> Masks:
     return s.masks
+
+
+def _awaits_mask(s: Scheduled) -> bool:
+    return s.scored and s.masks is FREE and s.seq.cursor is not None
 
 
 def _has_masks(seq: Seq) -> bool:
