@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from paceline.constraints import Compiler, OutputSpec, ToolSchemas
+from paceline.constraints import Compiler, OutputSpec, ToolSchemas, compiler
 from paceline.text import OfferedTools
 from support import examples
 from support.cursors import tokenizer_with
@@ -67,6 +67,14 @@ TOOLS = offered(route=ROUTE, now={"type": "object", "properties": {}})
 )
 def test_arguments_fit_in_any_order_or_not_at_all(arguments: dict[str, Any], fit: bool) -> None:
     assert TOOLS.fits("route", arguments) is fit
+
+
+def test_a_long_call_is_not_checked() -> None:
+    """It would hold up the event loop of a server."""
+    around = len('{"name": "route", "arguments": {"name": ""}}')
+    longest = "a" * (compiler.MAX_CHECKED - around)
+    assert TOOLS.fits("route", {"name": longest})
+    assert not TOOLS.fits("route", {"name": longest + "a"})
 
 
 _points = st.fixed_dictionaries({"x": st.integers(-9, 9)}, optional={"y": st.integers(-9, 9)})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.constraints import Choice, Compiler, GrammarLimits, Json, Lark, Regex, compiler, trial
+from paceline.constraints import cursor as cursor_module
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.errors import Busy, ConstraintError
 from support.cursors import row_of, said
@@ -239,6 +240,16 @@ def test_an_error_while_a_token_is_committed_is_left_to_the_next_mask(
     assert said(cursor, VOCAB) == said(other, VOCAB)
 
 
+def test_an_error_while_a_text_is_checked_breaks_no_other_check() -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor, fits = made.cursor(Regex("a[ab]*")), made.checker(Regex("a[ab]*"))
+    assert isinstance(cursor, GrammarCursor)
+    cursor._matcher = Failing()  # type: ignore[assignment]
+    assert not cursor.completed_by([A])
+    assert cursor._source.broken
+    assert [fits(text) for text in ("ab", "", "b", "abc")] == [True, False, False, False]
+
+
 def test_tokens_after_a_slow_mask_are_consumed_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.constraints.cursor.DEFER_S", -1.0)
     made = Compiler(TOKENIZER, VOCAB)
@@ -266,6 +277,58 @@ def test_a_deferred_token_that_completes_the_text_ends_it(monkeypatch: pytest.Mo
     assert not cursor.finished
     cursor.settle()
     assert cursor.finished
+
+
+@pytest.fixture
+def consumed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """All masks count as slow: the tokens that are consumed without holding Python's lock."""
+    monkeypatch.setattr(cursor_module, "DEFER_S", -1.0)
+    tokens: list[int] = []
+    real = cursor_module._consume
+
+    def counted(matcher: Any, tokenizer: Any, token: int) -> bool:
+        tokens.append(token)
+        return real(matcher, tokenizer, token)
+
+    monkeypatch.setattr(cursor_module, "_consume", counted)
+    return tokens
+
+
+def test_drafts_of_a_slow_grammar_are_followed_without_holding_pythons_lock(consumed: list[int]) -> None:
+    made, pattern = Compiler(TOKENIZER, VOCAB), Regex("[ac][bc]a?")
+    cursor = made.cursor(pattern)
+    row_of(cursor, VOCAB)
+    fork = cursor.fork()
+    assert not fork.advance(B)
+    assert fork.advance(A)
+    assert not fork.advance(A)  # no mask is known here
+    assert fork.advance(B)
+    assert consumed == [A, B]
+    plain = made.cursor(pattern)
+    assert said(cursor, VOCAB) == said(plain, VOCAB)
+    assert plain.advance(A)
+    assert plain.advance(B)
+    assert said(fork, VOCAB) == said(plain, VOCAB)
+
+
+def test_a_mask_that_the_matcher_knows_does_not_make_a_grammar_quick(
+    monkeypatch: pytest.MonkeyPatch, consumed: list[int]
+) -> None:
+    cursor = Compiler(TOKENIZER, VOCAB).cursor(Regex("[ac][bc]"))
+    row_of(cursor, VOCAB)
+    monkeypatch.setattr(cursor_module, "DEFER_S", 1000.0)
+    row_of(cursor, VOCAB)
+    assert cursor.advance(A)
+    assert consumed == [A]
+
+
+def test_drafters_learn_nothing_of_a_slow_grammar(consumed: list[int]) -> None:
+    """Their questions are answered in the engine's thread."""
+    cursor = Compiler(TOKENIZER, VOCAB).cursor(Regex("[ac][bc]"))
+    assert cursor.hints().advance(A)
+    row_of(cursor, VOCAB)
+    assert not cursor.hints().advance(A)
+    assert not consumed
 
 
 def test_a_grammar_that_has_grown_counts_as_larger() -> None:

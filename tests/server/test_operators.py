@@ -149,6 +149,15 @@ def test_a_text_to_tokenize_has_a_limit_of_its_own(toy_server: Running) -> None:
         assert httpx.post(url, json={"prompt": "a" * size}, trust_env=False, timeout=60).status_code == status
 
 
+def test_tokens_to_detokenize_have_a_limit_of_their_own(toy_server: Running) -> None:
+    url = f"{toy_server.url}/detokenize"
+    for count, status in ((131_072, 200), (131_073, 400), (600_000, 413)):
+        body = b'{"tokens": [' + b"5," * (count - 1) + b"5]}"
+        headers = {"Content-Type": "application/json"}
+        answer = httpx.post(url, content=body, headers=headers, trust_env=False, timeout=60)
+        assert answer.status_code == status
+
+
 # The access log
 
 

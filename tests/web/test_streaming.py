@@ -1,6 +1,7 @@
 """Server-sent events: comments fill the silence, and a client that leaves closes the source."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -8,7 +9,14 @@ from typing import Any, TypeVar
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from paceline.web.streaming import KEEP_ALIVE, event, merged, streaming_response, with_keep_alive
+from paceline.web.streaming import (
+    KEEP_ALIVE,
+    event,
+    gather_limited,
+    merged,
+    streaming_response,
+    with_keep_alive,
+)
 
 SOON_S, LIMIT_S = 0.01, 20.0
 T = TypeVar("T")
@@ -286,5 +294,24 @@ def test_whoever_stops_reading_closes_all_streams() -> None:
         await anext(both)
         await both.aclose()
         assert {"a closed", "b closed"} <= set(log)
+
+    finished(run())
+
+
+@pytest.mark.parametrize("yields", [0, 3])
+def test_jobs_that_never_began_are_closed(yields: int) -> None:
+    """Cancelled before the first step of their tasks, or while they wait for a slot."""
+
+    async def job() -> None:
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        jobs = [job() for _ in range(3)]
+        running = asyncio.ensure_future(gather_limited(jobs, 1))
+        for _ in range(1 + yields):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert {inspect.getcoroutinestate(one) for one in jobs} == {inspect.CORO_CLOSED}
 
     finished(run())

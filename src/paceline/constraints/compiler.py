@@ -43,6 +43,7 @@ K = TypeVar("K")
 MAX_CACHED: Final = 256  # compiled grammars
 MAX_CACHED_BYTES: Final = 128 << 20  # that they take, by estimate
 MAX_REFUSED: Final = 1024  # grammars whose refusal is remembered
+MAX_CHECKED: Final = 32 << 10  # bytes of a text that a checker reads, some 50 ms on a server's event loop
 MAX_SMALL: Final = 4096  # bytes of a grammar that is compiled at once
 TRIGGER_BYTES: Final = 256 << 10  # its masks, by estimate
 BYTES_PER_CHARACTER: Final = 64  # of a compiled grammar, for each character of its text
@@ -130,14 +131,14 @@ class Compiler:
         _ = self._tables
 
     def checker(self, constraint: Constraint) -> Callable[[str], bool]:
-        """Tells whether a whole text fits. The grammar is compiled here, not when a text is checked."""
+        """Tells whether a whole text fits; none beyond MAX_CHECKED does. The grammar is compiled here."""
         grammar = self._grammar(constraint)
 
         def fits(text: str) -> bool:
-            cursor = GrammarCursor(grammar).hints()  # compiles nothing: what it cannot follow does not fit
-            tokens = self._tables.tokenize_bytes(text.encode("utf-8", "surrogatepass"))
-            whole = all(cursor.advance(token) for token in tokens)
-            return whole and (cursor.finished or cursor.advance(min(self._tokenizer.eos_ids)))
+            written = text.encode("utf-8", "surrogatepass")
+            if len(written) > MAX_CHECKED:
+                return False
+            return GrammarCursor(grammar).completed_by(self._tables.tokenize_bytes(written))
 
         return fits
 

@@ -15,6 +15,8 @@ from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
+
 from paceline.errors import ConstraintError
 from paceline.types import Bits, Cursor
 
@@ -27,6 +29,7 @@ SLOW_QUERY_S: Final = 0.001
 DEFER_S: Final = 0.003  # after a mask that took longer, tokens are consumed when the next one is computed
 EXECUTOR_THREADS: Final = 4
 NICE: Final = 10
+_LOCAL: Final = threading.local()  # no matcher may be used by two threads at once
 LEXER_BYTES_PER_S: Final = 100 << 20  # how fast a lexer grows while it is built
 
 
@@ -93,6 +96,7 @@ class GrammarCursor(Cursor):
         self._behind = False  # the matcher has not consumed all tokens, and cannot go on
         self._deferred: tuple[int, ...] = ()  # tokens that the matcher has yet to consume
         self._slow = False
+        self._mask: Bits | None = None  # at this position; only where masks are slow
         self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
         self._ended = False
@@ -106,8 +110,18 @@ class GrammarCursor(Cursor):
         self._shared = True
         return copy(self)
 
+    def clone(self) -> "GrammarCursor":
+        """A matcher raises where two threads use it at once."""
+        other = self.fork()
+        other._unshare()
+        return other
+
+    def _unshare(self) -> None:
+        if self._shared:
+            self._matcher, self._shared = self._matcher.deep_copy(), False
+
     def hints(self) -> "GrammarCursor":
-        """Never compiles: after an error it knows nothing."""
+        """Never compiles: after an error it knows nothing. Where masks are slow, it accepts no token."""
         hints = self.fork()
         hints._recovers = False
         return hints
@@ -118,7 +132,9 @@ class GrammarCursor(Cursor):
         started = perf_counter()
         self.settle()
         self._query(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
-        self._slow = perf_counter() - started > DEFER_S
+        known = self._mask is not None  # the matcher has it too, and so was quick
+        self._slow = known or perf_counter() - started > DEFER_S
+        self._mask = row.copy() if self._slow else None
         if not row.any():
             raise ConstraintError("the grammar has come to a dead end: no token of the model can follow")
         return True
@@ -129,14 +145,32 @@ class GrammarCursor(Cursor):
         if token in self._grammar.eos:  # not fed to the matcher: a stopped one would not count it
             self._ended = self._query_or(lambda matcher: matcher.is_accepting(), False)
             return self._ended
-        if self._shared:
-            self._matcher, self._shared = self._matcher.deep_copy(), False
+        if self._slow and not self._recovers:
+            return False
+        self._unshare()
         accepted, stopped = self._query_or(
-            lambda matcher: (matcher.try_consume_tokens([token]) == 1, matcher.is_stopped()), (False, False)
+            lambda matcher: (self._try_consume(matcher, token), matcher.is_stopped()), (False, False)
         )
         if accepted:
             self._consumed, self._stopped = _TokenList(self._consumed, token), stopped
+            self._mask = None
         return accepted
+
+    def _try_consume(self, matcher: "LLMatcher", token: int) -> bool:
+        """The matcher's own call holds Python's lock: where masks are slow, the mask decides instead.
+
+        It allows less before forced text: no other tokens of that text. Masks of drafts check it anyway.
+        """
+        if not self._slow:
+            return matcher.try_consume_tokens([token]) == 1
+        if self._mask is None:
+            mask: Bits = np.zeros((self._grammar.tokenizer.vocab_size + 31) // 32, np.uint32)
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if matcher.is_error():
+                return False
+            self._mask = mask
+        allowed = bool(self._mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+        return allowed and _consume(matcher, self._grammar.tokenizer, token)
 
     def commit(self, token: int) -> bool:
         """Where that may be slow, the token is consumed by the next `settle`."""
@@ -152,23 +186,37 @@ class GrammarCursor(Cursor):
             if accepted or self._current:
                 return accepted
         self._consumed, self._deferred = _TokenList(self._consumed, token), (*self._deferred, token)
+        self._mask = None
         return True
+
+    @property
+    def unsettled(self) -> bool:
+        return bool(self._deferred)
 
     def settle(self) -> None:
         """Consumes deferred tokens, without holding Python's lock. Raises as `fill` does."""
         if not self._deferred:
             return
         tokens, self._deferred = self._deferred, ()
-        if self._shared:
-            self._matcher, self._shared = self._matcher.deep_copy(), False
+        self._unshare()
         if self._current:
             started = perf_counter()
             consumed = all(_consume(self._matcher, self._grammar.tokenizer, token) for token in tokens)
             self._grammar.took(perf_counter() - started)
-            self._source.broken = not consumed
+            self._source.broken |= not consumed  # another output may have broken it meanwhile
         if not self._current:
             self._behind = True
         self._stopped = self._query(lambda matcher: matcher.is_stopped())
+
+    def completed_by(self, tokens: list[int]) -> bool:
+        """True if the text may end after these tokens, which may not end before. The cursor is then used up.
+
+        One call for all tokens, with Python's lock. After an error it is False, and nothing is compiled.
+        """
+        matcher = self._matcher
+        whole = matcher.try_consume_tokens(tokens) == len(tokens)
+        self._source.broken = self._source.broken or matcher.is_error()
+        return whole and not matcher.is_error() and (matcher.is_stopped() or matcher.is_accepting())
 
     def forced(self) -> list[int]:
         return [] if self.finished else self._query_or(lambda matcher: matcher.compute_ff_tokens(), [])
@@ -194,6 +242,8 @@ class GrammarCursor(Cursor):
     def _query(self, query: "Callable[[LLMatcher], T]") -> T:
         """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
         message = "the grammar has to be compiled again"
+        if not (self._current or self._recovers):
+            raise ConstraintError(message)
         for _ in range(2):
             if self._current or (self._recovers and self._replay()):
                 started = perf_counter()
@@ -230,10 +280,13 @@ class GrammarCursor(Cursor):
 
 def _consume(matcher: "LLMatcher", tokenizer: "LLTokenizer", token: int) -> bool:
     """The matcher's own call holds Python's lock, which stops all threads; one for two matchers does not."""
-    import llguidance
+    if not hasattr(_LOCAL, "nothing"):
+        import llguidance
 
-    nothing = llguidance.LLMatcher(tokenizer, "start: (", log_level=0)  # an error: consumes nothing
-    return bool(_executor().consume_token_par([(matcher, token), (nothing, token)])[0])
+        _LOCAL.nothing = llguidance.LLMatcher(
+            tokenizer, "start: (", log_level=0
+        )  # in error: consumes nothing
+    return bool(_executor().consume_token_par([(matcher, token), (_LOCAL.nothing, token)])[0])
 
 
 @cache

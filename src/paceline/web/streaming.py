@@ -162,6 +162,7 @@ async def gather_limited(jobs: Iterable[Coroutine[Any, Any, None]], limit: int) 
         async with slots:
             await job
 
+    jobs = list(jobs)
     tasks = [asyncio.ensure_future(run(job)) for job in jobs]
     try:
         await asyncio.gather(*tasks)
@@ -169,3 +170,5 @@ async def gather_limited(jobs: Iterable[Coroutine[Any, Any, None]], limit: int) 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for job in jobs:
+            job.close()  # one that never began would be reported as never awaited

@@ -18,6 +18,8 @@ from paceline.web.request_body import read_request
 
 _STARTED = int(time.time())
 MAX_TOKENIZE_BYTES: Final = 512 << 10  # of a body: a tokenizer needs some 300 bytes for each token
+MAX_DETOKENIZE_BYTES: Final = 1 << 20  # of a body
+MAX_DETOKENIZE: Final = 131_072  # tokens, each of which may be a text of a hundred bytes
 
 
 class ModelServing(Serving):
@@ -49,10 +51,11 @@ class ModelServing(Serving):
         return await asyncio.to_thread(JSONResponse, answer)  # its text may be long
 
     async def detokenize(self, http: Request) -> Response:
-        _, request = await read_request(http, DetokenizeRequest, self.max_body)
+        _, request = await read_request(http, DetokenizeRequest, min(self.max_body, MAX_DETOKENIZE_BYTES))
         self.admission.check_model(request.model)
         http.state.used_tokens = len(request.tokens)
-        return JSONResponse({"prompt": await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)})
+        text = await asyncio.to_thread(_decode, request, self.engine.llm.tokenizer)
+        return await asyncio.to_thread(JSONResponse, {"prompt": text})
 
 
 def _encode(request: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, Any]) -> list[int]:
@@ -80,6 +83,12 @@ def _encode(request: TokenizeRequest, tokenizer: Tokenizer, body: Mapping[str, A
 
 def _decode(request: DetokenizeRequest, tokenizer: Tokenizer) -> str:
     size = tokenizer.vocab_size
+    if len(request.tokens) > MAX_DETOKENIZE:
+        raise ApiError(
+            400,
+            f"tokens: {len(request.tokens):,} of them: expected at most {MAX_DETOKENIZE:,}",
+            param="tokens",
+        )
     if unknown := [token for token in request.tokens if not 0 <= token < size]:
         raise ApiError(400, f"tokens: {unknown[0]} is not one of {size}", param="tokens")
     return tokenizer.decode(request.tokens)
