@@ -206,8 +206,8 @@ NOTES: Final = (
     "short answer, caches included, learned text not. = plain: the token ids of every answer, fixed and "
     "planned, against those of plain decoding with the same seed, one sequence at a time after the same "
     "cached prompt, which the [contract](../../docs/lossless.md) promises to be equal on a CPU and on "
-    "a GPU. Agents: a call is required where one was recorded. Each drafter learns from the turns before; in each repeat it "
-    "begins anew."
+    "a GPU. Agents: a call is required where one was recorded. Each drafter learns from the turns before; in "
+    "each repeat it begins anew."
 )
 
 
