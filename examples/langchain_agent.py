@@ -4,7 +4,7 @@ The framework knows nothing of paceline but its address. Whatever the model call
 arguments that fit.
 
     paceline serve smollm2-135m
-    pip install 'paceline[examples]'
+    pip install '.[examples]'
     python examples/langchain_agent.py [BASE_URL]
 """
 

@@ -4,7 +4,7 @@ The framework knows nothing of paceline but its address. Whatever the model call
 arguments that fit, and what it answers is an `Answer`.
 
     paceline serve smollm2-135m
-    pip install 'paceline[examples]'
+    pip install '.[examples]'
     python examples/pydantic_ai_agent.py [BASE_URL]
 """
 

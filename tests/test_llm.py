@@ -1,12 +1,13 @@
 """The Python API: seeds, memory, and how often a request's conversation is rendered."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, EngineConfig, SamplingParams, Seq
-from paceline.constraints import Choice
+from paceline.constraints import Choice, OutputSpec
 from paceline.errors import PromptTooLong, SettingError
 from paceline.target.cost import CostMonitor
 from paceline.text.chat_template import ChatTemplate
@@ -133,9 +134,15 @@ def test_a_further_choice_shares_the_prompt_and_has_a_state_of_its_own(llm: LLM)
         assert mine is not theirs
 
 
-def output_spec() -> Any:
-    from paceline.constraints import OutputSpec
+@pytest.mark.model
+def test_a_further_choice_has_a_matcher_of_its_own(llm: LLM) -> None:
+    """Where the first mask is slow, those of the choices are computed in several threads."""
+    first = llm.prepare(CHAT, SamplingParams(), OutputSpec(output=re.compile("ab+")))
+    cursors: list[Any] = [first.seq.cursor, llm.another_choice(first, 1).seq.cursor]
+    assert cursors[0]._matcher is not cursors[1]._matcher
 
+
+def output_spec() -> Any:
     return OutputSpec((TOOL,), "required")
 
 

@@ -120,7 +120,7 @@ def test_the_readme_begins_with_what_people_search_for() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in (*PAGES, results_page.PATH):
         for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
             if "://" in path:
                 continue

@@ -205,9 +205,9 @@ NOTES: Final = (
     "against itself: the noise, beyond which a drafter must be to count as faster. MB: held after a first "
     "short answer, caches included, learned text not. = plain: the token ids of every answer, fixed and "
     "planned, against those of plain decoding with the same seed, one sequence at a time after the same "
-    "cached prompt, which the [contract](lossless.md) promises to be equal on a CPU and on a GPU. Agents: a "
-    "call is required where one was recorded. Each drafter learns from the turns before; in each repeat it "
-    "begins anew."
+    "cached prompt, which the [contract](../../docs/lossless.md) promises to be equal on a CPU and on "
+    "a GPU. Agents: a call is required where one was recorded. Each drafter learns from the turns before; in "
+    "each repeat it begins anew."
 )
 
 

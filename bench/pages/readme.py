@@ -47,19 +47,20 @@ def agent_turns(result: Result) -> list[str]:
     rows = pooled(result)
     plain, drafts, peer = of_mode(rows, "plain"), of_mode(rows, "suffix+ngram"), best_peer(rows)
     return [
-        f"{result['machine']['model']}, agent turns, ms per token",
+        f"{result['machine']['model']}, {drafts['n']} agent turns, ms per token",
         *_better(drafts["tpot_ms"], plain["tpot_ms"], min, 1),
-        f"{number(peer['tpot_ms'], 1)} ({_shown(peer)})",
+        f"{number(peer['tpot_ms'], 1)} ({_shown(peer)}; {peer['n']} turns)",
     ]
 
 
 def tool_calls(result: Result) -> list[str]:
     """Under their schemas, with the default list: grammar and suffix."""
-    rows = {(r["workload"], r["drafters"]): r["ms_per_token"] for r in result["rows"]}
+    rows = {(r["workload"], r["drafters"]): r for r in result["rows"]}
     workload = result["rows"][0]["workload"]
     drafts, plain = rows[workload, "grammar,suffix"], rows[workload, "none"]
-    name = f"{result['machine']['model']}, tool calls of {workload.upper()} under their schemas, ms per token"
-    return [name, *_better(drafts, plain, min, 1), "-"]
+    calls = f"{drafts['n']} tool calls of {workload.upper()}"
+    name = f"{result['machine']['model']}, {calls} under their schemas, ms per token"
+    return [name, *_better(drafts["ms_per_token"], plain["ms_per_token"], min, 1), "-"]
 
 
 def server_rows(result: Result) -> list[list[str]]:
@@ -68,7 +69,8 @@ def server_rows(result: Result) -> list[list[str]]:
     first = {r["system"]: r["next_ms"]["median"] for r in result["turns"]}
     peer = next(name for name in first if name != OURS)
     length = settings["conversation"]
-    turn = f"{model}, next turn of {length} tokens, first token, ms"
+    repeats = next(r["repeats"] for r in result["turns"] if r["system"] == OURS)
+    turn = f"{model}, next turn of {length} tokens, first token, ms (median of {repeats})"
     rows = [[turn, f"**{first[OURS]:.0f}**", "-", f"{first[peer]:.0f} ({peer} plain)"]]
     agents, rates = settings["agents"], throughput(result, "next", settings["agents"])
     best = max((way for way in rates if not way.startswith(OURS)), key=lambda way: rates[way])

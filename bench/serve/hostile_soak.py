@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bench.serve import servers
-from bench.serve.hostile import ATTACKS, Attack, Target
-from bench.serve.victims import Records, Span, Victims, during, memory_between, milliseconds
+from bench.serve.hostile import ATTACKS, Attack, Target, cold_prompt
+from bench.serve.victims import Records, Span, Victims, during, memory_between, milliseconds, resident_mb
 
 WARM_UP_S: Final = 20.0
+FILL_TOKENS: Final = 4000  # of a prompt that fills the cache
+MAX_FILL: Final = 40  # such prompts
+FULL_MB: Final = 8.0  # a prompt that adds less has found the cache full
 CALM_S: Final = 4.0  # between two attacks
 ECHO_S: Final = 0.5  # after an answer, still counted as attack
 SETTLE_S: Final = 60.0  # after the last attack, for memory to return
@@ -136,6 +139,19 @@ def faults(result: dict[str, Any], alive: bool) -> list[str]:
     return bad if alive else [*bad, "the server ended"]
 
 
+def fill_cache(server: Target, pid: int) -> int:
+    """Cold prompts until all of the KV cache is in use; their number.
+
+    Its memory is set aside by a setting and becomes resident as it is first written: it is no leak.
+    """
+    for i in range(MAX_FILL):
+        before = resident_mb(pid)
+        server.completion(prompt=cold_prompt(FILL_TOKENS, 1000 + i), max_tokens=1)
+        if i and resident_mb(pid) - before < FULL_MB:
+            return i + 1
+    return MAX_FILL
+
+
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     chosen = [ATTACKS[name] for name in options.attacks or ATTACKS]
     server = servers.paceline(options.model, options.threads, options.slots, options.cache_mb)
@@ -154,6 +170,7 @@ def _measure(
     rng, target = random.Random(options.seed), Target(server.port, options.model)
     victims = Victims(server.port, server.process.pid, options.model, options.clients, options.seed)
     ended = threading.Event()
+    say(f"{fill_cache(target, server.process.pid)} prompts have filled the KV cache")
     with victims:
         say(f"{options.clients} ordinary streams, {len(chosen)} attacks; warming up")
         target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})

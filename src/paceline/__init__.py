@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.output import Piece, Result, Stream
     from paceline.types import Ask, Draft, Drafter, Seq
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Threads of a pass wait for one another hundreds of times. Spinning long at each wait makes a pass many times
 # slower as soon as another program keeps a core busy. libgomp reads this when torch is first imported.

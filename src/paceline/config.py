@@ -99,9 +99,6 @@ def _token_biases(pairs: tuple[Any, ...]) -> tuple[tuple[int, float], ...]:
         raise SettingError("logit_bias", pairs, "whole numbers") from None
 
 
-DEFAULT_MAX_DRAFT: Final = 8
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target chooses its tokens. The same values with a seed always give the same text.
@@ -160,7 +157,7 @@ class SpecConfig:
     """How one request speculates."""
 
     drafters: tuple[str, ...] = ("grammar", "suffix", "ngram")  # in this order; () or "none": plain decoding
-    max_draft: int = DEFAULT_MAX_DRAFT  # 0: plain decoding, same code
+    max_draft: int = 8  # 0: plain decoding, same code
     tree_width: int = 1  # nodes of a draft for one position; 1: a chain
     adaptive: bool = True  # the controller may draft less than max_draft, or nothing
     accept: Accept = "match"
@@ -171,7 +168,8 @@ class SpecConfig:
 
     def __post_init__(self, num_speculative_tokens: int | None) -> None:
         if num_speculative_tokens is not None:
-            if self.max_draft not in (DEFAULT_MAX_DRAFT, num_speculative_tokens):
+            default = next(f.default for f in fields(self) if f.name == "max_draft")
+            if self.max_draft not in (default, num_speculative_tokens):
                 hint = f"max_draft is {self.max_draft}; give one of them"
                 raise SettingError(
                     "num_speculative_tokens", num_speculative_tokens, "the same as max_draft", hint

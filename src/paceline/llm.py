@@ -154,7 +154,7 @@ class LLM:
             id=f"r{next(self._ids)}",
             tokens=list(first.seq.tokens),
             params=replace(first.seq.params, choice=choice),
-            cursor=None if first.seq.cursor is None else first.seq.cursor.fork(),
+            cursor=None if first.seq.cursor is None else first.seq.cursor.clone(),
         )
         return self._output(seq, first.parser)
 

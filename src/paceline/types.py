@@ -40,9 +40,18 @@ class Cursor(Protocol):
 
     def fork(self) -> "Cursor": ...
 
+    def clone(self) -> "Cursor":
+        """A fork for another output: two threads may use the two at the same time."""
+        return self.fork()
+
     def commit(self, token: int) -> bool:
         """As `advance`, for a token that the mask allowed. Quick: the engine's thread calls it."""
         return self.advance(token)
+
+    @property
+    def unsettled(self) -> bool:
+        """True if `commit` has left something to do, and `finished` is not known until `settle`."""
+        return False
 
     def settle(self) -> None:
         """Before `fill`, which may be slow too: does what `commit` has left to do. `finished` may change."""

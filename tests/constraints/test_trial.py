@@ -97,10 +97,10 @@ def test_fixed_text_within_the_bound_is_taken() -> None:
 def test_too_many_waiting_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Semaphore(0), threading.Event()
 
-    def waits(self: trial.Trial, message: Any) -> tuple[str | None, int]:
+    def waits(self: trial.Trial, message: Any) -> tuple[str | None, int, int]:
         entered.release()
         leave.wait(60)
-        return None, 0
+        return None, 0, 0
 
     monkeypatch.setattr(trial.Trial, "_compile", waits)
     tried = trial.Trial(trial.TrialSetup("", 1, [], 1, 1.0, 1))
@@ -115,6 +115,62 @@ def test_too_many_waiting_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) 
     leave.set()
     for thread in threads:
         thread.join()
+
+
+def tried_process(made: Compiler) -> Any:
+    process = made._trial._process
+    assert process is not None
+    return process
+
+
+@pytest.mark.slow
+def test_a_process_that_keeps_much_memory_is_ended(
+    process_starts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Compiler(TOKENIZER, VOCAB)
+    made.cursor(WIDE)
+    process = tried_process(made)
+    assert process.poll() is None
+    monkeypatch.setattr(trial, "MAX_HELD", -1)
+    with pytest.raises(ConstraintError):
+        made.cursor(NESTED)
+    assert process.poll() is not None
+    assert made._trial._process is None
+    monkeypatch.undo()
+    assert made.cursor(Json.of({"const": "x" * 6000})).advance(ord('"'))  # a new process
+
+
+@pytest.mark.slow
+def test_an_idle_process_is_ended_and_the_next_grammar_has_a_new_one(
+    process_starts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "IDLE_S", 0.01)
+    made = Compiler(TOKENIZER, VOCAB)
+    made.cursor(WIDE)
+    deadline = time.monotonic() + 60
+    while made._trial._process is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert made.cursor(Json.of({"const": "x" * 6000})).advance(ord('"'))
+    assert len(process_starts) == 2
+
+
+def test_a_timer_that_a_grammar_has_overtaken_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(trial.Trial, "_compile", lambda self, message: (None, 0, 0))
+    tried = trial.Trial(trial.TrialSetup("", 1, [], 1, 1.0, 1))
+    tried.compile("x", {})
+    first = tried._idle
+    tried.compile("y", {})
+    second = tried._idle
+    assert first is not None
+    assert second is not None
+    monkeypatch.setattr(trial.Trial, "close", lambda self: closed.append(True))
+    tried.end_idle(first)
+    assert not closed
+    tried.end_idle(second)
+    assert closed
+    second.cancel()
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:

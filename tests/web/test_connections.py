@@ -93,7 +93,12 @@ def serving(loop: str = "auto", max_bodies: int = 1 << 20, **limits: Any) -> Ite
     routes = [
         Route(path, with_error_responses(call), methods=["GET", "POST"]) for path, call in methods.items()
     ]
-    bodies = Middleware(LimitedBodies, timeout_s=connections.limits.body_timeout_s, max_bytes=max_bodies)
+    bodies = Middleware(
+        LimitedBodies,
+        timeout_s=connections.limits.body_timeout_s,
+        max_bytes=max_bodies,
+        after_large=lambda: None,
+    )
     server = uvicorn.Server(
         uvicorn.Config(
             Starlette(routes=routes, middleware=[bodies]),

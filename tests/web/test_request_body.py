@@ -1,9 +1,13 @@
 """Bodies: JSON with one meaning passes unchanged, everything else is one line."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
+import weakref
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.web import request_body
-from paceline.web.api_errors import ApiError
-from paceline.web.request_body import FailFastModel, Shape, measure, parse_json, parse_request
+from paceline.web.api_errors import ApiError, with_error_responses
+from paceline.web.request_body import FailFastModel, LimitedBodies, Shape, measure, parse_json, parse_request
 
 MB = 1_000_000
 
@@ -217,6 +223,75 @@ def test_a_list_ends_at_its_first_error(data: dict[str, Any], param: str) -> Non
     assert refused.value.param == param
 
 
+def request_of(body: bytes) -> tuple[dict[str, Any], Callable[[], Awaitable[Message]]]:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    return {"type": "http", "method": "POST", "headers": headers}, receive
+
+
+@pytest.mark.parametrize(("size", "calls"), [(10, 0), (request_body.INLINE_BYTES + 1, 1)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_of_a_request_with_a_large_body_is_reported(size: int, calls: int, fails: bool) -> None:
+    ended: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        assert not ended
+        if fails:
+            raise ApiError(400, "no")
+
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    async def run() -> None:
+        bodies = LimitedBodies(app, 60, MB, lambda: ended.append(True))
+        with suppress(ApiError):
+            await bodies(*request_of(b"x" * size), send)
+
+    asyncio.run(run())
+    assert len(ended) == calls
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_a_refused_body_is_freed_without_the_garbage_collector(size: int) -> None:
+    """A request refers to its error, and the frames of the error's traceback to the body."""
+    frames: list[weakref.ref[Any]] = []
+
+    class Held:
+        """Stands for a body: bytes have no weak references."""
+
+    async def handler(http: Request) -> Response:
+        held = Held()
+        frames.append(weakref.ref(held))
+        try:
+            await request_of_model(http)
+        except ApiError as error:
+            http.state.error = error
+            raise
+        raise AssertionError(held)
+
+    async def request_of_model(http: Request) -> None:
+        held = Held()
+        frames.append(weakref.ref(held))
+        await request_body.read_request(http, _Body, MB)
+        raise AssertionError(held)
+
+    async def run() -> None:
+        scope, receive = request_of(b"[" + b"1," * (size // 2) + b"1]")
+        http = Request({**scope, "route": Route("/", lambda _: None)}, receive)
+        assert (await with_error_responses(handler)(http)).status_code == 400
+        assert isinstance(http.state.error, ApiError)  # the access log reads it
+        assert [held() for held in frames] == [None, None]
+
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
+
+
 def test_a_large_body_is_parsed_beside_the_loop() -> None:
     threads: list[str] = []
 
@@ -229,13 +304,7 @@ def test_a_large_body_is_parsed_beside_the_loop() -> None:
             return self
 
     async def read(size: int) -> None:
-        body = json.dumps({"text": "x" * size}).encode()
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        headers = [(b"content-type", b"application/json")]
-        http = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        http = Request(*request_of(json.dumps({"text": "x" * size}).encode()))
         data, request = await request_body.read_request(http, Noting, MB)
         assert data == {"text": request.text}
 

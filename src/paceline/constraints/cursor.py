@@ -110,6 +110,16 @@ class GrammarCursor(Cursor):
         self._shared = True
         return copy(self)
 
+    def clone(self) -> "GrammarCursor":
+        """A matcher raises where two threads use it at once."""
+        other = self.fork()
+        other._unshare()
+        return other
+
+    def _unshare(self) -> None:
+        if self._shared:
+            self._matcher, self._shared = self._matcher.deep_copy(), False
+
     def hints(self) -> "GrammarCursor":
         """Never compiles: after an error it knows nothing. Where masks are slow, it accepts no token."""
         hints = self.fork()
@@ -137,8 +147,7 @@ class GrammarCursor(Cursor):
             return self._ended
         if self._slow and not self._recovers:
             return False
-        if self._shared:
-            self._matcher, self._shared = self._matcher.deep_copy(), False
+        self._unshare()
         accepted, stopped = self._query_or(
             lambda matcher: (self._try_consume(matcher, token), matcher.is_stopped()), (False, False)
         )
@@ -180,18 +189,21 @@ class GrammarCursor(Cursor):
         self._mask = None
         return True
 
+    @property
+    def unsettled(self) -> bool:
+        return bool(self._deferred)
+
     def settle(self) -> None:
         """Consumes deferred tokens, without holding Python's lock. Raises as `fill` does."""
         if not self._deferred:
             return
         tokens, self._deferred = self._deferred, ()
-        if self._shared:
-            self._matcher, self._shared = self._matcher.deep_copy(), False
+        self._unshare()
         if self._current:
             started = perf_counter()
             consumed = all(_consume(self._matcher, self._grammar.tokenizer, token) for token in tokens)
             self._grammar.took(perf_counter() - started)
-            self._source.broken = not consumed
+            self._source.broken |= not consumed  # another output may have broken it meanwhile
         if not self._current:
             self._behind = True
         self._stopped = self._query(lambda matcher: matcher.is_stopped())
@@ -230,6 +242,8 @@ class GrammarCursor(Cursor):
     def _query(self, query: "Callable[[LLMatcher], T]") -> T:
         """The answer of a matcher at this position. An error counts only if a new matcher makes it too."""
         message = "the grammar has to be compiled again"
+        if not (self._current or self._recovers):
+            raise ConstraintError(message)
         for _ in range(2):
             if self._current or (self._recovers and self._replay()):
                 started = perf_counter()

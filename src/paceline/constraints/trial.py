@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from paceline.constraints import trial_process
 from paceline.errors import Busy, ConstraintError
 
 MAX_WAITING: Final = 8  # grammars at once; more are refused
+IDLE_S: Final = 20.0  # without a grammar: the process is ended
+MAX_HELD: Final = 16 << 20  # bytes that the process may keep after a grammar; with more it is ended
 SLOWEST: Final = 30.0  # wall time for one second of CPU time, on a machine that has much else to do
 _ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -35,12 +38,17 @@ class TrialSetup:
 
 
 class Trial:
-    """Starts the process for its first grammar, and again after it was killed or has ended."""
+    """Starts the process for its first grammar, and again after it was ended.
+
+    It is ended for a grammar's time or memory, when it keeps much memory, and when it is idle. Only this side
+    ends it, between two grammars: none is sent to a process that is about to end.
+    """
 
     def __init__(self, setup: TrialSetup) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._idle: threading.Timer | None = None
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
     def compile(self, grammar: str, limits: Mapping[str, int]) -> tuple[str | None, int]:
@@ -54,11 +62,18 @@ class Trial:
             raise Busy(f"{MAX_WAITING} large constraints wait to be compiled already: try again later")
         try:
             with self._lock:
-                return self._compile({"grammar": grammar, "limits": dict(limits)})
+                self._cancel_idle()
+                error, taken, held = self._compile({"grammar": grammar, "limits": dict(limits)})
+                if held > MAX_HELD:
+                    self.close()
+                else:
+                    self._end_when_idle()
+                return error, taken
         finally:
             self._waiting.release()
 
-    def _compile(self, message: Mapping[str, Any]) -> tuple[str | None, int]:
+    def _compile(self, message: Mapping[str, Any]) -> tuple[str | None, int, int]:
+        """As compile, and the bytes that the process keeps."""
         process = self._running()
         killer = threading.Timer(SLOWEST * self._setup.seconds, process.kill)
         killer.daemon = True
@@ -74,8 +89,24 @@ class Trial:
             killer.cancel()
         if answer is None:
             raise self._died(process)
-        error, taken = answer
-        return error, taken
+        error, taken, held = answer
+        return error, taken, held
+
+    def _end_when_idle(self) -> None:
+        self._idle = threading.Timer(IDLE_S, _end_idle, (weakref.ref(self),))
+        self._idle.daemon = True
+        self._idle.start()
+
+    def _cancel_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def end_idle(self, timer: threading.Timer) -> None:
+        """Ends the process, unless a grammar has come since the timer was started."""
+        with self._lock:
+            if self._idle is timer:
+                self.close()
 
     def _running(self) -> "subprocess.Popen[bytes]":
         """A process that has read the tokenizer."""
@@ -119,6 +150,7 @@ class Trial:
 
     def close(self) -> None:
         """Ends the process."""
+        self._cancel_idle()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -130,3 +162,10 @@ class Trial:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _end_idle(trial: "weakref.ref[Trial]") -> None:
+    """Run by a timer, which does not keep the trial."""
+    timer = threading.current_thread()
+    if (found := trial()) is not None and isinstance(timer, threading.Timer):
+        found.end_idle(timer)

@@ -2,19 +2,18 @@
 
 Run by path: it needs llguidance and nothing of this package, so that it starts soon and stays small. Messages
 on stdin and stdout are a length of four bytes and JSON. The first one is the tokenizer; each further one is a
-grammar with its limits, and gets the error, or null, and the bytes that the grammar took.
+grammar with its limits, and gets the error, or null, the bytes that the grammar took, and the bytes that the
+process now holds beyond those at its start.
 """
 
 import json
 import os
-import select
 import signal
 import threading
 from typing import Any, BinaryIO
 
 NICE = 10
 STACK_BYTES = 4 << 20  # half of what a thread of the server has: recursion that fits here fits there
-IDLE_S = 300.0  # without a grammar: the process ends
 
 
 def read(stream: BinaryIO) -> Any:
@@ -76,7 +75,8 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
     compile_grammar(llguidance, tables, "start: /a/", {}, setup["max_forced"])
     limit_memory(setup["memory"] + STACK_BYTES)
     write(outgoing, None)
-    while select.select([incoming], [], [], IDLE_S)[0] and (job := read(incoming)) is not None:
+    start = status("VmRSS")
+    while (job := read(incoming)) is not None:
         before = status("VmRSS")
         limit_time(setup["seconds"])
         try:
@@ -84,7 +84,8 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
         except MemoryError:
             os._exit(1)
         limit_time(0)
-        write(outgoing, [error, max(0, status("VmRSS") - before)])
+        after = status("VmRSS")
+        write(outgoing, [error, max(0, after - before), max(0, after - start)])
 
 
 def main() -> None:

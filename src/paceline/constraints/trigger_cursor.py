@@ -202,6 +202,10 @@ class TriggerCursor(Cursor):
             self._head = self._heads.heads.after(self._resumes, text[end:])
             self._inner = self._resumes = None
 
+    @property
+    def unsettled(self) -> bool:
+        return self._inner is not None and self._inner.unsettled
+
     def settle(self) -> None:
         if self._inner is not None:
             self._inner.settle()
@@ -254,6 +258,11 @@ class TriggerCursor(Cursor):
     def hints(self) -> "TriggerCursor":
         other = copy(self)
         other._inner = None if self._inner is None else self._inner.hints()
+        return other
+
+    def clone(self) -> "TriggerCursor":
+        other = copy(self)
+        other._inner = None if self._inner is None else self._inner.clone()
         return other
 
     def fork(self) -> "TriggerCursor":

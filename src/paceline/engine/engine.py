@@ -141,8 +141,8 @@ class Engine:
 
     def _step(self) -> list[Round]:
         failed = self._expire() + self._admit()
-        scheduled = self._schedule()
-        if not scheduled:
+        scheduled, settled = self._schedule()
+        if not scheduled and not settled:
             self._masking.wait()
         self._drafting.plan(scheduled)
         started = perf_counter_ns()
@@ -169,7 +169,7 @@ class Engine:
         for s in scheduled:
             if s.seq.id in rounds:
                 self._report(s.seq, rounds[s.seq.id])
-        return failed + ended + list(rounds.values())
+        return failed + settled + ended + list(rounds.values())
 
     def _postponed(self, s: Scheduled) -> bool:
         """A sequence whose masks are late is in this pass for nothing: its rows are dropped."""
@@ -200,17 +200,25 @@ class Engine:
                 self._drafting.begin(seq)
         return failed
 
-    def _schedule(self) -> list[Scheduled]:
-        """Sequences with slow masks are in a pass only once their next mask is ready."""
-        scheduled = []
+    def _schedule(self) -> tuple[list[Scheduled], list[Round]]:
+        """Sequences with slow masks are in a pass only once their next mask is ready.
+
+        Returns also the ends of those whose grammar had to be waited for, to know that they end or why.
+        """
+        scheduled, ends = [], []
         for seq, fed in self._scheduler.pieces(lambda seq: self._masking.held(seq.id)):
             scored = seq.computed + len(fed) == len(seq.tokens)
             ready = self._masking.ready(seq.id) if scored else None
-            if scored and ready is None and self._masking.slow(seq.id):
+            full = scored and self._full(seq)
+            if scored and ready is None and (full or self._masking.slow(seq.id)):
                 self._masking.ahead(seq.id, partial(self._masks, seq, NO_DRAFT))
+            elif full or (ready is not None and seq.cursor is not None and seq.cursor.finished):
+                finish: Finish = "stop" if seq.cursor is not None and seq.cursor.finished else "length"
+                ends.append(Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish=finish))
+                self._report(seq, ends[-1])
             else:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
-        return scheduled
+        return scheduled, ends
 
     def _forward(
         self, scheduled: list[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
@@ -231,6 +239,11 @@ class Engine:
                 if any(len(s.draft) for s in scheduled):
                     for s in scheduled:
                         s.draft = NO_DRAFT
+                elif self.running == 1 and _awaits_mask(
+                    scheduled[0]
+                ):  # it may have ended: the mask will tell
+                    self._masking.set_slow(scheduled[0].seq.id)
+                    return [], _NO_SCORES, []
                 elif self.running == 1:
                     return [], _NO_SCORES, [self._fail(scheduled[0].seq, error)]
                 else:
@@ -314,12 +327,10 @@ class Engine:
         return s.round(cost, verdict.path[:committed], new[:committed], finish, logprobs=scored[:committed])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
-        """Commits tokens up to the first one that ends the output."""
+        """Commits tokens up to the first one that ends the output, or may have ended it."""
         for i, token in enumerate(new):
-            if i and seq.cursor is not None:  # a token that was committed late may have ended the output
-                seq.cursor.settle()
-                if seq.cursor.finished:
-                    return "stop"
+            if i and seq.cursor is not None and seq.cursor.unsettled:
+                return None  # which the next masks will tell, computed beside the engine
             seq.tokens.append(token)
             if seq.cursor is not None and not seq.cursor.commit(token):
                 raise rejected(token)
@@ -331,8 +342,11 @@ class Engine:
         ends = token in seq.end_tokens or (seq.cursor is not None and seq.cursor.finished)
         if (seq.stopped_by is not None and seq.stopped_by(token)) or ends:
             return "stop"
-        full = len(seq.tokens) >= self.target.max_context
-        return "length" if full or len(seq.tokens) - seq.prompt_len >= seq.params.max_tokens else None
+        unsettled = seq.cursor is not None and seq.cursor.unsettled
+        return "length" if self._full(seq) and not unsettled else None
+
+    def _full(self, seq: Seq) -> bool:
+        return len(seq.tokens) >= min(self.target.max_context, seq.prompt_len + seq.params.max_tokens)
 
     def _report(self, seq: Seq, r: Round) -> None:
         for sink in self._sinks:
@@ -352,6 +366,10 @@ class Engine:
 
 def _masks_of(s: Scheduled) -> Masks:
     return s.masks
+
+
+def _awaits_mask(s: Scheduled) -> bool:
+    return s.scored and s.masks is FREE and s.seq.cursor is not None
 
 
 def _has_masks(seq: Seq) -> bool:

@@ -91,6 +91,10 @@ class Masking:
             if other is not job and other.future.cancel():
                 other.future = self._pool.submit(_run, other)
 
+    def set_slow(self, seq_id: str) -> None:
+        """The sequence waits for its next mask before it is in a pass."""
+        self._slow[seq_id] = QUICK_MASKS
+
     def slow(self, seq_id: str) -> bool:
         return seq_id in self._slow
 

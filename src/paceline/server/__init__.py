@@ -8,6 +8,7 @@ routes.py        the routes file
 async_engine.py  AsyncEngine and the thread that runs the engine
 access_log.py    one line for each request
 request_log.py   the end of a request: metrics, span, trace, training sample
+heap.py          freed memory back to the system, after large requests
 telemetry/       Prometheus metrics and OpenTelemetry spans
 online/          online training of drafters
 """

@@ -16,6 +16,7 @@ from paceline import __version__
 from paceline.server.access_log import AccessLog
 from paceline.server.admission import Admission
 from paceline.server.async_engine import AsyncEngine
+from paceline.server.heap import HeapTrimmer
 from paceline.server.openai.chat import ChatServing
 from paceline.server.openai.completions import CompletionServing
 from paceline.server.openai.models import ModelServing
@@ -76,7 +77,12 @@ class App:
             middleware=[
                 Middleware(RequestIds),
                 Middleware(AccessLog),
-                Middleware(LimitedBodies, timeout_s=self._body_timeout_s, max_bytes=self._max_bodies),
+                Middleware(
+                    LimitedBodies,
+                    timeout_s=self._body_timeout_s,
+                    max_bytes=self._max_bodies,
+                    after_large=HeapTrimmer().request,
+                ),
             ],
             lifespan=self._lifespan,
             exception_handlers={404: not_found, 405: not_allowed},

@@ -95,12 +95,13 @@ def trim_heap() -> None:
 
 
 def limit_heap_arenas() -> None:
-    """Lets threads share two heaps, to be called before they start.
+    """Lets all threads share one heap, to be called before they start.
 
     By default glibc gives each its own, and what one frees the others cannot use: a server seems to leak.
+    malloc_trim(3) shortens only the first heap: what is free at the end of another would stay.
     """
     if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def name() -> str:

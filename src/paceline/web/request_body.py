@@ -7,7 +7,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from inspect import signature
@@ -52,10 +52,15 @@ _UNION_MEMBER: Final = re.compile(r"(str|int|float|bool|(list|dict|literal)\[.*|
 
 
 class LimitedBodies:
-    """Middleware: a body arrives within a time, and bodies in memory have a limit together."""
+    """Middleware: a body arrives within a time, and bodies in memory have a limit together.
 
-    def __init__(self, app: ASGIApp, timeout_s: float, max_bytes: int) -> None:
-        self._app = app
+    after_large: called on the event loop when a request with a large body has ended.
+    """
+
+    def __init__(
+        self, app: ASGIApp, timeout_s: float, max_bytes: int, after_large: Callable[[], None]
+    ) -> None:
+        self._app, self._after_large = app, after_large
         self._timeout_s, self._max_bytes = timeout_s, max_bytes
         self._held = 0  # bytes of the bodies of all requests in progress
 
@@ -87,6 +92,8 @@ class LimitedBodies:
             await self._app(scope, receive_limited, send)
         finally:
             self._held -= held
+            if held > INLINE_BYTES:
+                self._after_large()
 
 
 async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[dict[str, Any], M]:
