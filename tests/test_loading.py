@@ -13,7 +13,7 @@ from paceline import LLM, Ask, Draft, Drafter, EngineConfig, SamplingParams, Spe
 from paceline.errors import DrafterMismatch, UnknownModel, UsageError
 from paceline.heads.local_heads import available_heads, drafter_path
 from paceline.heads.registry import HEAD_TYPES
-from paceline.loading import find_heads, head_drafters, read_heads
+from paceline.loading import check_drafters, find_heads, head_drafters, read_heads
 from paceline.target.base import PagedTarget
 from paceline.target.native.target import NativeTarget
 from support import SUPPORT
@@ -173,3 +173,9 @@ def test_none_holds_the_targets_embedding_again(
     for held, peak in json.loads(done.stdout):
         assert held < embedding / 3
         assert peak < embedding
+
+
+def test_drafters_that_could_be_loaded_are_not_listed_as_loaded() -> None:
+    check_drafters(SpecConfig(("self",)), {"ngram"}, {"self"})
+    with pytest.raises(UsageError, match=r"Loaded: ngram$"):
+        check_drafters(SpecConfig(("eagle",)), {"ngram"}, {"self"})

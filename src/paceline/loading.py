@@ -102,7 +102,7 @@ def load_model(
     _check_kinds(heads, ready)
     extra = (*custom, *(head.kind for head in heads), *(("model",) if draft_model else ()))
     spec = spec or SpecConfig((*SpecConfig().drafters, *extra))
-    check_drafters(spec, {*ready, *extra, *TARGET_DRAFTERS})
+    check_drafters(spec, {*ready, *extra}, TARGET_DRAFTERS)
     _check_usable(spec, ready, path, config, draft_model)
     tokenizer = Tokenizer.load(path)
     stored = read_heads(heads, path)
@@ -175,11 +175,12 @@ def _check_kinds(heads: Sequence[TrainedHead], drafters: Mapping[str, Drafter]) 
             )
 
 
-def check_drafters(spec: SpecConfig, loaded: Iterable[str]) -> None:
-    """Every drafter of the spec is loaded, or the error says how to load it."""
+def check_drafters(spec: SpecConfig, loaded: Iterable[str], loadable: Iterable[str] = ()) -> None:
+    """Every drafter of the spec is loaded, or the error says how to load it. loadable: those loaded later."""
     loaded = set(loaded)
+    usable = {*loaded, *loadable}
     for name in spec.drafters:
-        if name not in loaded:
+        if name not in usable:
             raise UsageError(not_loaded(name, loaded))
 
 

@@ -44,6 +44,17 @@ def test_routes_check_lists_what_was_understood(capsys: pytest.CaptureFixture[st
     assert json.loads(out)["routes"][0]["match"] == {"path": "/v1/*", "tools": ["edit_file"]}
 
 
+def test_serve_lists_the_problems_of_its_routes_as_the_check_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a, drafters: [sufix]}, {name: a}]")
+    checked = run(capsys, "routes", "check", file)[1].splitlines()
+    code, out, err = run(capsys, "serve", "no-such-model", "--port", "0", "--routes", file)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [f"paceline: routes.yaml: {problem}" for problem in checked]
+
+
 def test_routes_check_lists_problems(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text("routes: [{name: a, drafters: [sufix]}, {name: a}]")

@@ -14,6 +14,7 @@ from paceline.cli.generate import _command_line
 from paceline.cli.render import COLOURS, OWN
 from paceline.drafters import DRAFTERS
 from support.clients import fails, run
+from support.servers import toy_chat_model
 
 REPEATING = "one two three four, one two three four, one two three four, one two"
 GENERATE = ["generate", "--model", "smollm2-135m", "--max-tokens", "24"]
@@ -231,3 +232,12 @@ def test_draft_model_with_another_tokenizer(
 def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     assert hub.home() == tmp_path
+
+
+def test_a_comparison_is_part_of_the_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = str(toy_chat_model(tmp_path))
+    options = ["generate", "--model", model, "--prompt", REPEATING, "--max-tokens", "8", "--cache-mb", "64"]
+    facts = as_json(capsys, *options, "--compare")
+    assert facts["plain"]["identical"] is True
+    assert facts["plain"]["passes"] >= facts["passes"]
+    assert "plain" not in as_json(capsys, *options)

@@ -11,6 +11,7 @@ import pytest
 from paceline.cli import main
 from paceline.trace.record import RequestRecord, RoundRecord
 from paceline.trace.store import Store
+from support.clients import fails
 
 Capture = pytest.CaptureFixture[str]
 NOW = 1_800_000_000.0
@@ -131,3 +132,8 @@ except SystemExit as end:
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_an_end_that_no_request_has_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(capsys, "trace", "ls", "--finish", "foo")
+    assert "expected one of stop, tool_calls, length, cancelled, error, refused" in message

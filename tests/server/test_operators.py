@@ -197,15 +197,20 @@ def test_a_refused_request_has_one_line_with_its_reason(
         served.ask(prompt="x", temperature=-1)
         served.ask(prompt="x", nonsense=1)
         httpx.get(f"{served.running.url}/no%20such%0Apath?{SECRET}", trust_env=False)
+        httpx.get(f"{served.running.url}/v1/completions", trust_env=False)
+        served.ask(prompt=[5] * CONTEXT)
         httpx.get(f"{served.running.url}/health", trust_env=False)
-        assert until(lambda: len(lines(caplog)) == 4, IDLE_S)
+        assert until(lambda: len(lines(caplog)) == 6, IDLE_S)
     shown = [re.sub(r" \d\.\d+s id=\S+", "", line) for line in lines(caplog)]
     assert shown == [
         "POST /v1/completions 401 refused=unauthorized error=invalid_api_key",
         "POST /v1/completions 400 key=api-key route=default prompt=0 cached=0 output=0 passes=0 "
-        "error=invalid_request_error",
+        "refused=invalid error=invalid_request_error",
         "POST /v1/completions 400 key=api-key refused=invalid error=invalid_request_error",
-        "GET '/no such\\npath' 404",
+        "GET '/no such\\npath' 404 refused=invalid error=invalid_request_error",
+        "GET /v1/completions 405 refused=invalid error=invalid_request_error",
+        "POST /v1/completions 400 key=api-key route=default prompt=0 cached=0 output=0 passes=0 "
+        "refused=too_long error=context_length_exceeded",
     ]
 
 

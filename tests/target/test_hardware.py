@@ -33,7 +33,7 @@ def test_illegal_amx_is_avoided_for_bfloat16_only(claims_amx: pytest.MonkeyPatch
     hardware.prepare(torch.bfloat16)
     assert os.environ[hardware.ISA_SETTING] == hardware.WITHOUT_AMX
     assert hardware.describe()["amx"] == "illegal"
-    assert hardware.describe()["isa cap"] == hardware.WITHOUT_AMX
+    assert hardware.describe()["max cpu isa"] == hardware.WITHOUT_AMX
 
 
 def test_working_amx_is_used(claims_amx: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_counted(tokenizer: Tokenizer, tmp_path: Path) ->
     assert found.rejected == {
         "the same prompt again": 1,
         "messages are not a list of objects": 2,
-        "no text was recorded": 1,
+        "`messages` is missing": 1,
         "a prompt without messages": 1,
         "tools are not a list of objects": 1,
         "nothing to answer": 2,
@@ -111,7 +111,7 @@ def test_what_cannot_be_used_is_counted(tokenizer: Tokenizer, tmp_path: Path) ->
 def test_sources_without_any_prompt_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to answer: 1"):
         collected(tokenizer, tmp_path / "a.jsonl", record(SYSTEM))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="does not exist"):
         collect(tokenizer, [tmp_path / "none.jsonl"], 100)
     (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b\x08 and no more")
     with pytest.raises(DataError, match="cannot be read"):

@@ -91,7 +91,12 @@ def generate(
     if display.to_json:
         from paceline.output import as_json
 
-        print(json.dumps(as_json(start(params).read()), ensure_ascii=False))
+        result = start(params).read()
+        facts = as_json(result)
+        if display.compare:
+            plain = start(params, spec=replace(llm.spec, drafters=())).read()
+            facts["plain"] = {"identical": plain.token_ids == result.token_ids, "passes": plain.passes}
+        print(json.dumps(facts, ensure_ascii=False))
         return
     _write(start, params, llm, display)
 

@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"paceline: {message}", markup=False)
+    lines = "\n".join(f"paceline: {line}" for line in message.splitlines())
+    Console(stderr=True, highlight=False, soft_wrap=True).print(lines, markup=False)
     sys.exit(2)
 
 
@@ -110,5 +111,7 @@ def doctor(
             out.print(f"{name:<16} {value}")
             continue
         for context, row in value.items():
-            times = ", ".join(f"{rows} rows {ms} ms" for rows, ms in row.items())
+            times = ", ".join(
+                f"{rows} {'row' if int(rows) == 1 else 'rows'} {ms} ms" for rows, ms in row.items()
+            )
             out.print(f"{'cost of a pass':<16} after {context} tokens: {times}")

@@ -44,6 +44,8 @@ ROUND_HEAD = (
     "by",
 )
 
+ENDS = ("stop", "tool_calls", "length", "cancelled", "error", "refused")
+
 StoreUrl = Annotated[
     str | None,
     typer.Option("--store", help="A file, or postgresql://...; else traces.db in paceline's folder."),
@@ -57,11 +59,13 @@ def list_requests(
     before: Annotated[str | None, typer.Option(help="Only those before this id: the next page.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
     route: Annotated[str | None, typer.Option(help="Only this route.")] = None,
-    finish: Annotated[str | None, typer.Option(help="Only this end: stop, length, cancelled, error.")] = None,
+    finish: Annotated[str | None, typer.Option(help=f"Only this end: {', '.join(ENDS)}.")] = None,
     as_json: AsJson = False,
     store: StoreUrl = None,
 ) -> None:
     """The latest requests."""
+    if finish is not None and finish not in ENDS:
+        raise UsageError(f"--finish {finish!r} is not usable: expected one of {', '.join(ENDS)}")
     with closing(_open(store)) as traces:
         records = traces.list(limit, before, model, route, finish)
     if as_json:

@@ -87,5 +87,7 @@ def _figures(context: RequestContext) -> Iterator[str]:
         firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
         yield f"first={min(firsts):.3f}" if firsts else "first=-"
         yield f"finish={','.join(sorted({finish_of(output) for output in outputs}))}"
+    if context.refusal is not None:
+        yield f"refused={context.refusal}"
     if context.error is not None:
         yield f"error={context.error}"

@@ -39,6 +39,7 @@ class RequestContext:
     ticket: Ticket | None
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
     error: str | None = None  # the code of the error that ended it
+    refusal: str | None = None  # why it was refused before its first pass
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # unix seconds
 

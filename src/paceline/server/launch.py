@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
+from paceline.drafters import DRAFTERS
 from paceline.errors import SettingError, UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
@@ -29,7 +30,7 @@ from paceline.server.online.online_trainer import OnlineTrainer
 from paceline.server.online.process import check_platform
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY
 from paceline.server.request_log import RequestLog
-from paceline.server.routes import RouteFile
+from paceline.server.routes import RouteError, RouteFile
 from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
@@ -139,7 +140,7 @@ def default_name(model: str) -> str:
 def build(settings: ServerSettings) -> App:
     """Loads the model and everything around it."""
     if settings.routes:
-        load_routes(settings.routes)  # a broken file shows before the weights are read
+        _check_routes(settings.routes)
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
     store = _store(settings)
     recorder = None if store is None else Recorder(store, with_text=settings.trace_text)
@@ -184,6 +185,16 @@ def build(settings: ServerSettings) -> App:
         settings.keep_alive_s,
         settings.connections.body_timeout_s,
     )
+
+
+def _check_routes(file: str) -> None:
+    """As `paceline routes check`: a broken file shows before the weights are read."""
+    try:
+        load_routes(file, DRAFTERS)
+    except RouteError as error:
+        name = Path(file).name
+        named = (problem if name in problem else f"{name}: {problem}" for problem in error.problems)
+        raise RouteError(*named) from None
 
 
 def _trainer(

@@ -102,7 +102,7 @@ class RequestLog:
         code = context.error = None if error is None else error_code(error)
         for output in context.outputs:
             output.finish = output.finish or ("cancelled" if code in (None, CANCELLED) else "error")
-        refusal = None if error is None else _refusal(context, error)
+        refusal = context.refusal = None if error is None else _refusal(context, error)
         try:
             self._report(context, code, refusal)
         finally:

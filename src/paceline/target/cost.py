@@ -128,7 +128,7 @@ class CostMonitor:
             return
         drift = median(self._ratios)
         if not 1 / MAX_DRIFT <= drift <= MAX_DRIFT:
-            log.info("passes take %.1f times their measured cost, which is measured again next time", drift)
+            log.info("passes take %.1f times as long as measured: the next start measures again", drift)
             threading.Thread(target=self._make_provisional, daemon=True).start()  # a sink must not block
         else:
             self._ratios.clear()

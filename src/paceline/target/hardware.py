@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
         "cpu": name(),
         "cpu features": ", ".join(_listed(FLAGS)) or "none of interest",
         "amx": amx(),
-        "isa cap": os.environ.get(ISA_SETTING) or "none",
+        "max cpu isa": os.environ.get(ISA_SETTING) or "none",
         "cores": cores(),
         "memory": f"{_memory_bytes() / 2**30:.1f} GiB",
         "torch threads": torch.get_num_threads(),

@@ -158,9 +158,11 @@ def with_error_responses(handler: Handler) -> Handler:
 
 
 async def not_found(request: Request, error: Exception) -> Response:
-    return ApiError(404, "no such path").response()
+    request.state.error = missing = ApiError(404, "no such path")  # for the access log
+    return missing.response()
 
 
 async def not_allowed(request: Request, error: Exception) -> Response:
     allowed = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(ApiError(405, "the method is not allowed here").body, 405, allowed)
+    request.state.error = refused = ApiError(405, "the method is not allowed here")
+    return JSONResponse(refused.body, 405, allowed)

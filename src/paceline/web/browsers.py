@@ -42,7 +42,7 @@ class BrowserGuard:
             return _forbidden("Host", "a name of this server", "allowed-host NAME")
         if origin is None or self._may_ask(origin.lower(), host, name):
             return None
-        return _forbidden("Origin", "no browser, or an allowed origin", "allowed-origin ORIGIN")
+        return _forbidden("Origin", "an allowed origin, or none", "allowed-origin ORIGIN")
 
     def _may_be_host(self, name: str) -> bool:
         return name in self._hosts or is_local_name(name) or is_address(name)

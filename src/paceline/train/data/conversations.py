@@ -58,6 +58,8 @@ def _from_file(path: Path, rejected: RejectionCounts) -> Iterator[Conversation]:
             for line in lines:
                 if line.strip() and (made := _of_line(line, rejected)) is not None:
                     yield made
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: give a .jsonl or .jsonl.gz file or a trace store") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}; expected one JSON object a line") from error
 
@@ -98,7 +100,9 @@ def _conversation(
     messages, tools, group = record.get("messages"), record.get("tools") or [], record.get("group") or ""
     problem = ""
     if messages is None:
-        problem = "a prompt without messages" if record.get("prompt") else "no text was recorded"
+        traced = "messages" in record or "output_ids" in record
+        unknown = "no text was recorded" if traced else "`messages` is missing"
+        problem = "a prompt without messages" if record.get("prompt") else unknown
     elif not _are_objects(messages) or not messages:
         problem = "messages are not a list of objects"
     elif not _are_objects(tools):
