@@ -101,8 +101,16 @@ def test_lists_texts_and_mappings_are_taken_as_they_come() -> None:
 
 def test_num_speculative_tokens_is_a_second_name_of_max_draft() -> None:
     spec = SpecConfig(num_speculative_tokens=3)
-    assert spec == SpecConfig(max_draft=3)
+    assert spec == SpecConfig(max_draft=3) == SpecConfig(max_draft=3, num_speculative_tokens=3)
+    with pytest.raises(SettingError, match="max_draft is 4; give one of them"):
+        SpecConfig(max_draft=4, num_speculative_tokens=3)
     assert replace(spec, max_draft=5).max_draft == 5
     assert replace(spec, tree_width=2).max_draft == 3
     with pytest.raises(SettingError, match="max_draft=65"):
         SpecConfig(num_speculative_tokens=65)
+
+
+def test_minus_1_turns_top_k_off_as_0_does() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams()
+    with pytest.raises(SettingError, match="expected 0 or -1"):
+        SamplingParams(top_k=-2)

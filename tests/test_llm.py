@@ -1,15 +1,18 @@
 """The Python API: seeds, memory, and how often a request's conversation is rendered."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline import LLM, SamplingParams, Seq
-from paceline.constraints import OutputSpec
+from paceline import LLM, EngineConfig, SamplingParams, Seq
+from paceline.constraints import Choice, OutputSpec
+from paceline.errors import PromptTooLong, SettingError
 from paceline.target.cost import CostMonitor
 from paceline.text.chat_template import ChatTemplate
 from paceline.types import Round
+from support.servers import toy_chat_model
 
 CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
 TOOL = {
@@ -24,6 +27,38 @@ TOOL = {
 @pytest.fixture(scope="module")
 def llm(smollm2_path: object) -> LLM:
     return LLM("smollm2-135m")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    path: Path = toy_chat_model(tmp_path_factory.mktemp("toy"))
+    return LLM(str(path), config=EngineConfig("cpu", cache_mb=64, max_model_len=128))
+
+
+@pytest.mark.parametrize("prompt", [None, 7, "", []])
+def test_a_prompt_that_is_none_is_a_setting_error(toy: LLM, prompt: Any) -> None:
+    with pytest.raises(SettingError, match="expected a text, a list of messages or a list of tokens"):
+        toy.generate(prompt)
+
+
+def test_a_batch_of_one_text_is_an_error(toy: LLM) -> None:
+    with pytest.raises(SettingError, match="a list of prompts; for one prompt use generate"):
+        toy.batch("abc")
+
+
+def test_a_closed_stream_has_no_further_piece(toy: LLM) -> None:
+    stream = toy.stream("abc", output=Choice(("a b c d e f g h",)))
+    next(stream)
+    while not stream._pieces:  # a pass accepts several tokens that the grammar forces
+        next(stream)
+    stream.close()
+    assert list(stream) == []
+
+
+def test_a_context_limited_by_a_setting_is_called_by_its_name(toy: LLM) -> None:
+    for prompt in ("a b c d " * 60, [5] * 128):
+        with pytest.raises(PromptTooLong, match="max_model_len is 128, one of them for the answer"):
+            toy.generate(prompt)
 
 
 @pytest.mark.model

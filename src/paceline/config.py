@@ -107,7 +107,7 @@ class SamplingParams:
     """
 
     temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: off
+    top_k: int = 0  # 0, or vLLM's -1: off
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and output
@@ -128,7 +128,8 @@ class SamplingParams:
         require_whole(self, "top_k", "seed", "choice", "max_tokens", "min_tokens", "stop_tokens", "logprobs")
         object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
         require(lambda t: t == 0 or 1e-4 <= t < 1e6, "temperature", self.temperature, "0, or 0.0001 and more")
-        require(lambda x: x >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(lambda x: x >= -1, "top_k", self.top_k, "0 or -1 (off), or more")
+        object.__setattr__(self, "top_k", max(0, self.top_k))
         require(lambda x: 0 < x <= 1, "top_p", self.top_p, "more than 0, at most 1")
         require_between(self, 0, 1, "min_p")
         require_between(self, 0.01, 100, "repetition_penalty")
@@ -167,6 +168,12 @@ class SpecConfig:
 
     def __post_init__(self, num_speculative_tokens: int | None) -> None:
         if num_speculative_tokens is not None:
+            default = next(f.default for f in fields(self) if f.name == "max_draft")
+            if self.max_draft not in (default, num_speculative_tokens):
+                hint = f"max_draft is {self.max_draft}; give one of them"
+                raise SettingError(
+                    "num_speculative_tokens", num_speculative_tokens, "the same as max_draft", hint
+                )
             object.__setattr__(self, "max_draft", num_speculative_tokens)
         freeze(self, "drafters")
         object.__setattr__(self, "drafters", tuple(dict.fromkeys(self.drafters)))

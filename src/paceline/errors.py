@@ -105,7 +105,13 @@ class ConstraintError(PacelineError):
 
 
 class PromptTooLong(PacelineError):
-    pass
+    @classmethod
+    def of(cls, tokens: str, limit: int, by_setting: bool) -> "PromptTooLong":
+        """by_setting: the limit is max_model_len, not the model's own."""
+        limited = f"max_model_len is {limit}" if by_setting else f"the model's context holds {limit}"
+        return cls(
+            f"the prompt has {tokens} tokens and {limited}, one of them for the answer: shorten the prompt"
+        )
 
 
 class Busy(PacelineError):

@@ -241,10 +241,14 @@ class LLM:
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, **options: Any
     ) -> list[Result]:
         """Several answers, which share passes of the target."""
+        if isinstance(prompts, str):
+            raise SettingError("prompts", prompts, "a list of prompts", "for one prompt use generate")
         return [stream.read() for stream in [self.stream(prompt, params, **options) for prompt in prompts]]
 
     def _rendering(self, prompt: Prompt, generation_prompt: bool | None, continues: bool) -> dict[str, bool]:
         """Arguments of `Tokenizer.render`."""
+        if not isinstance(prompt, Sequence) or not prompt:
+            raise SettingError("prompt", prompt, "a text, a list of messages or a list of tokens, not empty")
         chat = not isinstance(prompt, str) and not _are_tokens(prompt)
         if continues and not chat:
             raise SettingError("continue_final_message", True, "false: the prompt has no messages")
@@ -261,8 +265,6 @@ class LLM:
         In a chat that end is the template's own, or the assistant's message that is continued: what a user
         writes never counts.
         """
-        if not prompt:
-            raise SettingError("prompt", prompt, "a text or a list of messages, not empty")
         if isinstance(prompt, str):
             return self._encode_text(prompt, output.tools), prompt[-PROMPT_END:]
         if _are_tokens(prompt):
@@ -292,10 +294,7 @@ class LLM:
         """Refuses text that cannot fit before it is tokenized."""
         size, limit = len(text.encode("utf-8", "surrogatepass")), self.target.max_context
         if size >= limit and (tokens := size // self.tokenizer.longest_piece) >= limit:
-            raise PromptTooLong(
-                f"the prompt has at least {tokens} tokens and the model's context holds {limit}, "
-                "one of them for the answer: shorten the prompt"
-            )
+            raise PromptTooLong.of(f"at least {tokens}", limit, self.engine.config.max_model_len > 0)
         return text
 
     def next_round(self, seq_id: str) -> Round:

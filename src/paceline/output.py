@@ -298,6 +298,7 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def close(self) -> None:
+        self._pieces.clear()
         if self._output.finish is None:
             self._output.finish = "cancelled"
             self._rounds.cancel(self._output.seq.id)

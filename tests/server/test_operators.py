@@ -140,7 +140,7 @@ def test_a_key_is_enough_to_be_reached_from_outside(caplog: pytest.LogCaptureFix
     ServerSettings("m", host="0.0.0.0", api_keys=(KEY,))
     assert caplog.messages == []
     ServerSettings("m", host="0.0.0.0")
-    assert "consider --keys" in caplog.text
+    assert "--api-key or --keys" in caplog.text
 
 
 def test_a_text_to_tokenize_has_a_limit_of_its_own(toy_server: Running) -> None:

@@ -132,7 +132,7 @@ class SamplingOptions:
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256
     min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0: off.")] = 0
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 or -1: off.")] = 0
     top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this share; 1: off.")] = (
         1.0
     )

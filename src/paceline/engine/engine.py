@@ -56,7 +56,7 @@ class Engine:
         eos: frozenset[int] = frozenset(),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        config = config or EngineConfig()
+        self.config = config = config or EngineConfig()
         self.target = target
         self.controller = controller
         self._drafting = Drafting(target, drafters, controller)
@@ -92,10 +92,7 @@ class Engine:
         seq.end_tokens = eos.union(seq.params.stop_tokens)
         limit = self.target.max_context
         if len(seq.tokens) >= limit:
-            raise PromptTooLong(
-                f"the prompt has {len(seq.tokens)} tokens and the model's context holds {limit}, "
-                "one of them for the answer: shorten the prompt"
-            )
+            raise PromptTooLong.of(str(len(seq.tokens)), limit, self.config.max_model_len > 0)
         self._check_tokens("prompt", seq.tokens)
         self._check_tokens("logit_bias", [token for token, _ in seq.params.logit_bias])
         self._check_tokens("stop_tokens", seq.params.stop_tokens)

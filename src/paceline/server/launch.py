@@ -118,7 +118,9 @@ class ServerSettings:
                     "online_training needs remember=True: without it there is no text to train on"
                 )
         if not is_loopback(self.host) and self.keys is None and not self.api_keys:
-            log.warning("%s can be reached from outside without a key: consider --keys", self.host)
+            log.warning(
+                "%s can be reached from outside without a key: consider --api-key or --keys", self.host
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -283,13 +285,22 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
-        self.should_exit = True
+        again, self.should_exit = self.should_exit, True
+        if again and sig == signal.SIGINT:
+            self.force_exit = self._drain_s == 0  # a third one: whatever still holds a connection is cut
+            self._drain_s = 0
         self._app.drain()
         if self._loop is not None:  # no thread: there may be no memory for one
-            stop = self._app.engine.thread.stop
-            self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, stop, 0.0)
+            self._loop.call_soon_threadsafe(self._stop_after, self._drain_s, again)
+
+    def _stop_after(self, seconds: float, again: bool) -> None:
+        """In the event loop, which may log: a signal can come while a line is being written."""
+        assert self._loop is not None
+        requests = len(self.server_state.tasks)
+        if requests and not again:
+            count = f"{requests} request{'s' if requests > 1 else ''}"
+            log.info("stopping: waiting up to %g s for %s; Ctrl-C again stops at once", seconds, count)
+        self._loop.call_later(seconds, self._app.engine.thread.stop, 0.0)
 
 
 def bound(host: str, port: int) -> list[socket.socket]:

@@ -126,8 +126,6 @@ def _params(request: GenerationRequest, max_tokens: int | None, logprobs: int | 
     for name in (*same, "ignore_eos", "min_tokens"):
         if (value := getattr(request, name)) is not None:
             params[name] = value
-    if request.top_k == -1:
-        params["top_k"] = 0  # vLLM's value for off
     if params["temperature"] < 1e-4:  # as small as makes no difference
         params["temperature"] = 0.0 if params["temperature"] >= 0 else params["temperature"]
     return SamplingParams(**params)
