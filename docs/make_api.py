@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from dataclasses import is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import paceline
 
 PAGE = Path(__file__).parent / "api.md"
 BAR = "\\|"
-HIDDEN = ("rules", "next_round", "prepare", "cancel")  # called by the engine and the server
+HIDDEN = ("rules", "next_round", "prepare", "another_choice", "cancel")  # called by the engine and the server
+# Fields of a Result that are not exported, and where they are.
+RECORDS = {"ToolCall": "paceline.text", "TokenLogprob": "paceline.types"}
 ORDER = (
-    ("Models", ("LLM", "Stream", "Piece", "Result")),
+    ("Models", ("LLM", "Stream", "Piece", "Result", *RECORDS)),
     ("Settings", ("SamplingParams", "SpecConfig", "EngineConfig")),
     ("Constraints", ("Json", "Regex", "Lark", "Choice", "Template")),
     ("Drafters", ("Drafter", "Ask", "Draft", "Seq")),
@@ -38,17 +41,21 @@ for answer in llm.batch(chats, max_tokens=12, seed=1):
 ```
 
 `device` is `auto` (a GPU if torch sees one), `cpu`, `cuda` or `cuda:N`; on the command line, `--device`. The
-engine's settings belong to the `LLM`; sampling and speculation may differ from request to request."""
+engine's settings belong to the `LLM`; sampling and speculation may differ from request to request.
+
+An `LLM` has no `close`: its weights and its cache are freed with the last reference to it (`del llm`). On
+a GPU, PyTorch may hold the freed memory for later use: `torch.cuda.empty_cache()` returns it."""
 
 
 def page() -> str:
-    listed = {name for _, names in ORDER for name in names}
+    listed = {name for _, names in ORDER for name in names} - set(RECORDS)
     assert listed == set(paceline.__all__), listed ^ set(paceline.__all__)
     lines = ["# API", "", *INTRODUCTION.splitlines(), ""]
     for part, names in ORDER:
         lines += [f"## {part}", ""]
         for name in names:
-            lines += _class(name, getattr(paceline, name))
+            home = import_module(RECORDS[name]) if name in RECORDS else paceline
+            lines += _class(name, getattr(home, name))
     return "\n".join(lines)
 
 
@@ -56,6 +63,8 @@ def _class(name: str, cls: type[Any]) -> list[str]:
     lines = [f"### `{name}`", ""]
     if cls.__doc__ and not cls.__doc__.startswith(f"{name}("):
         lines += [inspect.cleandoc(cls.__doc__), ""]
+    if name in RECORDS:
+        lines += [f"In `{RECORDS[name]}`.", ""]
     if is_dataclass(cls):
         lines += _fields(cls)
     elif (
@@ -64,7 +73,7 @@ def _class(name: str, cls: type[Any]) -> list[str]:
         and name not in ("Stream", "Drafter")
     ):
         lines += _call(name, cls.__init__)
-    for member, value in vars(cls).items():
+    for member, value in _members(cls).items():
         function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
         if member.startswith("_") or member in HIDDEN:
             continue
@@ -76,6 +85,12 @@ def _class(name: str, cls: type[Any]) -> list[str]:
             if doc := inspect.getdoc(function):
                 lines += [doc, ""]
     return lines
+
+
+def _members(cls: type[Any]) -> dict[str, Any]:
+    """Those of a dataclass with the inherited ones, as for its fields."""
+    bases = [base for base in reversed(cls.__mro__[1:]) if is_dataclass(base)]
+    return {name: value for base in (*bases, cls) for name, value in vars(base).items()}
 
 
 def _call(name: str, function: Any) -> list[str]:

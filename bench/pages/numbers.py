@@ -243,8 +243,8 @@ def which_machine() -> Lines:
         "",
         "; ".join(f"{name}: {machine[name]}" for name in facts) + f". GPU rows: {', '.join(sorted(gpus))}.",
         "",
-        "Measure your own: `make bench-peers` installs the other engines, `make bench` compares them (half "
-        "an hour), `python -m bench drafters` measures every drafter, `python -m bench serve` a server under "
-        "load. `--write` keeps the results and writes this page anew.",
+        "Measure your own, in a clone: `make bench-peers` installs the other engines, `make bench` compares "
+        "them (half an hour), `python -m bench drafters` measures every drafter, `python -m bench serve` "
+        "a server under load. `--write` keeps the results and writes this page anew.",
         "",
     ]

@@ -41,6 +41,9 @@ class LLM:
     chat_template: a Jinja template or its file, instead of the model's own.
     tool_format: how the model writes tool calls, if its template does not show it: hermes, llama3, mistral or
     smollm2.
+
+    Attributes: `spec`, the settings of requests that bring none; `tokenizer`, whose `fingerprint` is equal
+    for models with the same vocabulary and merges; `target` and `engine`, the model and its scheduler.
     """
 
     def __init__(

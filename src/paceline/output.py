@@ -52,12 +52,12 @@ class Result(RequestStats):
 
     @property
     def drafted(self) -> Mapping[str, int]:
-        """Drafted tokens by drafter: `drafted_by_source`."""
+        """Drafted tokens by drafter: `drafted_by_source`. In `generate --json`, their sum."""
         return self.drafted_by_source
 
     @property
     def accepted(self) -> Mapping[str, int]:
-        """Accepted tokens by drafter: `accepted_by_source`."""
+        """Accepted tokens by drafter: `accepted_by_source`. In `generate --json`, their sum."""
         return self.accepted_by_source
 
     @property

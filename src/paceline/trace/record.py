@@ -28,8 +28,8 @@ class RequestStats:
     passes: int = 0  # of the target; 0: it ended before its first
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)  # tokens by drafter
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
-    finish: Finish | None = None
-    lossy: bool = False
+    finish: Finish | None = None  # "stop", "length", "cancelled" or "error"; None: not ended
+    lossy: bool = False  # under accept="typical", which may change the text
     choice: int = 0  # among the outputs of its prompt
     queue_s: float = 0.0  # until its first pass
     first_token_s: float | None = None  # None: no token came
@@ -38,14 +38,17 @@ class RequestStats:
 
     @property
     def drafted_tokens(self) -> int:
+        """Drafted tokens, all drafters together."""
         return sum(self.drafted_by_source.values())
 
     @property
     def accepted_tokens(self) -> int:
+        """Accepted tokens, all drafters together."""
         return sum(self.accepted_by_source.values())
 
     @property
     def tokens_per_pass(self) -> float:
+        """1 in plain decoding, or less: passes over parts of a long prompt count and yield no token."""
         return self.output_tokens / self.passes if self.passes else 0.0
 
     @property

@@ -16,6 +16,8 @@ Form = Literal["json", "python", "xml"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """One call of a tool in an answer."""
+
     name: str
     arguments: dict[str, Any]
     text: str = field(default="", compare=False)  # the arguments' JSON as the model wrote it
