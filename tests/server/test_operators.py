@@ -109,6 +109,15 @@ def test_a_key_of_the_command_line_stands_beside_those_of_the_file(served: Serve
     assert KEY not in repr(ServerSettings("m", api_keys=(KEY,)))
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+def test_a_request_without_a_model_is_for_the_one_served(served: Server, path: str) -> None:
+    prompt = {"completions": "prompt", "responses": "input"}
+    content: Any = "x" if path in prompt else [{"role": "user", "content": "x"}]
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    answer = served.ask(path, model=None, **{prompt.get(path, "messages"): content, limit: 1})
+    assert (answer.status_code, answer.json()["model"]) == (200, NAMES[0])
+
+
 def test_the_context_can_be_shortened(served: Server) -> None:
     answer = served.ask(prompt="ab " * 60, max_tokens=1000, ignore_eos=True).json()
     assert answer["usage"]["total_tokens"] == CONTEXT

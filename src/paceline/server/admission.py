@@ -155,7 +155,8 @@ class Admission:
         routes = self._routes if self._route_file is None else self._route_file.current()
         if routes is not self._routes:  # the file was read again
             self._set_routes(routes)
-        return routes.find(RouteRequest.of_body(path, headers, body))
+        named = {**body, "model": body.get("model") or self._model}
+        return routes.find(RouteRequest.of_body(path, headers, named))
 
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes

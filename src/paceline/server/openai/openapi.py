@@ -148,8 +148,9 @@ def _schemas(model: str) -> dict[str, Schema]:
 def _served(shape: Schema, model: str) -> Schema:
     """Restricts the model to the one that is served, and messages to what templates take."""
     properties = shape["properties"]
-    if properties["model"].get("type") == "string":
-        properties["model"]["enum"] = [model]
+    for one in properties["model"]["anyOf"]:
+        if one.get("type") == "string":
+            one["enum"] = [model]
     if messages := properties.get("messages"):
         lists = [one for one in (messages, *messages.get("anyOf", ())) if one.get("type") == "array"]
         for one in lists:

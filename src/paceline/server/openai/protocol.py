@@ -136,7 +136,7 @@ class StructuredOutputs(RequestBody):
 class GenerationRequest(RequestBody):
     """The parameters that chat and plain completions share. docs/server.md decides about each of OpenAI's."""
 
-    model: str
+    model: str | None = None  # None: the one that is served
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

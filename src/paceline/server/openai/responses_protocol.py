@@ -170,7 +170,7 @@ class ResponsesStreamOptions(RequestBody):
 
 
 class ResponsesRequest(RequestBody):
-    model: str
+    model: str | None = None  # None: the one that is served
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
