@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from bench.serve.http_client import HOST, Reading, Refused, events, post, take
 from bench.serve.soak_requests import Expected, bad_bodies
@@ -60,20 +60,15 @@ class Tally:
                 self.wrong.append(f"{expected.kind}: {(text or calls)!r:.200} instead of {wanted!r:.200}")
 
 
-class Load:
-    """Runs while entered."""
+class BackgroundThreads:
+    """Runs its threads while entered. Each ends once `_ending` is set."""
 
-    def __init__(self, port: int, model: str, expected: Sequence[Expected], clients: int, seed: int) -> None:
-        self.tally = Tally()
-        self._port, self._model, self._expected = port, model, expected
-        self._bad = list(bad_bodies(model))
+    _threads: list[threading.Thread]
+
+    def __init__(self) -> None:
         self._ending = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._client, args=(random.Random(f"{seed} {i}"),), daemon=True)
-            for i in range(clients)
-        ]
 
-    def __enter__(self) -> "Load":
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         return self
@@ -84,6 +79,20 @@ class Load:
         self._ending.set()
         for thread in self._threads:
             thread.join(2 * PATIENCE)
+
+
+class Load(BackgroundThreads):
+    """Clients of a server, all at once."""
+
+    def __init__(self, port: int, model: str, expected: Sequence[Expected], clients: int, seed: int) -> None:
+        super().__init__()
+        self.tally = Tally()
+        self._port, self._model, self._expected = port, model, expected
+        self._bad = list(bad_bodies(model))
+        self._threads = [
+            threading.Thread(target=self._client, args=(random.Random(f"{seed} {i}"),), daemon=True)
+            for i in range(clients)
+        ]
 
     def _client(self, rng: random.Random) -> None:
         while not self._ending.is_set():

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from bench.serve.http_client import Reading, Refused, events, get, take
 from bench.serve.servers import CHAT, COMPLETIONS
+from bench.serve.soak_load import PATIENCE, BackgroundThreads
 
-PATIENCE_S: Final = 120.0  # without a byte: the request is stuck
 HEALTH_EVERY_S: Final = 0.1
 MEMORY_EVERY_S: Final = 0.5
 DISABLED: Final = {"speculative_config": {"disabled": True}}
@@ -93,28 +92,16 @@ def ordinary_body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, {**body, "prompt": f"def about_{subject.replace(' ', '_')}(x):\n    "}
 
 
-class Victims:
+class Victims(BackgroundThreads):
     """Runs while entered: streams of ordinary requests, a probe of /health, a sampler of memory."""
 
     def __init__(self, port: int, pid: int, model: str, streams: int = 2, seed: int = 0) -> None:
+        super().__init__()
         self.records = Records()
         self._port, self._pid, self._model = port, pid, model
-        self._ending = threading.Event()
         jobs = [(self._stream, (random.Random(f"{seed} victim {i}"),)) for i in range(streams)]
         self._threads = [threading.Thread(target=job, args=args, daemon=True) for job, args in jobs]
         self._threads += [threading.Thread(target=job, daemon=True) for job in (self._health, self._memory)]
-
-    def __enter__(self) -> "Victims":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ending.set()
-        for thread in self._threads:
-            thread.join(2 * PATIENCE_S)
 
     def _stream(self, rng: random.Random) -> None:
         while not self._ending.is_set():
@@ -140,7 +127,7 @@ class Victims:
 
     def _read(self, path: str, body: dict[str, Any]) -> str:
         reading, last = Reading(), 0.0
-        for event in events(self._port, path, {**body, "stream": True}, PATIENCE_S):
+        for event in events(self._port, path, {**body, "stream": True}, PATIENCE):
             now = time.monotonic()
             take(reading, event, now)
             if last and reading.events > 2:  # the first chunks come with the end of the prompt's pass
@@ -154,7 +141,7 @@ class Victims:
         while not self._ending.wait(HEALTH_EVERY_S):
             start = time.monotonic()
             try:
-                get(self._port, "/health", PATIENCE_S)
+                get(self._port, "/health", PATIENCE)
             except (OSError, http.client.HTTPException) as problem:
                 self.records.refused.append((0, f"/health: {type(problem).__name__}: {problem}"))
             else:
