@@ -33,27 +33,24 @@ class Probe:
         return -self.cached(known, guess)
 
     def drafted(self, known: list[int], guess: int) -> int:
-        """The model is made to write the guess: more where it was drafted from a memory of the prompt."""
-        found = self.ask(
-            known,
-            max_tokens=2,
-            remember=False,
-            metrics=True,
-            logit_bias={str(guess): 100},
-            speculative_config={"drafters": ["suffix"], "adaptive": False},
-        )
-        return int(found["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+        """By the suffix memory."""
+        return self._accepted(known, guess, "suffix")
 
     def recycled(self, known: list[int], guess: int) -> int:
-        found = self.ask(
+        """By the recycle memory."""
+        return self._accepted(known, guess, "recycle")
+
+    def _accepted(self, known: list[int], guess: int, drafter: str) -> int:
+        """The model is made to write the guess: more where it was drafted from a memory of the prompt."""
+        answer = self.ask(
             known,
             max_tokens=2,
             remember=False,
             metrics=True,
             logit_bias={str(guess): 100},
-            speculative_config={"drafters": ["recycle"], "adaptive": False},
+            speculative_config={"drafters": [drafter], "adaptive": False},
         )
-        return int(found["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+        return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
 
 
 def observations(
