@@ -123,15 +123,14 @@ def test_a_late_mask_changes_no_text(monkeypatch: pytest.MonkeyPatch, late_after
 
 
 def test_drafts_come_back_once_masks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking, "LATE_S", 0.002)
+    monkeypatch.setattr(masking, "LATE_S", 0.02)
     engine = an_engine()
     engine.submit(a_seq("slow", SlowCursor(lambda output: time.sleep(0.05 if len(output) == 1 else 0)), 200))
     was_slow = []
     while engine.busy:
         engine.step()
         was_slow.append(engine._masking.slow("slow"))
-    assert any(was_slow)
-    assert not was_slow[-1]
+    assert False in was_slow[was_slow.index(True) : -1]  # the last step ended the output, and forgot it
 
 
 def test_an_output_whose_masks_take_too_long_in_all_ends(
