@@ -8,11 +8,11 @@ python_types.py     Python types as constraints, and the values of their texts
 pydantic_schema.py  Pydantic's schemas of Python types, made enforceable
 template.py         Template: fixed text with constrained holes
 compiler.py         from a constraint to a cursor, for one tokenizer; caches compiled grammars
-trial.py            large grammars in a process that can be killed, before they are compiled here
-trial_process.py    that process
+sandbox.py          large grammars in a process that can be killed, before they are compiled here
+sandbox_process.py  that process
 cursor.py           a position in a grammar
-trigger_cursor.py   free text until a trigger or the head of a call, then a grammar
-call_heads.py       finds the heads of calls that have no trigger
+trigger_cursor.py   free text until a trigger or the opening of a call, then a grammar
+tool_call_openings.py  finds the openings of calls that have no trigger
 draft_masks.py      token masks for every node of a draft
 text_matcher.py     checks a whole text against a constraint
 explain.py          errors of llguidance in the user's terms

@@ -1,7 +1,7 @@
 """From a constraint to a cursor, for one model's tokenizer. Compiled grammars and refusals are cached.
 
 Small grammars are compiled at once, under limits that keep them to a fraction of a second. Those that are
-large or exceed these limits are compiled in another process first (trial.py).
+large or exceed these limits are compiled in another process first (sandbox.py).
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from functools import cached_property, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from paceline.constraints.call_heads import CallHeads
 from paceline.constraints.cursor import Grammar, GrammarCursor, lower_priority
 from paceline.constraints.explain import explain
 from paceline.constraints.grammars import (
@@ -28,9 +27,10 @@ from paceline.constraints.grammars import (
     UnmarkedCalls,
     quoted,
 )
-from paceline.constraints.trial import Trial, TrialSetup
-from paceline.constraints.trial_process import compile_grammar as compiled
-from paceline.constraints.trigger_cursor import Heads, Trigger, TriggerCursor
+from paceline.constraints.sandbox import Sandbox, SandboxSetup
+from paceline.constraints.sandbox_process import compile_grammar as compiled
+from paceline.constraints.tool_call_openings import ToolCallOpenings
+from paceline.constraints.trigger_cursor import Openings, Trigger, TriggerCursor
 from paceline.errors import ConstraintError
 from paceline.text import Tokenizer
 from paceline.types import Cursor
@@ -114,7 +114,7 @@ class Compiler:
         self._grammars: _LruCache[str, Grammar] = _LruCache(
             MAX_CACHED, MAX_CACHED_BYTES, lambda grammar: grammar.size
         )
-        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Heads | None]] = _LruCache(
+        self._triggers: _LruCache[tuple[str, StructuralTag], tuple[Trigger, Openings | None]] = _LruCache(
             MAX_CACHED, MAX_CACHED_BYTES, lambda _: TRIGGER_BYTES
         )
         self._refused: OrderedDict[bytes, ConstraintError] = OrderedDict()  # by the grammar's digest
@@ -122,8 +122,8 @@ class Compiler:
     def cursor(self, constraint: Constraint | StructuralTag, ignore_eos: bool = False) -> Cursor:
         """A cursor at the start of an output. ignore_eos: an end token does not end its free text."""
         if isinstance(constraint, StructuralTag):
-            trigger, heads = self._trigger(constraint)
-            return TriggerCursor(trigger, ignore_eos, heads)
+            trigger, openings = self._trigger(constraint)
+            return TriggerCursor(trigger, ignore_eos, openings)
         return GrammarCursor(self._grammar(constraint))
 
     def load(self) -> None:
@@ -168,7 +168,7 @@ class Compiler:
             except _LimitReached:
                 pass  # it may still be within the limits of a large one
         limits = _limits(rules)
-        error, taken = self._trial.compile(rules, limits)
+        error, taken = self._sandbox.compile(rules, limits)
         if error is not None:
             raise _error(error, rules)
         make = partial(compile_grammar, rules, tables, limits)
@@ -176,10 +176,10 @@ class Compiler:
             return pool.submit(Grammar, make, tables, max(size, taken)).result()
 
     @cached_property
-    def _trial(self) -> Trial:
+    def _sandbox(self) -> Sandbox:
         limits = self._limits
-        return Trial(
-            TrialSetup(
+        return Sandbox(
+            SandboxSetup(
                 _for_grammars(self._tokenizer.to_json()),
                 self._vocab,
                 sorted(self._tokenizer.eos_ids),
@@ -189,11 +189,11 @@ class Compiler:
             )
         )
 
-    def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
+    def _trigger(self, tag: StructuralTag) -> tuple[Trigger, Openings | None]:
         grammar = "" if tag.then is None else tag.then.rules("start", self.spell)
         return self._triggers.get((grammar, tag), lambda: self._new_trigger(tag))
 
-    def _new_trigger(self, tag: StructuralTag) -> tuple[Trigger, Heads | None]:
+    def _new_trigger(self, tag: StructuralTag) -> tuple[Trigger, Openings | None]:
         grammar = None if tag.then is None else self._grammar(tag.then)
         trigger = Trigger(
             tag.trigger.encode(),
@@ -204,14 +204,16 @@ class Compiler:
             self._tokenizer.eos_ids,
             tag.must,
         )
-        return trigger, None if tag.unmarked is None else self._heads(tag.unmarked)
+        return trigger, None if tag.unmarked is None else self._openings(tag.unmarked)
 
-    def _heads(self, calls: UnmarkedCalls) -> Heads | None:
+    def _openings(self, calls: UnmarkedCalls) -> Openings | None:
         try:
             grammar = self._grammar(calls)
         except ConstraintError:  # too large: calls with the trigger are still enforced
             return None
-        return Heads(CallHeads(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon)
+        return Openings(
+            ToolCallOpenings(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon
+        )
 
     def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
         """A cursor after the text with which a grammar begins, if it accepts that."""
@@ -241,7 +243,7 @@ class Compiler:
 
     @cached_property
     def _with_colon(self) -> list[int]:
-        """Tokens that may complete the head of a call."""
+        """Tokens that may complete the opening of a call."""
         return [token for token, piece in enumerate(self._pieces) if b":" in piece]
 
     @cached_property

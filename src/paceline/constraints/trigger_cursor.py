@@ -1,9 +1,9 @@
-"""Free text until a trigger appears, or the head of a call without one; then a grammar.
+"""Free text until a trigger appears, or the opening of a call without one; then a grammar.
 
 The trigger is searched in the bytes of the text, wherever token boundaries fall. A token that would complete
 it must be one that the grammar accepts; all others stay free. The grammar's text begins with the trigger, so
-its cursor first consumes the part already written, and then the token that completes it. Heads are found by
-`call_heads.py`, and treated alike.
+its cursor first consumes the part already written, and then the token that completes it. Openings are found
+by `tool_call_openings.py`, and treated alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline.constraints.call_heads import CallHeads, HeadState
+from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
 from paceline.types import Bits, Cursor
 
 _QUOTE, _BACKSLASH, _BRACE = b'"\\{'
@@ -104,32 +104,32 @@ class Nesting:
 
 
 @dataclass(slots=True)
-class Heads:
-    """Heads of calls without a trigger, and the tokens that complete one."""
+class Openings:
+    """Openings of calls without a trigger, and the tokens that complete one."""
 
-    heads: CallHeads
+    automaton: ToolCallOpenings
     pieces: Sequence[bytes]  # [vocab]
     start: Start
-    last: Sequence[int]  # tokens with the last byte of a head
+    last: Sequence[int]  # tokens with the last byte of an opening
     _gates: dict[int, Bits | None] = field(default_factory=dict)  # by node
 
-    def entered(self, state: HeadState, token: int) -> Cursor | None:
-        """The grammar's cursor after a token that completes a head, if the grammar accepts it."""
-        if not state.head:  # the token begins with other text
+    def entered(self, state: OpeningState, token: int) -> Cursor | None:
+        """The grammar's cursor after a token that completes an opening, if the grammar accepts it."""
+        if not state.opening:  # the token begins with other text
             return None
-        cursor = self.start(state.head)
+        cursor = self.start(state.opening)
         return cursor if cursor is not None and cursor.advance(token) else None
 
-    def gate(self, state: HeadState) -> Bits | None:
-        """The mask of free text: None if any token may follow. White space in a head does not change it."""
+    def gate(self, state: OpeningState) -> Bits | None:
+        """The mask of free text: None if any token may follow. White space in one changes nothing."""
         if state.node not in self._gates:
             self._gates[state.node] = self._mask(state)
         return self._gates[state.node]
 
-    def _mask(self, state: HeadState) -> Bits | None:
-        heads, pieces = self.heads, self.pieces
-        long = [t for t in self.last if len(pieces[t]) >= heads.distance(state)]
-        completing = [t for t in long if heads.complete(heads.after(state, pieces[t]))]
+    def _mask(self, state: OpeningState) -> Bits | None:
+        automaton, pieces = self.automaton, self.pieces
+        long = [t for t in self.last if len(pieces[t]) >= automaton.distance(state)]
+        completing = [t for t in long if automaton.complete(automaton.after(state, pieces[t]))]
         forbidden = [t for t in completing if self.entered(state, t) is None]
         return _without(forbidden, len(pieces)) if forbidden else None
 
@@ -142,14 +142,14 @@ def _without(tokens: Sequence[int], vocab: int) -> Bits:
 
 
 class TriggerCursor(Cursor):
-    def __init__(self, trigger: Trigger, ignore_eos: bool = False, heads: Heads | None = None) -> None:
+    def __init__(self, trigger: Trigger, ignore_eos: bool = False, openings: Openings | None = None) -> None:
         self._trigger = trigger
-        self._heads = heads
-        self._head = HeadState()
+        self._openings = openings
+        self._opening = OpeningState()
         self._ignore_eos = ignore_eos  # in free text
         self._written = 0  # bytes of the trigger that the text ends with
-        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or a head is complete
-        self._resumes: HeadState | None = None  # after the call that a head has begun
+        self._inner: Cursor | None = None  # the grammar's cursor, once the trigger or an opening is complete
+        self._resumes: OpeningState | None = None  # after the call that an opening has begun
         self._nesting = Nesting()  # within that call
         self._last = -1  # the token committed last
         self._ended = False
@@ -163,8 +163,8 @@ class TriggerCursor(Cursor):
         if self._inner is not None:
             return self._inner.fill(row)
         gates = [self._trigger.gate(self._written)]
-        if self._heads is not None:
-            gates.append(self._heads.gate(self._head))
+        if self._openings is not None:
+            gates.append(self._openings.gate(self._opening))
         masks = [gate for gate in gates if gate is not None]
         for i, mask in enumerate(masks):
             row[:] = mask if not i else row & mask
@@ -196,10 +196,10 @@ class TriggerCursor(Cursor):
             self._leave(token)
 
     def _follow_call(self, text: bytes) -> None:
-        """Free text follows the last brace of a call that a head has begun."""
+        """Free text follows the last brace of a call that an opening has begun."""
         self._nesting, end = self._nesting.after(text)
-        if end >= 0 and self._heads is not None and self._resumes is not None:
-            self._head = self._heads.heads.after(self._resumes, text[end:])
+        if end >= 0 and self._openings is not None and self._resumes is not None:
+            self._opening = self._openings.automaton.after(self._resumes, text[end:])
             self._inner = self._resumes = None
 
     @property
@@ -220,32 +220,34 @@ class TriggerCursor(Cursor):
         if self._written != DISABLED and trigger.completes(self._written, token):
             self._inner = trigger.entered(self._written, token)
             return self._inner is not None
-        if self._heads is not None and not self._advance_head(self._heads, token):
+        if self._openings is not None and not self._advance_opening(self._openings, token):
             return False
         if self._written != DISABLED:
             self._written = trigger.after(self._written, token)
         return True
 
-    def _advance_head(self, heads: Heads, token: int) -> bool:
+    def _advance_opening(self, openings: Openings, token: int) -> bool:
         piece = self._trigger.pieces[token]
-        after = heads.heads.after(self._head, piece)
-        if not heads.heads.complete(after):
-            self._head = after
+        after = openings.automaton.after(self._opening, piece)
+        if not openings.automaton.complete(after):
+            self._opening = after
             return True
-        self._inner = heads.entered(self._head, token)
+        self._inner = openings.entered(self._opening, token)
         if self._inner is None:
             return False
         ends = (
-            i for i in range(1, len(piece)) if heads.heads.complete(heads.heads.after(self._head, piece[:i]))
+            i
+            for i in range(1, len(piece))
+            if openings.automaton.complete(openings.automaton.after(self._opening, piece[:i]))
         )
-        self._resumes, self._nesting = heads.heads.resumed(after), Nesting()
+        self._resumes, self._nesting = openings.automaton.resumed(after), Nesting()
         self._follow_call(piece[next(ends, len(piece)) :])
         return True
 
     def _leave(self, token: int) -> None:
         """The grammar is complete. Free text follows, unless the model has ended the output."""
         if self._trigger.again and token not in self._trigger.eos:
-            self._inner, self._written, self._head = None, 0, HeadState()
+            self._inner, self._written, self._opening = None, 0, OpeningState()
         else:
             self._ended = True
 

@@ -39,7 +39,7 @@ from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys
-from paceline.web.browsers import BrowserGuard, is_loopback, normal_origin
+from paceline.web.browser_guard import BrowserGuard, is_loopback, normal_origin
 from paceline.web.connections import ConnectionLimits, Connections
 from paceline.web.request_id import HEADER as REQUEST_ID
 

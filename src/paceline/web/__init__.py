@@ -2,7 +2,7 @@
 
 api_errors.py    ApiError, and the table from the package's errors to OpenAI's
 connections.py   HTTP connections within limits: headers, time-outs, number
-browsers.py      refuses pages of other sites, by Origin and Host
+browser_guard.py refuses pages of other sites, by Origin and Host
 request_body.py  strict JSON within limits, checked by a pydantic model
 streaming.py     server-sent events, and tasks that end when their client disconnects
 request_id.py    x-request-id

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.constraints import trial_process
+from paceline.constraints import sandbox_process
 from paceline.errors import Busy, ConstraintError
 
 MAX_WAITING: Final = 8  # grammars at once; more are refused
@@ -26,7 +26,7 @@ _ENVIRONMENT: Final = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1", "TOKEN
 
 
 @dataclass(frozen=True, slots=True)
-class TrialSetup:
+class SandboxSetup:
     """What the process needs to know."""
 
     tokenizer: str  # as JSON of the tokenizers library
@@ -37,14 +37,14 @@ class TrialSetup:
     memory: int  # bytes for one grammar
 
 
-class Trial:
+class Sandbox:
     """Starts the process for its first grammar, and again after it was ended.
 
     It is ended for a grammar's time or memory, when it keeps much memory, and when it is idle. Only this side
     ends it, between two grammars: none is sent to a process that is about to end.
     """
 
-    def __init__(self, setup: TrialSetup) -> None:
+    def __init__(self, setup: SandboxSetup) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -81,8 +81,8 @@ class Trial:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            trial_process.write(process.stdin, message)  # type: ignore[arg-type]
-            answer = trial_process.read(process.stdout)  # type: ignore[arg-type]
+            sandbox_process.write(process.stdin, message)  # type: ignore[arg-type]
+            answer = sandbox_process.read(process.stdout)  # type: ignore[arg-type]
         except (OSError, ValueError):
             answer = None
         finally:
@@ -117,7 +117,7 @@ class Trial:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
-            [sys.executable, "-I", trial_process.__file__],
+            [sys.executable, "-I", sandbox_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -128,8 +128,8 @@ class Trial:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            trial_process.write(process.stdin, message)  # type: ignore[arg-type]
-            trial_process.read(process.stdout)  # type: ignore[arg-type]
+            sandbox_process.write(process.stdin, message)  # type: ignore[arg-type]
+            sandbox_process.read(process.stdout)  # type: ignore[arg-type]
         except (OSError, ValueError):
             process.kill()
         return process
@@ -164,8 +164,8 @@ class Trial:
         self.close()
 
 
-def _end_idle(trial: "weakref.ref[Trial]") -> None:
-    """Run by a timer, which does not keep the trial."""
+def _end_idle(sandbox: "weakref.ref[Sandbox]") -> None:
+    """Run by a timer, which does not keep the sandbox alive."""
     timer = threading.current_thread()
-    if (found := trial()) is not None and isinstance(timer, threading.Timer):
+    if (found := sandbox()) is not None and isinstance(timer, threading.Timer):
         found.end_idle(timer)

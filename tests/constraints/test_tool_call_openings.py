@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.constraints import Compiler, OutputSpec, StructuralTag, ToolSchemas
-from paceline.constraints.call_heads import CallHeads, HeadState
 from paceline.constraints.draft_masks import masks, words
+from paceline.constraints.tool_call_openings import OpeningState, ToolCallOpenings
 from paceline.text import FORMATS, parse_tool_calls
 from paceline.types import ROOT, Cursor, Draft
 from support import examples
@@ -231,7 +231,7 @@ def test_a_draft_has_the_right_mask_at_each_node(seed: int) -> None:
 
 
 def test_whatever_the_grammar_lets_through_is_read_as_calls() -> None:
-    """Random choices among the allowed tokens, from a head on."""
+    """Random choices among the allowed tokens, from an opening on."""
     assert AUTO is not None
     for seed in range(8):
         rng, cursor, text = random.Random(seed), COMPILER.cursor(AUTO), HEAD
@@ -269,24 +269,24 @@ _parts = st.sampled_from(
 
 
 def found_by_pattern(text: str) -> bool:
-    """A slow reading of the same rule: the first head on a line of its own, outside of other code."""
-    head = re.compile(r'\{\s*"name"\s*:\s*"(get_weather|get)"\s*,\s*"(arguments|parameters)"\s*:')
-    return head.search(text) is not None
+    """A slow reading of the same rule: the first opening on a line of its own, outside of other code."""
+    opening = re.compile(r'\{\s*"name"\s*:\s*"(get_weather|get)"\s*,\s*"(arguments|parameters)"\s*:')
+    return opening.search(text) is not None
 
 
 @settings(max_examples=examples(300))
 @given(text=st.lists(_parts, max_size=9).map("".join), where=cuts)
 def test_heads_do_not_depend_on_how_the_text_is_cut(text: str, where: list[int]) -> None:
-    heads = CallHeads(["get_weather", "get"])
-    whole = heads.after(HeadState(), text.encode())
-    state = HeadState()
+    openings = ToolCallOpenings(["get_weather", "get"])
+    whole = openings.after(OpeningState(), text.encode())
+    state = OpeningState()
     for piece in pieces(text, where):
-        state = heads.after(state, piece.encode())
-        if heads.complete(state):
+        state = openings.after(state, piece.encode())
+        if openings.complete(state):
             break
     assert state.node == whole.node
-    assert not heads.complete(whole) or found_by_pattern(text)
-    assert heads.complete(whole) or state.head == whole.head
+    assert not openings.complete(whole) or found_by_pattern(text)
+    assert openings.complete(whole) or state.opening == whole.opening
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", 'q"uote', "back\\slash", "ünï", "a.b-c", "x" * 64, "$^()[]*"])

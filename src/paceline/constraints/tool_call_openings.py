@@ -1,6 +1,6 @@
 """Finds where free text has begun a JSON call of an offered tool: an automaton over the text's bytes.
 
-A head is {"name": "tool", "arguments": with any white space, up to the colon. It counts where
+An opening is {"name": "tool", "arguments": with any white space, up to the colon. It counts where
 `text/tool_calls/detector.py` looks for calls: on a line of its own, in a list there, or after another call;
 bare, or in a code fence of which it is the beginning.
 """
@@ -20,7 +20,7 @@ START: Final = 0  # the state of an empty text
 
 @dataclass(slots=True)
 class _Region:
-    """Prose, or the inside of a code fence: the states after text that is no head."""
+    """Prose, or the inside of a code fence: the states after text that is no opening."""
 
     line: int  # on a new line
     text: int  # elsewhere
@@ -33,18 +33,18 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadState:
-    """Where a text is, and the part of a head that it ends with."""
+class OpeningState:
+    """Where a text is, and the part of an opening that it ends with."""
 
     node: int = START
-    head: bytes = b""  # from the brace on
+    opening: bytes = b""  # from the brace on
 
 
-class CallHeads:
+class ToolCallOpenings:
     def __init__(self, tools: Iterable[str]) -> None:
         self._nodes: list[_Node] = []
-        self._inside: set[int] = set()  # nodes within a head, after its brace
-        self._resume: dict[int, int] = {}  # from a complete head to the state after its whole call
+        self._inside: set[int] = set()  # nodes within an opening, after its brace
+        self._resume: dict[int, int] = {}  # from a complete opening to the state after its whole call
         names = [json.dumps(tool, ensure_ascii=False)[1:-1].encode() for tool in tools]
         prose, code = _Region(0, 1), _Region(2, 3)
         for region in (prose, prose, code, code):
@@ -62,8 +62,8 @@ class CallHeads:
         self._nodes[code.line].after |= dict.fromkeys(_BLANK, code.line) | {ord("`"): closing}
         self._distances = self._to_complete()
 
-    def after(self, state: HeadState, text: bytes) -> HeadState:
-        """The state after more text; after the first head that it completes, if any."""
+    def after(self, state: OpeningState, text: bytes) -> OpeningState:
+        """The state after more text; after the first opening that it completes, if any."""
         node, begin = state.node, -1
         for i, byte in enumerate(text):
             here = self._nodes[node]
@@ -77,18 +77,18 @@ class CallHeads:
             if node in self._resume:
                 break
         if node not in self._inside:
-            return HeadState(node)
-        return HeadState(node, text[begin:] if begin >= 0 else state.head + text)
+            return OpeningState(node)
+        return OpeningState(node, text[begin:] if begin >= 0 else state.opening + text)
 
-    def complete(self, state: HeadState) -> bool:
+    def complete(self, state: OpeningState) -> bool:
         return state.node in self._resume
 
-    def resumed(self, state: HeadState) -> HeadState:
-        """After the whole call that a complete head begins."""
-        return HeadState(self._resume[state.node])
+    def resumed(self, state: OpeningState) -> OpeningState:
+        """After the whole call that a complete opening begins."""
+        return OpeningState(self._resume[state.node])
 
-    def distance(self, state: HeadState) -> int:
-        """The fewest bytes that complete a head."""
+    def distance(self, state: OpeningState) -> int:
+        """The fewest bytes that complete an opening."""
         return self._distances[state.node]
 
     def _add(self, region: _Region, blanks: bool = False) -> int:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from paceline.web.browsers import BrowserGuard, host_name, is_loopback
+from paceline.web.browser_guard import BrowserGuard, host_name, is_loopback
 
 
 def status(

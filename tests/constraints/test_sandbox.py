@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.constraints import Choice, Compiler, GrammarLimits, Json, Lark, Regex, compiler, trial
+from paceline.constraints import Choice, Compiler, GrammarLimits, Json, Lark, Regex, compiler, sandbox
 from paceline.constraints import cursor as cursor_module
 from paceline.constraints.cursor import Grammar, GrammarCursor
 from paceline.errors import Busy, ConstraintError
@@ -24,13 +24,13 @@ WIDE = Json.of({"type": "object", "properties": {f"p{i}": {"type": "string"} for
 @pytest.fixture
 def process_starts(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     starts: list[float] = []
-    real = trial.Trial._start
+    real = sandbox.Sandbox._start
 
-    def counted(self: trial.Trial) -> Any:
+    def counted(self: sandbox.Sandbox) -> Any:
         starts.append(time.monotonic())
         return real(self)
 
-    monkeypatch.setattr(trial.Trial, "_start", counted)
+    monkeypatch.setattr(sandbox.Sandbox, "_start", counted)
     return starts
 
 
@@ -97,14 +97,14 @@ def test_fixed_text_within_the_bound_is_taken() -> None:
 def test_too_many_waiting_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, leave = threading.Semaphore(0), threading.Event()
 
-    def waits(self: trial.Trial, message: Any) -> tuple[str | None, int, int]:
+    def waits(self: sandbox.Sandbox, message: Any) -> tuple[str | None, int, int]:
         entered.release()
         leave.wait(60)
         return None, 0, 0
 
-    monkeypatch.setattr(trial.Trial, "_compile", waits)
-    tried = trial.Trial(trial.TrialSetup("", 1, [], 1, 1.0, 1))
-    threads = [threading.Thread(target=tried.compile, args=("x", {})) for _ in range(trial.MAX_WAITING)]
+    monkeypatch.setattr(sandbox.Sandbox, "_compile", waits)
+    tried = sandbox.Sandbox(sandbox.SandboxSetup("", 1, [], 1, 1.0, 1))
+    threads = [threading.Thread(target=tried.compile, args=("x", {})) for _ in range(sandbox.MAX_WAITING)]
     for thread in threads:
         thread.start()
     assert entered.acquire(timeout=60)
@@ -118,7 +118,7 @@ def test_too_many_waiting_grammars_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def tried_process(made: Compiler) -> Any:
-    process = made._trial._process
+    process = made._sandbox._process
     assert process is not None
     return process
 
@@ -131,11 +131,11 @@ def test_a_process_that_keeps_much_memory_is_ended(
     made.cursor(WIDE)
     process = tried_process(made)
     assert process.poll() is None
-    monkeypatch.setattr(trial, "MAX_HELD", -1)
+    monkeypatch.setattr(sandbox, "MAX_HELD", -1)
     with pytest.raises(ConstraintError):
         made.cursor(NESTED)
     assert process.poll() is not None
-    assert made._trial._process is None
+    assert made._sandbox._process is None
     monkeypatch.undo()
     assert made.cursor(Json.of({"const": "x" * 6000})).advance(ord('"'))  # a new process
 
@@ -144,11 +144,11 @@ def test_a_process_that_keeps_much_memory_is_ended(
 def test_an_idle_process_is_ended_and_the_next_grammar_has_a_new_one(
     process_starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "IDLE_S", 0.01)
+    monkeypatch.setattr(sandbox, "IDLE_S", 0.01)
     made = Compiler(TOKENIZER, VOCAB)
     made.cursor(WIDE)
     deadline = time.monotonic() + 60
-    while made._trial._process is not None:
+    while made._sandbox._process is not None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert made.cursor(Json.of({"const": "x" * 6000})).advance(ord('"'))
@@ -157,15 +157,15 @@ def test_an_idle_process_is_ended_and_the_next_grammar_has_a_new_one(
 
 def test_a_timer_that_a_grammar_has_overtaken_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
-    monkeypatch.setattr(trial.Trial, "_compile", lambda self, message: (None, 0, 0))
-    tried = trial.Trial(trial.TrialSetup("", 1, [], 1, 1.0, 1))
+    monkeypatch.setattr(sandbox.Sandbox, "_compile", lambda self, message: (None, 0, 0))
+    tried = sandbox.Sandbox(sandbox.SandboxSetup("", 1, [], 1, 1.0, 1))
     tried.compile("x", {})
     first = tried._idle
     tried.compile("y", {})
     second = tried._idle
     assert first is not None
     assert second is not None
-    monkeypatch.setattr(trial.Trial, "close", lambda self: closed.append(True))
+    monkeypatch.setattr(sandbox.Sandbox, "close", lambda self: closed.append(True))
     tried.end_idle(first)
     assert not closed
     tried.end_idle(second)
