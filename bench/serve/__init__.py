@@ -1,4 +1,4 @@
-"""python -m bench serve, soak: a running server, measured over HTTP.
+"""python -m bench serve, soak, gateway: a running server, measured over HTTP.
 
 command         python -m bench serve
 servers         paceline's and llama.cpp's servers as processes
@@ -14,4 +14,5 @@ soak_load       its clients
 hostile_soak    python -m bench soak --hostile
 hostile         its attacks: a function for each
 victims         its ordinary clients, with gaps, /health and memory
+gateway         python -m bench gateway: streams through the gate and directly
 """

@@ -2,5 +2,6 @@
 
 pair           the record of one request that both upstreams answered: two legs and where they differ
 leg_recorder   makes a leg of the bytes that an upstream sends, as they come
+gateway/       a streaming reverse proxy in front of upstreams: `paceline gate serve`
 upstream       an OpenAI-compatible server, and one request to it as a leg
 """
