@@ -18,9 +18,11 @@ from typing import Any, Final
 from bench.serve.http_client import Reading, Refused, events, get, take
 from bench.serve.servers import CHAT, COMPLETIONS
 from bench.serve.soak_load import PATIENCE, BackgroundThreads
+from paceline import SpecConfig
 
 HEALTH_EVERY_S: Final = 0.1
 MEMORY_EVERY_S: Final = 0.5
+DEFAULT: Final = {"speculative_config": {"drafters": list(SpecConfig().drafters)}}
 DISABLED: Final = {"speculative_config": {"disabled": True}}
 TOPICS: Final = ("rivers", "bread", "trains", "maps", "winter", "clocks", "bridges", "tea", "sorting")
 
@@ -107,7 +109,7 @@ class Victims(BackgroundThreads):
         while not self._ending.is_set():
             path, body = ordinary_body(rng, self._model)
             try:
-                texts = [self._read(path, {**body, **more}) for more in ({}, DISABLED)]
+                texts = [self._read(path, {**body, **more}) for more in (DEFAULT, DISABLED)]
             except TimeoutError:
                 self.records.stuck.append(f"{path}: {str(body)[:200]}")
             except Refused as refused:
