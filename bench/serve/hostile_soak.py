@@ -1,7 +1,9 @@
 """python -m bench soak --hostile: attacks, one after another, beside ordinary clients of the same server.
 
 A calm stretch lies between two attacks, so that gaps with and without attack come from the same minutes.
-Other clients send pairs of all drafters and endpoints meanwhile, and the server's wall clock jumps.
+Other clients send pairs of all drafters and endpoints (pairs.py), and the server's wall clock jumps. Slow
+drafters lengthen everybody's gaps: pairs are sent while warming up, in every second series of attacks and at
+the end, and gaps of those times do not count.
 Exit code 1 for a wrong text, a stuck request, an unexpected answer, longer gaps, or memory that stays.
 """
 
@@ -54,11 +56,14 @@ def run_attacks(
     rng: random.Random,
     alive: Callable[[], bool],
     say: Callable[[str], None],
+    pairs: PairClients,
 ) -> list[AttackRecord]:
-    """Each at least once, in random order, then again until the time is up."""
+    """Each at least once, in random order, and again until the time is up, in turn without and with pairs."""
     records, until = {one.name: AttackRecord(one) for one in chosen}, time.monotonic() + seconds
-    first = True
+    first, beside_pairs = True, False
     while first or time.monotonic() < until:
+        pairs.resume() if beside_pairs else pairs.pause()
+        beside_pairs = not beside_pairs
         for one in rng.sample(list(chosen), len(chosen)):
             if not alive() or (not first and time.monotonic() > until):
                 break
@@ -66,6 +71,7 @@ def run_attacks(
             _run(records[one.name], server)
             last = records[one.name]
             say(f"{one.name}: {dict(last.statuses)} after {last.windows[-1].seconds - ECHO_S:.1f} s")
+        say(pairs.records.short())
         first = False
         if not alive():
             break
@@ -102,7 +108,7 @@ def rows(attacks: Sequence[AttackRecord], records: Records) -> list[dict[str, An
 def figures(
     attacks: Sequence[AttackRecord], records: Records, pairs: PairRecords, memory: tuple[float, float]
 ) -> dict[str, Any]:
-    """memory: resident MB after warm-up and at the end."""
+    """records.gaps: those that count. memory: resident MB after warm-up and at the end."""
     windows = [window for one in attacks for window in one.windows]
     hit, calm = during(records.gaps, windows), during(records.gaps, windows, inside=False)
     result: dict[str, Any] = {
@@ -189,6 +195,7 @@ def _measure(
     if options.fill:
         say(f"{_fill_caches(target, server.process.pid, lists)} prompts have filled the KV caches")
     with victims, clients:
+        clients.resume()
         say(f"{options.clients} ordinary streams, {len(chosen)} attacks, {len(lists)} lists of drafters")
         target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})
         time.sleep(options.warm_up)
@@ -201,13 +208,17 @@ def _measure(
             rng,
             lambda: server.process.poll() is None,
             say,
+            clients,
         )
+        clients.resume()
         say(f"attacks are over; {options.settle:.0f} s for memory to return")
         ended.wait(options.settle)
         last = time.monotonic()
+        clients.pause()
         alive = server.process.poll() is None
         drafted = pair_drafters.accepted(server.port) if alive else {}
     records, pairs = victims.records, clients.records
+    records.gaps = during(records.gaps, clients.spans, inside=False)
     memory = memory_between(records, warm - MEMORY_S, warm), memory_between(records, last - MEMORY_S, last)
     result = figures(attacks, records, pairs, memory)
     bad = [*faults(result, alive), *pairs.faults(lists, drafted)]

@@ -9,6 +9,7 @@ import http.client
 import json
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from bench.serve.http_client import Refused, events, post
 from bench.serve.servers import CHAT, COMPLETIONS
 from bench.serve.soak_load import PATIENCE, BackgroundThreads
 from bench.serve.soak_requests import CITIES, FORMAT, SCHEMA, TOOLS
+from bench.serve.victims import Span
 
 RESPONSES: Final = "/v1/responses"
 ENDPOINTS: Final = (CHAT, COMPLETIONS, RESPONSES)
@@ -200,7 +202,7 @@ def _sampling(rng: random.Random) -> dict[str, Any]:
         {"repetition_penalty": rng.choice((0.9, 1.3))},
         {"presence_penalty": rng.choice((-0.5, 1.0))},
         {"frequency_penalty": rng.choice((-0.3, 0.8))},
-        {"logit_bias": {str(rng.randrange(100, 20_000)): rng.choice((-100, 4, 9)) for _ in range(5)}},
+        {"logit_bias": {str(rng.randrange(20, 900)): rng.choice((-100, 4, 9)) for _ in range(5)}},
         {"stop": rng.choice(STOPS)},
         {"min_tokens": rng.randint(1, 12)},
         {"ignore_eos": True},
@@ -289,8 +291,8 @@ class PairRecords:
 
     def faults(self, lists: Sequence[tuple[str, ...]], drafted: Mapping[str, tuple[int, int]]) -> list[str]:
         """Pairs of a drafter that never drafts show nothing."""
-        used = sorted({name for names in lists for name in names if self.total} - {"prediction", "grammar"})
-        return [f"{name} drafted no token" for name in used if not drafted.get(name, (0, 0))[0]]
+        alone = sorted({names[0] for names in lists if len(names) == 1 and self.total})
+        return [f"{name} drafted no token" for name in alone if not drafted.get(name, (0, 0))[0]]
 
     def add(self, request: PairRequest, drafted: Answer, plain: Answer) -> None:
         told = compare(drafted, plain)
@@ -302,28 +304,61 @@ class PairRecords:
 
 
 class PairClients(BackgroundThreads):
-    """Send pair after pair while entered; each client goes through all lists of drafters and endpoints."""
+    """Send pair after pair while entered and not paused; each client goes through all lists and endpoints."""
 
     def __init__(
         self, port: int, model: str, lists: Sequence[tuple[str, ...]], clients: int, seed: int = 0
     ) -> None:
         super().__init__()
         self.records = PairRecords()
+        self.spans: list[Span] = []  # in which pairs were sent, by time.monotonic
         self._port, self._model = port, model
+        self._sending = threading.Event()
+        self._since = 0.0
+        self._busy = 0  # clients in the middle of a pair
+        self._idle = threading.Condition()
         self._kinds = [(drafters, path) for drafters in lists for path in ENDPOINTS]
         self._threads = [
             threading.Thread(target=self._client, args=(random.Random(f"{seed} pairs {i}"),), daemon=True)
             for i in range(clients)
         ]
 
+    def resume(self) -> None:
+        if not self._sending.is_set():
+            self._since = time.monotonic()
+            self._sending.set()
+
+    def pause(self) -> None:
+        """Waits until the pairs under way are answered."""
+        if self._sending.is_set():
+            self._sending.clear()
+            with self._idle:
+                self._idle.wait_for(lambda: not self._busy, PATIENCE)
+            self.spans.append(Span(self._since, time.monotonic() - self._since))
+
     def _client(self, rng: random.Random) -> None:
         while not self._ending.is_set():
             for drafters, path in rng.sample(self._kinds, len(self._kinds)):
-                if self._ending.is_set():
-                    return
-                self._pair(pair_request(rng, self._model, drafters, path), plain_first=rng.random() < 0.5)
+                while not self._begin():
+                    if self._ending.is_set():
+                        return
+                try:
+                    self.send(pair_request(rng, self._model, drafters, path), plain_first=rng.random() < 0.5)
+                finally:
+                    with self._idle:
+                        self._busy -= 1
+                        self._idle.notify_all()
 
-    def _pair(self, request: PairRequest, plain_first: bool) -> None:
+    def _begin(self) -> bool:
+        """True: the next pair may be sent. Waits for that some time."""
+        self._sending.wait(0.2)
+        with self._idle:
+            begins = self._sending.is_set() and not self._ending.is_set()
+            self._busy += begins
+        return begins
+
+    def send(self, request: PairRequest, plain_first: bool) -> None:
+        """Both requests, one after the other."""
         sent = [(request.spec, request.streamed[0]), (PLAIN, request.streamed[1])]
         try:
             answers = [

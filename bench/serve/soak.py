@@ -77,6 +77,7 @@ def watch(
     """Lets the load run for so long; seconds and resident MB, once a second or so."""
     started, samples, told = time.monotonic(), list[tuple[float, float]](), 0.0
     with load, pairs:
+        pairs.resume()
         while (now := time.monotonic() - started) < seconds and server.process.poll() is None:
             samples.append((round(now, 1), round(server.resident_mb, 1)))
             if now - told > 30:

@@ -9,9 +9,11 @@ import random
 import statistics
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +57,14 @@ class Records:
 
 def during(spans: Sequence[Span], windows: Sequence[Span], inside: bool = True) -> list[Span]:
     """The spans that overlap one of the windows, or those that overlap none."""
-    return [s for s in spans if any(s.start < w.end and w.start < s.end for w in windows) == inside]
+    ordered = sorted(windows, key=lambda window: window.start)
+    starts, ends = [w.start for w in ordered], list(accumulate((w.end for w in ordered), max))
+
+    def overlaps(span: Span) -> bool:
+        before = bisect_left(starts, span.end)  # windows that start before its end
+        return before > 0 and ends[before - 1] > span.start
+
+    return [span for span in spans if overlaps(span) == inside]
 
 
 def milliseconds(spans: Sequence[Span], share: float) -> float:
