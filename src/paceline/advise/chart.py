@@ -197,7 +197,14 @@ def _save_png(chart: Chart, path: Path) -> None:
     figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=160, layout="constrained")
     axes = figure.subplots()
     for series, colour in zip(chart.series, COLOURS, strict=False):
-        axes.plot(list(chart.xs), list(series.values), "o-", color=colour, label=series.name, markersize=4)
+        axes.plot(
+            [float(x) for x in chart.xs],
+            list(series.values),
+            "o-",
+            color=colour,
+            label=series.name,
+            markersize=4,
+        )
     if chart.level is not None:
         axes.axhline(chart.level, color="grey", linestyle="--", linewidth=1)
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label, ylim=(0, None))
