@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.gate.checks.finding import Finding
-from paceline.gate.pair import Divergence, Feedback, Leg, Pair
+from paceline.gate.pair import ARMS, Divergence, Feedback, Leg, Pair
 from paceline.gate.policy import Policy
 from paceline.gate.verdict import Verdict, decide
 from support.gate_pairs import leg, pairs, scored
@@ -186,7 +186,7 @@ def test_answers_of_other_lengths_are_compared_at_the_baselines() -> None:
 def test_complaints_of_users_roll_back_though_they_are_not_paired() -> None:
     given = [
         Feedback(request=f"{arm}{i}", arm=arm, created=0, thumbs="down" if i % 10 < bad else "up")
-        for arm, bad in (("baseline", 1), ("candidate", 5))
+        for arm, bad in zip(ARMS, (1, 5), strict=True)
         for i in range(200)
     ]
     verdict = decide(pairs(300, 0.7), POLICY, given)
