@@ -15,4 +15,7 @@ hostile_soak    python -m bench soak --hostile
 hostile         its attacks: a function for each
 victims         its ordinary clients, with gaps, /health and memory
 gateway         python -m bench gateway: streams through the gate and directly
+pairs           requests that both soaks send with drafts and without, and the comparison of answers
+pair_drafters   the lists of drafters of these pairs, and a server that has them all
+clock_jumps     paceline's command line under a wall clock that jumps
 """
