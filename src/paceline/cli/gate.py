@@ -30,6 +30,9 @@ def serve_gate(
         list[str] | None,
         typer.Option(help="A name that the gate is reached by, besides localhost; *: any."),
     ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Where pairs and rollouts go: a file, a URL, or none.")
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0,
 ) -> None:
     """Forward requests to OpenAI-compatible servers, by the routes of a file."""
@@ -51,6 +54,7 @@ def serve_gate(
                 idle_timeout_s=connection.idle_timeout,
                 write_timeout_s=connection.write_timeout,
             ),
+            store=store,
             log_level=connection.log_level,
             drain_s=drain,
         )
