@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Annotated, Any, Final, Literal
@@ -27,7 +27,8 @@ from paceline.gate.gateway.proxy import Proxy
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.gateway.upstream_client import UpstreamClient, listed_models, request_headers
 from paceline.gate.pair import Feedback, Pair
-from paceline.gate.store import GateStore, Served
+from paceline.gate.promotion import Plan, Promoter
+from paceline.gate.store import GateStore, Rollout, Served
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import (
     FORBIDDEN,
@@ -51,7 +52,12 @@ MAX_BODIES: Final = 64  # of the largest size, in memory at once
 MAX_FEEDBACK: Final = 4096  # bytes
 CLOSING_S: Final = 5.0  # for second legs in flight, and for entries that are not written yet
 COHORT: Final = "x-cohort"  # the header that names a group of users
+PRUNE_S: Final = 600.0
 MODELS_S: Final = 5.0  # for which a list of models is used
+
+
+Plans = Callable[[], Mapping[str, Plan]]
+Changed = Callable[[Rollout], None]
 
 
 class FeedbackRequest(FailFastModel):
@@ -74,6 +80,7 @@ class GateApp:
         exporter: Exporter | None = None,
         rng: Random | None = None,
         store: GateStore | None = None,
+        promoter: Callable[[GateStore, Plans, Changed], Promoter] | None = None,
         max_body: int = MAX_BODY,
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
@@ -86,7 +93,10 @@ class GateApp:
         self.metrics = GateMetrics(lambda: self.client.states)
         self.spans = GateSpans(exporter or Exporter(None))
         self._store, self.writer = store, BackgroundWriter()
-        self.proxy = Proxy(self.client, self.metrics, self.spans, lambda route: 0.0, self._rng)
+        self.promoter = None
+        if store is not None and promoter is not None:
+            self.promoter = promoter(store, lambda: self.config().plans, self._rollout_changed)
+        self.proxy = Proxy(self.client, self.metrics, self.spans, self._candidate_share, self._rng)
         self.mirror = Mirror(self.client, self.metrics, self.spans, self._save_pair, self._rng)
         self._in_flight: Counter[str] = Counter()  # user requests by route
         self._config: GateConfig | None = None
@@ -133,15 +143,42 @@ class GateApp:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.client.start()
+        background = [asyncio.ensure_future(self._prune())]
+        if self.promoter is not None:
+            await self.promoter.look()  # before the first request: it may be in any stage
+            background.append(asyncio.ensure_future(self.promoter.run()))
         self.open = True
         yield
         self.open = False
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         await self.mirror.drain(CLOSING_S)
         await self.client.close()
         await asyncio.to_thread(self._close)
 
+    async def _prune(self) -> None:
+        while self._store is not None:
+            self.writer.submit(self._store.prune)
+            await asyncio.sleep(PRUNE_S)
+
+    def _rollout_changed(self, rollout: Rollout) -> None:
+        self.metrics.candidate_share(rollout.experiment, rollout.share)
+
+    def _candidate_share(self, route: Route) -> float:
+        if self.promoter is None or route.promotion is None:
+            return 0.0
+        return self.promoter.share(route.experiment)
+
+    def _mirrors(self, route: Route) -> bool:
+        if self._store is None or route.mirror is None:
+            return False
+        return route.promotion is None or self.promoter is None or self.promoter.mirrors(route.experiment)
+
     def _close(self) -> None:
         self.spans.close()
+        if self.promoter is not None:
+            self.promoter.close()
         self.writer.close(CLOSING_S)
         if self._store is not None:
             self._store.close()
@@ -189,7 +226,7 @@ class GateApp:
         exchange = self._admit(http, raw, body)
         self.spans.start(exchange, http.headers)
         self._in_flight[exchange.route.name] += 1
-        if self._store is not None:
+        if self._mirrors(exchange.route):
             self.mirror.admit(exchange, self._in_flight[exchange.route.name])
             self.mirror.begun(exchange, self.proxy.serves_candidate(exchange))
         return await self.proxy.respond(http, exchange, self._finished)

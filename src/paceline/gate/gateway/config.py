@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field
 
 from paceline.errors import unknown_name
+from paceline.gate.policy import Policy
+from paceline.gate.promotion import Plan
 from paceline.gate.upstream import Upstream
 from paceline.web.api_keys import Key, KeyLimits
 from paceline.web.config_file import (
@@ -132,7 +134,8 @@ class PromotionConfig(StrictModel):
     )
     min_pairs: _Count = 100  # of a stage, before it may end with a promotion
     check_every_s: _Seconds = 30.0
-    automatic: bool = True  # False: verdicts are recorded, and an operator acts
+    automatic: bool = True  # False: `paceline gate status` shows the verdict, and an operator acts
+    policy: Policy = Policy()  # margins and error rates of the verdict
 
 
 def _rising(stages: tuple[float, ...]) -> tuple[float, ...]:
@@ -183,6 +186,22 @@ class _File(StrictModel):
 class GateConfig:
     upstreams: Mapping[str, UpstreamConfig]
     routes: tuple[Route, ...]
+
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """Of the experiments that may be promoted, by name."""
+        return {
+            route.experiment: Plan(
+                route.experiment,
+                route.promotion.stages,
+                route.promotion.min_pairs,
+                route.promotion.check_every_s,
+                route.promotion.automatic,
+                route.promotion.policy,
+            )
+            for route in self.routes
+            if route.promotion is not None
+        }
 
     def route(self, path: str, headers: Mapping[str, str], model: str, key: Key | None) -> Route | None:
         """The first that takes the request."""

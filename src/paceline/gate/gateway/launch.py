@@ -2,15 +2,19 @@
 
 import logging
 import signal
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import uvicorn
 from starlette.middleware import Middleware
 
 from paceline.errors import UsageError
-from paceline.gate.gateway.app import MAX_BODY, GateApp
+from paceline.gate.gateway.app import MAX_BODY, Changed, GateApp, Plans
 from paceline.gate.gateway.config import GateConfigError, GateFile
+from paceline.gate.promotion import Promoter
 from paceline.gate.store import GateStore
 from paceline.web.access_log import log_unparsed
 from paceline.web.api_errors import ApiError
@@ -64,9 +68,18 @@ def build(settings: GateSettings) -> GateApp:
         keys,
         exporter_from_environment(),
         store=store,
+        promoter=partial(_promoter, settings.store),
         max_body=settings.max_body,
         body_timeout_s=settings.connections.body_timeout_s,
     )
+
+
+def _promoter(url: str | None, store: GateStore, plans: Plans, changed: Changed) -> Promoter:
+    """Verdicts are computed in a process of their own: seconds of arithmetic would hold requests up."""
+    executor = ProcessPoolExecutor(
+        1, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )  # Ctrl-C is for the gate, which ends it
+    return Promoter(store, url, plans, changed, executor)
 
 
 def uvicorn_config(app: GateApp, settings: GateSettings, port: int | None = None) -> uvicorn.Config:
