@@ -15,6 +15,7 @@ python -m bench soak                 a running server under good, bad and broken
                                      of answers with drafts and without, of every drafter and endpoint
 python -m bench soak --hostile       attacks beside ordinary streams and pairs: gaps, /health, memory
 python -m bench gate                 the release gate: false verdicts and pairs to a true one, by simulation
+python -m bench gateway              what the gate adds to a stream's latency, 1 and 200 at a time
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
 python -m bench golden               the recorded token ids of a fixed set of requests
 
@@ -38,6 +39,7 @@ COMMANDS = {
     "schemas": "bench.constraints.schemas",
     "serve": "bench.serve.command",
     "soak": "bench.serve.soak",
+    "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",
     "pages": "bench.pages.command",
     "golden": "bench.golden",
