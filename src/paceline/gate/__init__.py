@@ -8,4 +8,10 @@ policy         margins and error rates
 stats/         intervals that hold however often somebody looks
 checks/        a finding for each question: latency, texts, quality, operations, cost
 verdict        promote, hold or roll back, from the findings
+cases          requests to replay, from recorded traces
+suites         public sets with known answers, as cases
+evaluators     scores of one answer: schemas, tool calls, groundedness, tests of code
+code_sandbox   runs a model's code in a child process with limits
+replay         the offline gate: `paceline gate run`
+report         a verdict as JSON and as one HTML file
 """

@@ -7,7 +7,7 @@ gets the warm caches or the quiet moments. Verdicts hold however often they are 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -166,15 +166,14 @@ async def explained(client: httpx.AsyncClient, baseline: Upstream, pair: Pair) -
     try:
         response = await client.post(url, json=request, headers=baseline.headers, timeout=TIMEOUT_S)
         choice = response.raise_for_status().json()["choices"][0]
-        tokens = choice["logprobs"]["content"]
         same = choice["message"]["content"] == pair.baseline.text
+        found = first_divergence(choice["logprobs"]["content"], pair.candidate.text or "") if same else None
     except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
         return pair
-    found = first_divergence(tokens, pair.candidate.text or "") if same else None
     return pair if found is None else replace(pair, divergence=found)
 
 
-def first_divergence(tokens: list[Mapping[str, Any]], text: str) -> Divergence | None:
+def first_divergence(tokens: Sequence[Mapping[str, Any]], text: str) -> Divergence | None:
     """Of the baseline's tokens, each with its alternatives, from the candidate's text.
 
     The lead is over the longest alternative that the candidate's text goes on with; one that is not among the
