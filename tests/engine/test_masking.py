@@ -182,7 +182,7 @@ def test_a_held_sequence_can_be_cancelled() -> None:
 
 
 def test_an_idle_engine_waits_for_masks_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is ready may be of a preempted sequence: waiting for it would return at once, again and again."""
+    """One that is ready may be of a preempted sequence: waiting for it would never end."""
     masks, ended, waited = masking.Masking(10.0), threading.Event(), list[int]()
     masks.ahead("preempted", lambda late: Masks([None]))
     masks.ahead("held", lambda late: Masks([None]) if ended.wait(5) else Masks([]))
