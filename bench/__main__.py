@@ -14,6 +14,7 @@ python -m bench serve                a running server: agents at once, turn n+1,
 python -m bench soak                 a running server under good, bad and broken requests
 python -m bench soak --hostile       attacks beside ordinary streams: their gaps, /health, memory
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
+python -m bench advise               what `paceline advise` predicts, against what is measured
 python -m bench golden               the recorded token ids of a fixed set of requests
 
 --write keeps the results in bench/results and writes the pages anew.
@@ -26,6 +27,7 @@ COMMANDS = {
     "compare": "bench.compare.command",
     "own": "bench.own.command",
     "passes": "bench.own.passes",
+    "advise": "bench.advise",
     "lists": "bench.drafters.lists",
     "guesses": "bench.drafters.lists",  # its name before 0.2
     "drafters": "bench.drafters.command",
