@@ -202,7 +202,7 @@ class _RouteAdvisor:
         loads = self._loads(outputs, best, planned)
         lengths = self._lengths(outputs, best.drafters)
         plain_ms = sum(self._plain_ms(one) for one in outputs) / len(outputs)
-        enabled, reason = _verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms)
+        enabled, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms)
         return RouteAdvice(
             route=route,
             workload=figures,
@@ -328,7 +328,7 @@ def _best(candidates: Sequence[Candidate]) -> Candidate:
     return min(good, key=lambda c: (c.drafters != default, c.max_draft != DEFAULT_LENGTH, -c.speedup.value))
 
 
-def _verdict(
+def verdict(
     best: Candidate,
     figures: Workload,
     loads: Sequence[LoadPoint],

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 
 from torch import Tensor, cat, empty
 
-from paceline.config import SpecConfig
+from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.drafting import Drafting
 from paceline.engine.scheduler import Pass, Scheduled
 from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Scores, Seq, Target, Verdict
@@ -96,7 +96,7 @@ class RecordedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The decoding of one output, from its second token on: the first one comes with the prompt's pass."""
+    """The decoding of one output, after the pass that ends its prompt and gives its first token."""
 
     tokens: int
     passes: int
@@ -116,6 +116,7 @@ class _Live:
     seq: Seq
     output: tuple[int, ...]
     hidden: Mapping[int, Tensor]
+    tokens: int = 0
     passes: int = 0
     draft_ms: float = 0.0
     target_ms: float = 0.0
@@ -133,8 +134,9 @@ class _Live:
         _advance(self.seq, tokens)
 
     def done(self) -> Decoding:
-        tokens = max(0, len(self.output) - 1)
-        return Decoding(tokens, self.passes, self.draft_ms, self.target_ms, self.plain_ms, self.by_source)
+        return Decoding(
+            self.tokens, self.passes, self.draft_ms, self.target_ms, self.plain_ms, self.by_source
+        )
 
 
 class Simulation:
@@ -150,10 +152,11 @@ class Simulation:
         *,
         overhead_ms: float = 0.0,  # of a round, outside of drafters and target
         concurrency: int = 1,
+        prefill_chunk: int = EngineConfig().prefill_chunk,
     ) -> None:
         self._spec, self._controller, self._cost = spec, controller, cost
         self._drafting = Drafting(target, drafters, controller)
-        self._overhead_ms, self._concurrency = overhead_ms, concurrency
+        self._overhead_ms, self._concurrency, self._chunk = overhead_ms, concurrency, prefill_chunk
 
     def run(self, outputs: Sequence[RecordedOutput]) -> list[Decoding]:
         """All outputs, in this order, as many at once as the simulation has places."""
@@ -172,7 +175,7 @@ class Simulation:
         return [done[i] for i in range(len(outputs))]
 
     def _admitted(self, waiting: Iterator[tuple[int, RecordedOutput]], places: int) -> Iterator[_Live]:
-        """The prompt's pass has no draft here; its token is committed at once."""
+        """The last pass of a prompt may have a draft as well."""
         for index, recorded in islice(waiting, places):
             seq = replace(
                 recorded.seq,
@@ -184,10 +187,22 @@ class Simulation:
             )
             one = _Live(index, seq, recorded.output, recorded.hidden)
             self._drafting.begin(seq)
-            s = Scheduled(seq, list(seq.tokens), scored=True)
-            one.commit(s, (), recorded.output[:1])
+            s = self._end_of_prompt(one)
             self._drafting.observe([s], self._scores([one], [s]))
             yield one
+
+    def _end_of_prompt(self, one: _Live) -> Scheduled:
+        """The rows before it were shown to no drafter: they are shown with it."""
+        seq = one.seq
+        rest = (seq.prompt_len - 1) % self._chunk + 1
+        s = Scheduled(seq, seq.tokens[-rest:], scored=True)
+        seq.computed = seq.prompt_len - rest
+        self._drafting.plan([s])
+        self._drafting.draft([s])
+        path = follow(s.draft, one.output)[: len(one.output) - 1]
+        s.fed, seq.computed = list(seq.tokens), 0
+        one.commit(s, path, one.output[: len(path) + 1])
+        return s
 
     def _round(self, live: Sequence[_Live]) -> None:
         scheduled = [Scheduled(one.seq, one.seq.tokens[-1:], scored=True) for one in live]
@@ -205,6 +220,7 @@ class Simulation:
             tokens = one.rest[: len(path) + 1]
             one.commit(s, path, tokens)
             rounds.append(s.round(cost, path, tokens, None if one.rest else "stop"))
+            one.tokens += len(tokens)
             one.passes += 1
             one.plain_ms += len(tokens) * (plain_ms + self._overhead_ms) / len(live)
             one.target_ms += (target_ms + self._overhead_ms) / len(live)

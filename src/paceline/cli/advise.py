@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.options import MODEL_HELP, DrafterOptions, EngineOptions, grouped
+from paceline.cli.options import MODEL_HELP, EngineOptions, grouped
 from paceline.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ class TrafficOptions:
         if self.store is not None:
             return from_store(self.store, classify)
         return from_files(self.traces or [], classify)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateOptions:
+    """Drafters to compare with the default list, which they join."""
+
+    draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None
+    trained: Annotated[
+        list[str] | None,
+        typer.Option(help="A trained drafter's name or folder; default: all that are here for this model."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ def advise(
     traffic: TrafficOptions,
     effort: EffortOptions,
     reports: ReportOptions,
-    drafter: DrafterOptions,
+    drafter: CandidateOptions,
     engine: EngineOptions,
 ) -> None:
     """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
@@ -119,13 +130,14 @@ def _existing(path: Path | None) -> Mapping[str, Any] | None:
 
 
 def _advice(
-    traffic: TrafficOptions, effort: EffortOptions, drafter: DrafterOptions, engine: EngineOptions
+    traffic: TrafficOptions, effort: EffortOptions, drafter: CandidateOptions, engine: EngineOptions
 ) -> "Advice":
     from paceline.advise.advice import AdviceConfig, Engine, advise_routes
     from paceline.advise.memory_bill import memory_bill
     from paceline.advise.outputs import OutputLimits
     from paceline.advise.report import Advice, cost_table
     from paceline.config import SpecConfig
+    from paceline.drafters import model_free
     from paceline.engine.control import Fixed, Rate
     from paceline.llm import LLM
     from paceline.target.cost import MAX_SPREAD
@@ -143,8 +155,8 @@ def _advice(
     )
     if not llm.cost:
         raise SettingError("cache_mb", engine.cache_mb, "more: no pass could be measured in so little")
-    heads = {name: llm.drafters[name] for name in llm.trained.values()}
-    advisor = Engine(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, heads)
+    weighty = {name: made for name, made in llm.drafters.items() if name not in model_free()}
+    advisor = Engine(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, weighty)
     routes = advise_routes(advisor, recorded, config, _show_progress)
     bill = memory_bill(
         llm.target,
