@@ -29,9 +29,8 @@ class TextLogprobs:
         self._waiting.extend(zip(delta.texts, delta.logprobs, strict=False))  # none were requested: none
 
     def take(self, part: Delta) -> list[TokenLogprob]:
-        if isinstance(part, CallDelta):
+        if isinstance(part, CallDelta) or self._called:
             self._called = True
-        if self._called:
             self._waiting.clear()
             return []
         taken: list[TokenLogprob] = []
