@@ -48,7 +48,8 @@ def _ragtruth(path: Path) -> Iterator[str]:
     records = list(json_lines(path))
     scores = np.array([_score(r["context"], r, r["response"]) for r in records])
     wrong = np.array([bool(r["hallucinated"]) for r in records])
-    yield f"groundedness, RAGTruth QA, {len(records)} answers: AUROC {auroc(scores[~wrong], scores[wrong]):.2f}"
+    found = auroc(scores[~wrong], scores[wrong])
+    yield f"groundedness, RAGTruth QA, {len(records)} answers: AUROC {found:.2f}"
 
 
 def _score(context: str, record: Mapping[str, Any], answer: str) -> float:

@@ -13,6 +13,7 @@ trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
 estimate   estimate
+advise     advise
 doctor     facts about this machine
 """
 
