@@ -13,6 +13,8 @@ python -m bench schemas              every recorded schema: accepted, followed, 
 python -m bench serve                a running server: agents at once, turn n+1, cost over the engine
 python -m bench soak                 a running server under good, bad and broken requests
 python -m bench soak --hostile       attacks beside ordinary streams: their gaps, /health, memory
+python -m bench vllm                 paceline's drafters inside vLLM against its own n-gram drafter
+python -m bench scale                the gain from speculation as load rises, simulated
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
 python -m bench golden               the recorded token ids of a fixed set of requests
 
@@ -36,6 +38,8 @@ COMMANDS = {
     "schemas": "bench.constraints.schemas",
     "serve": "bench.serve.command",
     "soak": "bench.serve.soak",
+    "vllm": "bench.vllm.command",
+    "scale": "bench.scale",
     "pages": "bench.pages.command",
     "golden": "bench.golden",
 }
