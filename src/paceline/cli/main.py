@@ -14,6 +14,7 @@ from paceline import __version__, hub
 from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
+from paceline.cli.estimate import estimate
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.options import AsJson
@@ -24,7 +25,7 @@ from paceline.cli.train import train
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, serve, train, layers):
+for command in (generate, chat, serve, train, layers, estimate):
     app.command()(command)
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")

@@ -14,9 +14,9 @@ from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
-from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
+from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
-from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
+from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
 from paceline.web.request_id import new_request_id
 
 
@@ -53,7 +53,7 @@ class RequestContext:
         rejection = None if self.ticket is None else self.ticket.charge(tokens, time.monotonic())
         if rejection is not None:
             more = f"this request may use {tokens:,} tokens; a smaller max_tokens or n needs fewer"
-            raise _over_limit(rejection, f"; {more}")
+            raise over_limit(rejection, f"; {more}")
 
 
 class Admission:
@@ -87,25 +87,13 @@ class Admission:
     def authenticate(self, headers: Mapping[str, str]) -> Key | None:
         if self._keys is None:
             return None
-        key = self._keys.current().check(headers.get("authorization"))
-        if key is None:
-            raise ApiError(
-                401,
-                "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
-                "authentication_error",
-                code="invalid_api_key",
-                refusal=UNAUTHORIZED,
-            )
-        return key
+        return self._keys.authenticate(headers)
 
     def enter(self, key: Key | None) -> Ticket | None:
         """Counts a request to any endpoint, before its body is read. The ticket's holder must leave."""
         if key is None:
             return None
-        entry = self._limiter.enter(key, 0, time.monotonic())
-        if isinstance(entry, Rejection):
-            raise _over_limit(entry)
-        return entry
+        return self._limiter.admit(key, time.monotonic())
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -174,14 +162,3 @@ def _priority(key: Key | None, own: int | None, of_route: int) -> int:
         )
     total = (own or 0) + of_route
     return total if limit is None else min(total, limit)
-
-
-def _over_limit(rejection: Rejection, more: str = "") -> ApiError:
-    return ApiError(
-        429,
-        f"{rejection.reason} for this key: try again in {rejection.retry_after_s:.0f} s{more}",
-        "rate_limit_error",
-        code="rate_limit_exceeded",
-        retry_after=rejection.retry_after_s,
-        refusal=KEY_LIMIT,
-    )
