@@ -13,7 +13,7 @@ from bench.serve.servers import RunningServer, free_port, start
 from paceline.vllm.serve_command import ServeSettings, serve_command
 
 START_S: Final = 900.0  # importing vLLM takes a minute on a busy machine
-CPU: Final = {  # float32: its bfloat16 kernels need AMX; eager: compiling takes minutes
+CPU: Final[Mapping[str, Any]] = {  # float32: its bfloat16 kernels need AMX; eager: compiling takes minutes
     "dtype": "float32",
     "enforce_eager": True,
     "max_num_seqs": 4,

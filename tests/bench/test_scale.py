@@ -31,9 +31,7 @@ def test_a_fixed_length_gains_at_low_load_and_loses_at_high_load() -> None:
     rates = [share * limit(ENGINE, TRAFFIC, "plain", LONGEST) for share in (0.1, 1.0)]
     gains = []
     for rate in rates:
-        plain, fixed = (
-            simulate(ENGINE, TRAFFIC, arm, rate, 15.0, LONGEST, 0) for arm in ("plain", "fixed")
-        )
+        plain, fixed = (simulate(ENGINE, TRAFFIC, arm, rate, 15.0, LONGEST, 0) for arm in ("plain", "fixed"))
         gains.append(plain.answer_s / fixed.answer_s)
     assert gains[0] > 2 > 1 > gains[1]
 

@@ -34,7 +34,7 @@ def test_engines_are_added_up() -> None:
 
 
 def test_a_server_without_speculation_has_written_a_token_with_each_pass() -> None:
-    plain = read_counters('# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{} 9.0\n')
+    plain = read_counters("# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{} 9.0\n")
     assert plain == SpecCounters(generated_tokens=9)
     assert (plain.tokens_per_pass, plain.acceptance, plain.accepted_per_draft) == (1.0, 0.0, 0.0)
 

@@ -10,6 +10,7 @@ keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
+vllm       vllm command
 estimate   estimate
 doctor     facts about this machine
 """

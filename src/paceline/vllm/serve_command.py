@@ -36,11 +36,9 @@ class ServeSettings:
         require_min(self, **dict.fromkeys(given, 1))
 
     def flags(self) -> list[str]:
-        names = [
-            name for name in self.__slots__ if name not in ("per_request_spec_decode_metrics", "proposer")
-        ]
+        """Of all but speculation."""
         flags: list[str] = []
-        for name in names:
+        for name in (f.name for f in fields(self) if f.name not in SPECULATION):
             value, option = getattr(self, name), f"--{name.replace('_', '-')}"
             if value is True:
                 flags.append(option)
