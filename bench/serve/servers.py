@@ -138,10 +138,18 @@ def _answers(port: int, path: str) -> bool:
     return False
 
 
-def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: str = "") -> RunningServer:
-    """With a trace store of its own, as it is by default."""
+def paceline(
+    model: str,
+    threads: int,
+    slots: int,
+    cache_mb: int = 1024,
+    store: str = "",
+    options: Sequence[str] = (),
+    module: str = "paceline",
+) -> RunningServer:
+    """With a trace store of its own, as it is by default. module: it has paceline's command line."""
     port, folder = free_port(), tempfile.TemporaryDirectory()
-    command = [sys.executable, "-m", "paceline", "serve", model, "--served-model-name", model]
+    command = [sys.executable, "-m", module, "serve", model, "--served-model-name", model, *options]
     command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
     command += ["--store", store or f"{folder.name}/traces.db"]

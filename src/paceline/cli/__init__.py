@@ -5,6 +5,7 @@ options    option groups that commands share
 generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve
+gate       gate serve
 check      routes check, schema check
 keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export

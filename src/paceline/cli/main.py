@@ -15,6 +15,7 @@ from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
 from paceline.cli.estimate import estimate
+from paceline.cli.gate import gate_app
 from paceline.cli.generate import chat, generate
 from paceline.cli.keys import keys_app
 from paceline.cli.options import AsJson
@@ -33,6 +34,7 @@ app.add_typer(schema_app, name="schema")
 app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
+app.add_typer(gate_app, name="gate")
 app.add_typer(vllm_app, name="vllm")
 out = Console(highlight=False, soft_wrap=True)
 
