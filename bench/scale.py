@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from bench import results_folder
+from bench import pages, results_folder
 from bench.table import Column, Table, number
 
 ARMS: Final = ("plain", "fixed", "by batch")
@@ -274,3 +274,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(Table.of(FLEET_COLUMNS, fleet, "Fleets (simulated)").terminal(1))
     if options.write:
         print(results_folder.write({"loads": loads, "fleets": fleet}, RESULT))
+        pages.write()

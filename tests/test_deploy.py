@@ -7,12 +7,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
 import yaml
+from typer.main import get_command
 
+from paceline.cli.main import app
 from paceline.config import settings
+from paceline.gate.gateway.config import load
 from paceline.vllm.proposer import KEY, ProposerSettings
 from paceline.vllm.serve_command import proposer_config
 
@@ -100,20 +104,28 @@ def test_vllm_is_called_with_pacelines_proposer() -> None:
     assert configs == [proposer_config(8)] * 3
 
 
-def test_upstreams_of_the_gate_are_services() -> None:
+def test_the_gate_reads_its_configuration_and_its_upstreams_are_services(tmp_path: Path) -> None:
     compose = yaml.safe_load(COMPOSE.read_text())["services"]
-    mapped = yaml.safe_load(of_kind("ConfigMap")["gate"]["data"]["gate.yaml"])
-    for config, names in (
-        (yaml.safe_load((DEPLOY / "gate.yaml").read_text()), compose),
-        (mapped, of_kind("Service")),
+    for text, names in (
+        ((DEPLOY / "gate.yaml").read_text(), set(compose)),
+        (of_kind("ConfigMap")["gate"]["data"]["gate.yaml"], set(of_kind("Service"))),
     ):
-        hosts = [
-            upstream["url"].removeprefix("http://").partition(":")[0] for upstream in config["upstreams"]
-        ]
-        assert set(hosts) <= set(names)
-        known = {upstream["name"] for upstream in config["upstreams"]}
-        for route in config["routes"]:
-            assert {*route["upstreams"], *route.get("fallback", ())} <= known
+        (tmp_path / "gate.yaml").write_text(text)
+        config = load(tmp_path / "gate.yaml")
+        hosts = {urlsplit(upstream.url).hostname for upstream in config.upstreams.values()}
+        assert hosts == {"baseline", "candidate"} <= names
+        assert config.upstreams["candidate"].send_tenant
+
+
+def test_the_command_of_the_gate_exists() -> None:
+    compose = yaml.safe_load(COMPOSE.read_text())["services"]
+    commands = [compose["gate-1"]["command"], compose["gate-2"]["command"]]
+    commands += [c["args"] for _, pod in pods() for c in pod["containers"] if c["name"] == "gate"]
+    serve: Any = get_command(app).commands["gate"].commands["serve"]  # type: ignore[attr-defined]
+    options = {name for option in serve.params for name in option.opts}
+    for words in commands:
+        assert words[:2] == ["gate", "serve"]
+        assert {word for word in words if word.startswith("--")} <= options
 
 
 def test_no_secret_is_written_down() -> None:

