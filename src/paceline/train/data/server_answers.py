@@ -1,7 +1,7 @@
 """The target's answers written by a server that runs it elsewhere: vLLM, which takes and returns token ids.
 
-The prompts are paceline's own token ids, so that both sides mean the same text. Nothing is forced to be a tool
-call: the server's grammars are its own.
+The prompts are paceline's own token ids, so that both sides mean the same text. No answer is forced to be a
+tool call: the server's grammars are its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,8 @@ def _answer(
         return _token_ids(response.json()["choices"][0], plan, tokenizer)
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(
-            f"{endpoint} gave no answer to train on: {one_line(error)}; expected a vLLM server with the target"
+            f"{endpoint} gave no answer to train on: {one_line(error)}; "
+            "expected a vLLM server that runs the target"
         ) from None
 
 
