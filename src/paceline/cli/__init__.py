@@ -13,6 +13,7 @@ drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
 vllm       vllm command
 estimate   estimate
+advise     advise
 doctor     facts about this machine
 """
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import __version__, hub
+from paceline.cli.advise import advise
 from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
@@ -27,7 +28,7 @@ from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, serve, train, layers, estimate):
+for command in (generate, chat, serve, train, layers, estimate, advise):
     app.command()(command)
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")
