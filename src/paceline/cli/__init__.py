@@ -12,6 +12,7 @@ keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
+vllm       vllm command
 estimate   estimate
 advise     advise
 doctor     facts about this machine

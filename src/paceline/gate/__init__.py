@@ -4,6 +4,7 @@ pair           the record of one request that both upstreams answered: two legs 
 leg_recorder   makes a leg of the bytes that an upstream sends, as they come
 gateway/       a streaming reverse proxy in front of upstreams: `paceline gate serve`
 upstream       an OpenAI-compatible server, and one request to it as a leg
+spec_counters  speculation of a whole upstream, by its Prometheus counters
 policy         margins and error rates
 stats/         intervals that hold however often somebody looks
 checks/        a finding for each question: latency, texts, quality, operations, cost
