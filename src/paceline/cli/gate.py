@@ -1,15 +1,19 @@
-"""paceline gate serve"""
+"""The commands of `paceline gate`, and gate serve itself."""
 
 from typing import Annotated
 
 import typer
 
+from paceline.cli import gate_status
 from paceline.cli.gate_run import run
 from paceline.cli.options import grouped
 from paceline.cli.serve import ConnectionOptions
 
 gate_app = typer.Typer(no_args_is_help=True, help="The release gate.")
 gate_app.command("run")(run)
+gate_app.command("status")(gate_status.status)
+gate_app.command("set")(gate_status.set_share)
+gate_app.command("rollback")(gate_status.rollback)
 
 
 @gate_app.command("serve")

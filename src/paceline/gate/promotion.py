@@ -1,9 +1,9 @@
 """Gradual promotion: a candidate's share of users rises stage by stage while the verdict says so.
 
 A rollout begins with mirroring alone (share 0). A stage ends with "promote" over its own pairs, at least so
-many of them, and the next stage needs its own proof: under more load a candidate may behave differently. "Roll
-back" ends the rollout at once, at any stage, the last included. The share and the audit are in the store:
-whichever of several gate processes comes first makes a change, the others find it done.
+many of them, and the next stage needs its own proof: under more load a candidate may behave differently.
+"Roll back" ends the rollout at once, at any stage, the last included. The share and the audit are in the
+store: whichever of several gate processes comes first makes a change, the others find it done.
 """
 
 import asyncio

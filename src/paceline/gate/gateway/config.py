@@ -215,25 +215,26 @@ class GateConfig:
         return next((route for route in self.routes if route.takes(path, headers, model, key)), None)
 
 
-def load(path: Path | str) -> GateConfig:
-    """GateConfigError lists every problem of the file."""
+def load(path: Path | str, check_environment: bool = True) -> GateConfig:
+    """GateConfigError lists every problem of the file. check_environment: keys of upstreams must be set."""
     file, problems = validate(_File, read(Path(path), GateConfigError))
     if file is None:
         raise GateConfigError(*problems)
-    problems += [*_upstream_problems(file.upstreams), *_route_problems(file)]
+    problems += [*_upstream_problems(file.upstreams, check_environment), *_route_problems(file)]
     if problems:
         raise GateConfigError(*problems)
     return GateConfig({one.name: one for one in file.upstreams}, file.routes)
 
 
-def _upstream_problems(upstreams: tuple[UpstreamConfig, ...]) -> Iterator[str]:
+def _upstream_problems(upstreams: tuple[UpstreamConfig, ...], check_environment: bool) -> Iterator[str]:
     if not upstreams:
         yield "upstreams: empty: name at least one server"
     first: dict[str, int] = {}
     for i, one in enumerate(upstreams):
         if first.setdefault(one.name, i) != i:
             yield f"upstreams[{i}].name: {one.name!r} is the name of upstreams[{first[one.name]}] already"
-        if one.api_key_env is not None and not os.environ.get(one.api_key_env):
+        missing = one.api_key_env is not None and not os.environ.get(one.api_key_env)
+        if check_environment and missing:
             yield f"upstreams[{i}].api_key_env: the variable {one.api_key_env} is not set: export it first"
 
 

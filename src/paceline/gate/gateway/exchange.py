@@ -75,14 +75,19 @@ class Exchange:
 
     def body_for(self, upstream: Upstream) -> bytes:
         """The body as sent, byte for byte, unless the upstream or the gate changes a field."""
+        changed = self.changes_for(upstream)
+        if not changed:
+            return self.raw
+        return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def changes_for(self, upstream: Upstream) -> dict[str, Any]:
+        """Fields that an upstream gets in place of the client's."""
         changed = dict(upstream.extra_body) | self.added
         if upstream.model is not None:
             changed["model"] = upstream.model
         if upstream.send_tenant and self.path in GENERATING:
             changed["vllm_xargs"] = self._tenant_args({**self.body, **changed}.get("vllm_xargs"))
-        if not changed:
-            return self.raw
-        return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+        return changed
 
     def _tenant_args(self, given: object) -> dict[str, Any]:
         """A client cannot name its tenant: another's memory would show in its own latency."""

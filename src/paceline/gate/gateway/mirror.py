@@ -239,9 +239,7 @@ def ineligible(exchange: Exchange) -> str | None:
 
 def _second_body(exchange: Exchange, state: UpstreamState) -> dict[str, Any]:
     """As the user's, and never stored."""
-    body = {**exchange.body, **state.upstream.extra_body, **exchange.added}
-    if state.upstream.model is not None:
-        body["model"] = state.upstream.model
+    body = {**exchange.body, **exchange.changes_for(state.upstream)}
     if exchange.path == "/v1/responses":
         body["store"] = False  # where it is not given, OpenAI's servers store
     else:
