@@ -161,7 +161,9 @@ def fill_cache(server: Target, pid: int, drafters: Sequence[str], first: int) ->
     for i in range(MAX_FILL):
         before = resident_mb(pid)
         body = {"prompt": cold_prompt(FILL_TOKENS, first + i), "user": f"user-{i % 4}"}
-        server.completion(**body, max_tokens=FILL_ROUNDS, ignore_eos=True, speculative_config=spec)
+        status = server.completion(**body, max_tokens=FILL_ROUNDS, ignore_eos=True, speculative_config=spec)
+        if status != 200:
+            raise RuntimeError(f"filling the cache got {status}: give --no-fill or more --cache-mb")
         if i and resident_mb(pid) - before < FULL_MB:
             return i + 1
     return MAX_FILL
