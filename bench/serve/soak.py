@@ -82,10 +82,7 @@ def watch(
             samples.append((round(now, 1), round(server.resident_mb, 1)))
             if now - told > 30:
                 told = now
-                told_of = (
-                    f"{load.tally.short()}, {pairs.records.total} pairs, {len(pairs.records.wrong)} wrong"
-                )
-                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {told_of}")
+                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {load.tally.short()}; {pairs.records.short()}")
             time.sleep(min(1.0, seconds / 100))
     return samples
 
