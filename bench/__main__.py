@@ -16,6 +16,8 @@ python -m bench soak                 a running server under good, bad and broken
 python -m bench soak --hostile       attacks beside ordinary streams and pairs: gaps, /health, memory
 python -m bench gate                 the release gate: false verdicts and pairs to a true one, by simulation
 python -m bench gateway              what the gate adds to a stream's latency, 1 and 200 at a time
+python -m bench vllm                 paceline's drafters inside vLLM against its own n-gram drafter
+python -m bench scale                the gain from speculation as load rises, simulated
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
 python -m bench advise               what `paceline advise` predicts, against what is measured
 python -m bench golden               the recorded token ids of a fixed set of requests
@@ -43,6 +45,8 @@ COMMANDS = {
     "soak": "bench.serve.soak",
     "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",
+    "vllm": "bench.vllm.command",
+    "scale": "bench.scale",
     "pages": "bench.pages.command",
     "golden": "bench.golden",
 }

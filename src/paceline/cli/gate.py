@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.gate_run import run
 from paceline.cli.options import grouped
 from paceline.cli.serve import ConnectionOptions
 
 gate_app = typer.Typer(no_args_is_help=True, help="The release gate.")
+gate_app.command("run")(run)
 
 
 @gate_app.command("serve")

@@ -24,6 +24,7 @@ from paceline.cli.render import bar
 from paceline.cli.serve import serve
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
+from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -35,6 +36,7 @@ app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
 app.add_typer(gate_app, name="gate")
+app.add_typer(vllm_app, name="vllm")
 out = Console(highlight=False, soft_wrap=True)
 
 

@@ -58,6 +58,8 @@ class UpstreamConfig(StrictModel):
     api_key_env: str | None = None  # the variable that holds its key; None: the client's own is passed on
     model: str | None = None  # its name there; None: as the client wrote it
     extra_body: dict[str, Any] = Field(default_factory=dict)  # fields of every request to it
+    # The name of the client's API key goes into `vllm_xargs.tenant`, which paceline's proposer in vLLM reads.
+    send_tenant: bool = False
     connect_timeout_s: _Seconds = 5.0
     first_byte_timeout_s: _Seconds = 120.0  # until the answer begins
     idle_timeout_s: _Seconds = 60.0  # between two parts of an answer
@@ -67,7 +69,12 @@ class UpstreamConfig(StrictModel):
     def upstream(self) -> Upstream:
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
         return Upstream(
-            name=self.name, url=self.url, api_key=key, model=self.model, extra_body=self.extra_body
+            name=self.name,
+            url=self.url,
+            api_key=key,
+            model=self.model,
+            extra_body=self.extra_body,
+            send_tenant=self.send_tenant,
         )
 
 

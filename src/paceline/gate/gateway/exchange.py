@@ -16,6 +16,7 @@ from paceline.web.rate_limit import Ticket
 CONVERSATION: Final = "x-conversation-id"  # a client's own name for it
 CHUNKED: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their streams end with [DONE]
 GENERATING: Final = CHUNKED | {"/v1/responses"}
+TENANT: Final = "tenant"  # in vllm_xargs, for paceline's proposer
 PATHS: Final = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -65,9 +66,17 @@ class Exchange:
         changed = dict(upstream.extra_body) | self.added
         if upstream.model is not None:
             changed["model"] = upstream.model
+        if upstream.send_tenant and self.path in GENERATING:
+            changed["vllm_xargs"] = self._tenant_args({**self.body, **changed}.get("vllm_xargs"))
         if not changed:
             return self.raw
         return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _tenant_args(self, given: object) -> dict[str, Any]:
+        """A client cannot name its tenant: another's memory would show in its own latency."""
+        args = dict(given) if isinstance(given, Mapping) else {}
+        args.pop(TENANT, None)
+        return args if self.key is None else {**args, TENANT: self.key.name}
 
 
 def conversation_of(headers: Mapping[str, str], key: Key | None, body: Mapping[str, Any]) -> str:
