@@ -14,6 +14,7 @@ gate_app.command("run")(run)
 gate_app.command("status")(gate_status.status)
 gate_app.command("set")(gate_status.set_share)
 gate_app.command("rollback")(gate_status.rollback)
+gate_app.command("export")(gate_status.export)
 
 
 @gate_app.command("serve")

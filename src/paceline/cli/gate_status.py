@@ -1,4 +1,4 @@
-"""paceline gate status, set, rollback"""
+"""paceline gate status, set, rollback, export"""
 
 import getpass
 import json
@@ -70,6 +70,22 @@ def rollback(experiment: Experiment, config: Config, reason: Reason, store: Stor
     plans, opened = _opened(config, store)
     _plan(plans, experiment)
     _change(opened, experiment, "rolled_back", 0.0, reason)
+
+
+def export(
+    experiment: Annotated[str, typer.Argument(help="Whose pairs.")],
+    store: StoreUrl = None,
+    since: Annotated[float, typer.Option(help="Unix seconds; only pairs from then on.")] = 0.0,
+) -> None:
+    """Print pairs as JSON lines, for `train --traces` and replays; with texts if they were recorded."""
+    from paceline.gate.store import GateStore
+
+    opened = GateStore.open(store, create=False)
+    try:
+        for pair in opened.pairs(experiment, since):
+            print(pair.to_json())
+    finally:
+        opened.close()
 
 
 def _opened(config: str, url: str | None) -> "tuple[dict[str, Plan], GateStore]":

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
@@ -18,8 +18,12 @@ from paceline.gate.pair import Pair
 from paceline.gate.store import GateStore
 from paceline.web.api_keys import add
 from paceline.web.otel import Exporter
+from support.clients import run
 from support.servers import IDLE_S, until
 from support.upstreams import WORDS, Gate, Upstream, gate, upstream
+
+if TYPE_CHECKING:
+    from support.servers import Running
 
 TEXT = "".join(WORDS)
 
@@ -276,3 +280,42 @@ def test_spans_of_both_legs_share_a_trace_and_the_pairs_id(
     assert request["gen_ai.usage.output_tokens"] == 5
     traces = {one.requests[0]["headers"]["traceparent"].split("-")[1] for one in both}
     assert traces == {f"{by_name['chat m'].context.trace_id:032x}"}
+
+
+def test_a_real_server_with_and_without_speculation_makes_pairs_of_equal_text(
+    toy_server: "Running", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {"speculative_config": {"disabled": True}}
+    eager = {"speculative_config": {"drafters": ["ngram"], "adaptive": False}, "metrics": True}
+    config = {
+        "upstreams": [
+            {"name": "plain", "url": toy_server.url, "extra_body": plain},
+            {"name": "speculative", "url": toy_server.url, "extra_body": eager},
+        ],
+        "routes": [
+            {
+                "name": "all",
+                "upstreams": {"plain": 1},
+                "mirror": {"candidate": "speculative", "share": 1.0, "text": True},
+            }
+        ],
+    }
+    store = str(tmp_path / "gate.db")
+    with gate(tmp_path, config, store=store) as running:
+        client = running.client()
+        for number in range(3):
+            prompt: Any = [{"role": "user", "content": f"again and again {number} again and again"}]
+            request: Any = {"model": "toy", "messages": prompt, "temperature": 2.0, "max_tokens": 24}
+            assert list(client.chat.completions.create(**request, stream=True))
+            assert client.chat.completions.create(**request).choices
+        recorded = pairs(running, tmp_path, 6, "all-speculative")
+    assert [pair.same for pair in recorded] == [True] * 6
+    assert all(pair.seed is not None and pair.ok for pair in recorded)
+    assert len({pair.conversation for pair in recorded}) == 3
+    assert {pair.baseline.completion_tokens for pair in recorded} == {24}
+    assert {pair.baseline.draft_tokens for pair in recorded} <= {None, 0}
+    assert any(pair.candidate.draft_tokens for pair in recorded)
+    assert all(pair.baseline.ttft_s for pair in recorded)
+    code, out, _ = run(capsys, "gate", "export", "all-speculative", "--store", store)
+    assert code == 0
+    assert [Pair.from_json(line) for line in out.splitlines()] == recorded

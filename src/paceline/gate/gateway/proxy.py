@@ -178,6 +178,8 @@ class Proxy:
         """The upstream's own error response, or one of ours; as an event, where the response has begun."""
         exchange.error = failure.code
         if exchange.recorder is not None:
+            if failure.answer is not None:
+                exchange.recorder.status(failure.answer.status)
             exchange.recorder.fail(failure.code)
         if failure.answer is not None and not progress.opened:
             yield _head(state, failure.answer)
