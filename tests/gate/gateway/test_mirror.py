@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.pair import Pair
-from paceline.gate.store import GateStore
+from paceline.gate.store import GateStore, Rollout
 from paceline.web.api_keys import add
 from paceline.web.otel import Exporter
 from support.clients import run
@@ -44,7 +44,11 @@ def _fresh(both: tuple[Upstream, Upstream]) -> Iterator[None]:
 
 @contextmanager
 def mirroring(
-    folder: Path, both: tuple[Upstream, Upstream], settings: dict[str, Any] | None = None, **mirror: Any
+    folder: Path,
+    both: tuple[Upstream, Upstream],
+    settings: dict[str, Any] | None = None,
+    route: dict[str, Any] | None = None,
+    **mirror: Any,
 ) -> Iterator[Gate]:
     config = {
         "upstreams": [{"name": one.name, "url": one.url} for one in both],
@@ -53,6 +57,7 @@ def mirroring(
                 "name": "all",
                 "upstreams": {"base": 1},
                 "mirror": {"candidate": "cand", "share": 1.0, "text": True, **mirror},
+                **(route or {}),
             }
         ],
     }
@@ -319,3 +324,26 @@ def test_a_real_server_with_and_without_speculation_makes_pairs_of_equal_text(
     code, out, _ = run(capsys, "gate", "export", "all-speculative", "--store", store)
     assert code == 0
     assert [Pair.from_json(line) for line in out.splitlines()] == recorded
+
+
+def test_users_of_a_promoted_candidate_are_paired_with_the_baseline_which_takes_over_if_it_fails(
+    both: tuple[Upstream, Upstream], tmp_path: Path
+) -> None:
+    store = GateStore.open(str(tmp_path / "gate.db"))
+    assert store.change(Rollout("all-cand"), "promoted", 1.0, "test", "trusted")
+    promotion = {"automatic": False}
+    with mirroring(tmp_path, both, route={"promotion": promotion, "retries": {"backoff_s": 0}}) as running:
+        assert ask(running.client()) == "cand " + TEXT
+        (pair,) = pairs(running, tmp_path, 1)
+        assert (pair.baseline.upstream, pair.candidate.upstream) == ("base", "cand")
+        assert pair.order == "candidate_first"
+        both[1].behaviour = "status 503"
+        assert ask(running.client(), "again") == "base " + TEXT
+        _, failed = pairs(running, tmp_path, 2)
+        ids = (one["headers"]["x-request-id"] for one in both[1].requests)
+        answered = [served.arm for id in ids if (served := store.served(id)) is not None]
+    assert failed.candidate.fallback
+    assert failed.candidate.retries == 1
+    assert not failed.baseline.fallback
+    assert answered == ["candidate", "baseline"]
+    store.close()

@@ -321,7 +321,7 @@ class GateApp:
             experiment=exchange.route.experiment,
             route=exchange.route.name,
             cohort=exchange.cohort,
-            arm=exchange.arm,
+            arm=exchange.answered_by,
         )
         self.writer.submit(lambda: store.save_served(served))
 

@@ -161,8 +161,6 @@ class Proxy:
             except UpstreamFailure as failure:
                 self._metrics.failure(exchange.route.name, state.name, failure.code)
                 span.set_attribute("error.type", failure.code)
-                if exchange.recorder is not None:
-                    exchange.recorder.set(retries=len(exchange.tried) - 1)
                 if not progress.begun and self._may_retry(exchange):
                     await asyncio.sleep(self._backoff(exchange))
                     continue
@@ -199,7 +197,8 @@ class Proxy:
         if exchange.pair_id and exchange.recorder is None:
             exchange.recorder = LegRecorder(state.name)
         if exchange.recorder is not None:
-            exchange.recorder.set(upstream=state.name, fallback=len(set(exchange.tried)) > 1)
+            retries, fallback = len(exchange.tried) - 1, len(set(exchange.tried)) > 1
+            exchange.recorder.set(upstream=state.name, retries=retries, fallback=fallback)
         async with sending as answer:
             self._answers.add(answer)
             try:
