@@ -314,6 +314,7 @@ class Scores:
     # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
     # all of them, the logits are lent: the next pass may overwrite them.
     tokens: Sequence[int] = ()
+    running: bool = False  # the pass is still running: reading its tokens or logits waits for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,16 @@ class Engine:
         self._cancelled: list[str] = []
         self._in_step = False
         self._masking = Masking(SLOW_MASKS * config.max_grammar_s)
+        self._unreported: list[tuple[Seq, Round]] = []  # of the last pass
 
     def listen(self, sink: Sink) -> None:
         """Adds a sink for every round from now on."""
+        self._report_last()
         self._sinks = (*self._sinks, sink)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: running sequences continue with a drafter that has not seen them."""
+        self._report_last()
         self._drafting.replace_drafter(drafter, self._scheduler.running())
 
     @property
@@ -150,6 +153,7 @@ class Engine:
         drafted = perf_counter_ns()
         with self._constrained(scheduled) as masks_of:
             scheduled, scores, ended = self._forward(scheduled, masks_of)
+            self._report_last()  # while this pass runs
             rows = _RowsOnHost(scores)
         cost = Pass(
             len(scheduled),
@@ -165,11 +169,11 @@ class Engine:
             if not self._postponed(s)
         }
         self._drafting.observe(scheduled, scores)
-        self.controller.learn(list(rounds.values()))
-        for s in scheduled:
-            if s.seq.id in rounds:
-                self._report(s.seq, rounds[s.seq.id])
-        return failed + settled + ended + list(rounds.values())
+        self._unreported = [(s.seq, rounds[s.seq.id]) for s in scheduled if s.seq.id in rounds]
+        results = list(rounds.values())
+        if not scores.running or any(r.finish for r in results):
+            self._report_last()
+        return failed + settled + ended + results
 
     def _postponed(self, s: Scheduled) -> bool:
         """A sequence whose masks are late is in this pass for nothing: its rows are dropped."""
@@ -348,7 +352,16 @@ class Engine:
     def _full(self, seq: Seq) -> bool:
         return len(seq.tokens) >= min(self.target.max_context, seq.prompt_len + seq.params.max_tokens)
 
+    def _report_last(self) -> None:
+        """Tells controller and sinks of the last pass: beside the next one, where a pass runs by itself."""
+        last, self._unreported = self._unreported, []
+        if last:
+            self.controller.learn([r for _, r in last])
+            for seq, r in last:
+                self._report(seq, r)
+
     def _report(self, seq: Seq, r: Round) -> None:
+        self._report_last()
         for sink in self._sinks:
             sink.round(r)
         if r.finish is not None:
@@ -356,6 +369,7 @@ class Engine:
             self._leave(seq, r.finish, running=True)
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
+        self._report_last()
         self._masking.forget(seq.id)
         if running:
             self._drafting.end(seq)
@@ -385,8 +399,8 @@ class _RowsOnHost:
     """The output of a pass: the tokens that the target chose, or logits to choose them from."""
 
     def __init__(self, scores: Scores) -> None:
-        self._tokens = scores.tokens
-        chosen = len(scores.tokens) > 0 and min(scores.tokens) >= 0
+        self._tokens = tokens = list(scores.tokens)
+        chosen = len(tokens) > 0 and min(tokens) >= 0
         self._logits: Floats | None = None if chosen else scores.logits.numpy(force=True)
 
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:

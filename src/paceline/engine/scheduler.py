@@ -140,8 +140,8 @@ class Scheduler:
 
     def expired(self, now: float) -> list[Seq]:
         """Sequences past their deadline."""
-        every = (*self._running, *self._preempted, *self._waiting)
-        return [seq for seq in every if seq.deadline is not None and now >= seq.deadline]
+        queues = (self._running, self._preempted, self._waiting)
+        return [seq for queue in queues for seq in queue if seq.deadline is not None and now >= seq.deadline]
 
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
         """Removes a sequence; returns it and whether it was running."""
@@ -158,6 +158,8 @@ class Scheduler:
     def pieces(self, held: Callable[[Seq], bool] = lambda seq: False) -> list[tuple[Seq, list[int]]]:
         """The pending tokens of each sequence that has a part in this pass. held: those that have none."""
         running = [seq for seq in self._running if not held(seq)]
+        if all([_remainder(seq) == 1 for seq in running]):
+            return [(seq, seq.tokens[-1:]) for seq in running]
         decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
         reading = [seq for seq in running if _remainder(seq) > 1]
         rows = self._row_time.rows(self._beside) if decoding else self._chunk

@@ -306,7 +306,7 @@ class PassRunner:
             histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
         self._wait_for(self._taken)  # from then on the input may be overwritten
         self._number = self._number % 2**30 + 1
-        self._input.fill(rows, tables, histories, self._number)
+        self._input.fill(rows, tables, histories, self._number, kind.bucket)
         self._last = kind
         self._replay(kind)
 
@@ -626,21 +626,24 @@ _LETTERS: Final[dict[Any, str]] = {
     c.c_int: "i", c.c_uint: "I", c.c_ulonglong: "Q", c.c_float: "f", c.c_double: "d"
 }  # fmt: skip
 _HEADER: Final = 4  # fields that are one word each
-_BY_ROW: Final = ("token", "position", "path", "part", "sequence", "parent")  # "slot" is always whole
+_BY_ROW: Final = ("token", "position", "path", "part", "sequence", "parent")
 _PATH: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
-_UNUSED: Final = tuple((-1,) * (MAX_ROWS - count) for count in range(MAX_ROWS + 1))  # slots of other rows
+_UNUSED: Final = tuple((-1,) * count for count in range(MAX_ROWS + 1))  # slots of other rows
 # seed, choice, shift of the index, inverse temperature, top-k, top-p, logit of min-p, history, penalties
 _GREEDY: Final = (0, 0, 0, 0.0, 0, 1.0, -math.inf, -1, 1.0, 0.0, 0.0)
 
 
 @cache
-def _layout(rows: int, sequences: int) -> Struct:
-    """PassInput without its paths, for so many rows and sequences; what lies beyond them becomes zero."""
-    parts, at = [f"={_HEADER}i"], 4 * _HEADER
+def _layout(rows: int, sequences: int, bucket: int) -> Struct:
+    """PassInput without its paths, for so many rows and sequences; what lies beyond them becomes zero.
+
+    Slots are those of the whole bucket.
+    """
+    parts, at = [f"@{_HEADER}i"], 4 * _HEADER
     fields: Any = args.PassInput._fields_[_HEADER:-1]
     for name, kind in fields:
         field, letter = getattr(args.PassInput, name), _LETTERS[kind._type_]
-        count = MAX_ROWS if name == "slot" else rows if name in _BY_ROW else sequences
+        count = bucket if name == "slot" else rows if name in _BY_ROW else sequences
         parts.append(f"{field.offset - at}x{count}{letter}")
         at = field.offset + count * c.sizeof(kind._type_)
     return Struct("".join(parts))
@@ -658,7 +661,9 @@ class _InputWriter:
         self._memory = _words(words).cast("B")
         self._paths = args.PassInput.path_slot.offset
 
-    def fill(self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], number: int) -> None:
+    def fill(
+        self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], number: int, bucket: int
+    ) -> None:
         count, sequences, paths = len(rows.tokens), rows.sequences, 0
         records = []
         for s, table, history in zip(sequences, tables, histories, strict=True):
@@ -671,14 +676,14 @@ class _InputWriter:
             records.append(begin + (_GREEDY if s.sampler is None else _sampler(s, s.sampler, history)))
         columns = records[0] if len(records) == 1 else chain(*zip(*records, strict=True))
 
-        _layout(count, len(sequences)).pack_into(
+        _layout(count, len(sequences), bucket).pack_into(
             self._memory,
             0,
             *(number, count, len(sequences), paths),
             *rows.tokens,
             *rows.positions,
             *rows.slots,
-            *_UNUSED[count],
+            *_UNUSED[bucket - count],
             *rows.path,
             *rows.part,
             *rows.sequence,
