@@ -46,8 +46,7 @@ BUCKETS: Final = (8, 16, 32, 64)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
 LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
 LINEAR_KB: Final = 110
-WIDE_ROWS: Final = 64  # in one bucket, for which blocks are larger
-WIDE_TILES: Final = 4
+WIDE_TILES: Final = 4  # in blocks for many rows, which fetch them half as often
 WIDE_KB: Final = 200
 MIN_PARTS: Final = 8192  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
@@ -56,28 +55,37 @@ COMBINE_WARPS: Final = 4
 _LOOKS: Final = 2**23  # at what the GPU writes, before it is asked what is wrong: a second or so
 
 
-def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
-    """Tiles of a block that adds to the residual stream, and its KB of shared memory.
+def product_tiling(name: str, rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """Tiles of a block of a product for a bucket of rows, and its KB of shared memory, as in kernels.cu."""
+    if name == "residual":
+        return residual_tiling(rows, shape, multiprocessors)
+    wide = rows > 32 or (rows == 32 and name != "qkv")
+    return (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
 
-    Narrow models get one tile, so that more blocks share the work. Where there is still less than one block
-    to a multiprocessor and the inputs are long, each has more on its way.
+
+def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """The same for products that add to the residual stream, which have few features.
+
+    For few rows narrow models get one tile, so that more blocks share the work. Where there is still less
+    than one block to a multiprocessor and the inputs are long, each has more on its way. For many rows a
+    block has as many tiles as leave one for nearly every multiprocessor.
     """
-    tiles = 1 if shape.width <= 4096 or shape.width % 32 else 2
-    few = shape.width // 16 // tiles <= multiprocessors
-    return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
-
-
-def wide_residual_tiles(shape: ModelConfig, multiprocessors: int) -> int:
-    """The same for 64 rows: as many tiles as leave a block for nearly every multiprocessor."""
+    width = shape.width
+    if rows <= 16:
+        tiles = 1 if width <= 4096 or width % 32 else 2
+        few = width // 16 // tiles <= multiprocessors
+        return tiles, WIDE_KB if few and shape.ff_width >= 4096 else LINEAR_KB
     min_blocks = max(64, 0.9 * multiprocessors)
-    return next((n for n in (4, 2) if shape.width >= 16 * n * min_blocks and shape.width % (16 * n) == 0), 1)
+    tiles = next((n for n in (4, 2) if width >= 16 * n * min_blocks and width % (16 * n) == 0), 1)
+    alone = width // 16 // tiles <= multiprocessors and shape.ff_width >= 4096
+    return tiles, WIDE_KB if rows == 64 or alone else LINEAR_KB
 
 
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
     """What the kernels are built with for a model."""
-    tiles, kb = residual_tiling(shape, multiprocessors)
-    wide = wide_residual_tiles(shape, multiprocessors)
-    values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
+    few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
+    values = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1], "RESIDUAL_TILES_32": some[0]}
+    values |= {"RESIDUAL_KB_32": some[1], "RESIDUAL_TILES_64": many[0]}
     return [
         *(f"-D{name}={value}" for name, value in values.items()),
         *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
@@ -577,13 +585,8 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        shape, processors = self._shape, self._multiprocessors
-        wide = self._row_tiles * 8 == WIDE_ROWS
-        tiles, kb = (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
-        if name == "residual" and wide:
-            tiles = wide_residual_tiles(shape, processors)
-        elif name == "residual":
-            tiles, kb = residual_tiling(shape, processors)
+        rows = 8 * self._row_tiles
+        tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors)
         kind = self._weights.kind
         shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
@@ -609,7 +612,7 @@ def _query_scale(shape: ModelConfig) -> float:
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
     rows = 8 * row_tiles
-    pieces = 4 if rows == WIDE_ROWS else 8  # of 16 bytes, in a weight's row
+    pieces = 4 if rows > 16 else 8  # of 16 bytes, in a weight's row
     stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
     sums = 4 * WARPS * tiles * 16 * (rows + 1)
