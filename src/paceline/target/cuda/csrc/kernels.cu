@@ -28,6 +28,12 @@
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
 constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // one block to a multiprocessor: x is fetched half as often
+#ifndef TILES_32
+#define TILES_32 4
+#define KB_32 200
+#define QKV_TILES_32 2
+#define QKV_KB_32 110
+#endif
 
 constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles <= 8 ? 2 : 1; }
 
@@ -46,7 +52,7 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
 #define LINEAR_BUCKETS(TYPE, W)                                                            \
     LINEAR_BUCKET(1, TYPE, W, NARROW, NARROW, RESIDUAL_TILES, RESIDUAL_KB)                 \
     LINEAR_BUCKET(2, TYPE, W, NARROW, NARROW, RESIDUAL_TILES, RESIDUAL_KB)                 \
-    LINEAR_BUCKET(4, TYPE, W, NARROW, WIDE, RESIDUAL_TILES_32, RESIDUAL_KB_32)             \
+    LINEAR_BUCKET(4, TYPE, W, QKV_TILES_32, QKV_KB_32, TILES_32, KB_32, RESIDUAL_TILES_32, RESIDUAL_KB_32) \
     LINEAR_BUCKET(8, TYPE, W, WIDE, WIDE, RESIDUAL_TILES_64, WIDE_KB)
 
 #ifndef WITHOUT_BF16

@@ -9,6 +9,9 @@
 // collected its sum of squares, and the factor 1 / rms multiplies the result.
 #pragma once
 #include "pass.h"
+#ifndef HALVES_32
+#define HALVES_32 2
+#endif
 
 enum WeightType { BF16, INT8 };
 
@@ -163,7 +166,7 @@ DEVICE void widen_int8(u32 four, u32& low, u32& high) {
 // rows where lanes would meet in a bank.
 template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct LinearShape {
     static constexpr int ROWS = ROW_TILES * 8;
-    static constexpr int HALVES = ROWS > 16 ? 1 : 2;              // of 64 bytes of a weight's row, in a stage
+    static constexpr int HALVES = ROWS == 32 ? HALVES_32 : ROWS > 16 ? 1 : 2;              // of 64 bytes of a weight's row, in a stage
     static constexpr int PER_GROUP = 2 / HALVES;                  // stages that a warp takes of one group of inputs
     static constexpr int GROUP = (W == BF16 ? 32 : 64) * HALVES;  // inputs of a stage
     static constexpr int ROW_PIECES = 4 * HALVES;                 // of 16 bytes, in a row of the weight
