@@ -46,7 +46,7 @@ BUCKETS: Final = (8, 16, 32, 64)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
 LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
 LINEAR_KB: Final = 110
-WIDE_TILES: Final = 4  # in blocks for many rows, which fetch them half as often
+WIDE_TILES: Final = 4  # for 64 rows, or 32 with weights of 8 bits
 WIDE_KB: Final = 200
 MIN_PARTS: Final = 8192  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
@@ -55,12 +55,14 @@ COMBINE_WARPS: Final = 4
 _LOOKS: Final = 2**23  # at what the GPU writes, before it is asked what is wrong: a second or so
 
 
-def product_tiling(name: str, rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+def product_tiling(
+    name: str, rows: int, shape: ModelConfig, multiprocessors: int, int8: bool
+) -> tuple[int, int]:
     """Tiles of a block of a product for a bucket of rows, and its KB of shared memory, as in kernels.cu."""
     if name == "residual":
         return residual_tiling(rows, shape, multiprocessors)
-    wide = rows > 32 or (rows == 32 and name != "qkv")
-    return (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
+    wide = rows > 32 or (rows == 32 and int8)
+    return WIDE_TILES if wide else LINEAR_TILES, WIDE_KB if rows >= 32 else LINEAR_KB
 
 
 def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
@@ -75,17 +77,16 @@ def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tupl
         tiles = 1 if width <= 4096 or width % 32 else 2
         few = width // 16 // tiles <= multiprocessors
         return tiles, WIDE_KB if few and shape.ff_width >= 4096 else LINEAR_KB
-    min_blocks = max(64, 0.9 * multiprocessors)
-    tiles = next((n for n in (4, 2) if width >= 16 * n * min_blocks and width % (16 * n) == 0), 1)
-    alone = width // 16 // tiles <= multiprocessors and shape.ff_width >= 4096
-    return tiles, WIDE_KB if rows == 64 or alone else LINEAR_KB
+    min_blocks, widest = max(64, 0.9 * multiprocessors), (4, 2) if rows == 64 else (2,)
+    fitting = (n for n in widest if width >= 16 * n * min_blocks and width % (16 * n) == 0)
+    return next(fitting, 1), WIDE_KB
 
 
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
     """What the kernels are built with for a model."""
     few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
-    values = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1], "RESIDUAL_TILES_32": some[0]}
-    values |= {"RESIDUAL_KB_32": some[1], "RESIDUAL_TILES_64": many[0]}
+    values = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
+    values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_TILES_64": many[0]}
     return [
         *(f"-D{name}={value}" for name, value in values.items()),
         *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
@@ -585,9 +586,8 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        rows = 8 * self._row_tiles
-        tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors)
-        kind = self._weights.kind
+        rows, kind = 8 * self._row_tiles, self._weights.kind
+        tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors, kind == "int8")
         shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
         self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
@@ -612,7 +612,7 @@ def _query_scale(shape: ModelConfig) -> float:
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
     rows = 8 * row_tiles
-    pieces = 4 if rows > 16 else 8  # of 16 bytes, in a weight's row
+    pieces = 4 if rows * (1 + int8) > 32 else 8  # of 16 bytes, in a weight's row
     stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
     sums = 4 * WARPS * tiles * 16 * (rows + 1)

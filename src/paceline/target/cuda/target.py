@@ -176,14 +176,14 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def _feed_rows(
         self, feed: Feed, draft: Draft, start: int, scored_from: int, sampler: Sampler | None = None
     ) -> FeedRows:
-        for tokens in (feed.tokens, draft.tokens):
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-                raise ValueError(f"a token is not one of the model's {self.vocab_size}")
 
         def slots(first: int, end: int) -> list[int]:
             return self._cache.slots(feed.seq_id, first, end)
 
-        return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
+        rows = feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
+        if not 0 <= min(rows.tokens) <= max(rows.tokens) < self.vocab_size:
+            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+        return rows
 
     def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> _Results:
         """Launches the passes. The tokens of the last one are still to be waited for."""

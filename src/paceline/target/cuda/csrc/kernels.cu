@@ -23,17 +23,10 @@
 #define RESIDUAL_TILES 1
 #define RESIDUAL_KB 110
 #define RESIDUAL_TILES_32 1
-#define RESIDUAL_KB_32 110
 #define RESIDUAL_TILES_64 1
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
-constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // one block to a multiprocessor: x is fetched half as often
-#ifndef TILES_32
-#define TILES_32 4
-#define KB_32 200
-#define QKV_TILES_32 2
-#define QKV_KB_32 110
-#endif
+constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // one block to a multiprocessor
 
 constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles <= 8 ? 2 : 1; }
 
@@ -41,25 +34,22 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
     KERNEL(THREADS, blocks_per_sm(ROW_TILES, TILES)) NAME(ARGUMENT(Linear) a) {              \
         LinearKernel<ROW_TILES, TILES, W, KB, EPILOGUE>(a).run();                            \
     }
-#define LINEAR_KERNELS(ROW_TILES, TYPE, W, QKV_TILES, QKV_KB, TILES, KB, LAST_TILES, LAST_KB)         \
-    LINEAR_KERNEL(qkv_##ROW_TILES##_##TYPE, ROW_TILES, QKV_TILES, QKV_KB, W, QkvEpilogue)             \
+#define LINEAR_KERNELS(ROW_TILES, TYPE, W, TILES, KB, LAST_TILES, LAST_KB)                            \
+    LINEAR_KERNEL(qkv_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, QkvEpilogue)                     \
     LINEAR_KERNEL(gated_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, GatedEpilogue)                 \
     LINEAR_KERNEL(store_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, StoreEpilogue)                 \
     LINEAR_KERNEL(residual_##ROW_TILES##_##TYPE, ROW_TILES, LAST_TILES, LAST_KB, W, ResidualEpilogue)
-#define NARROW LINEAR_TILES, LINEAR_KB
-#define WIDE WIDE_TILES, WIDE_KB
-#define LINEAR_BUCKET(...) LINEAR_KERNELS(__VA_ARGS__)
-#define LINEAR_BUCKETS(TYPE, W)                                                            \
-    LINEAR_BUCKET(1, TYPE, W, NARROW, NARROW, RESIDUAL_TILES, RESIDUAL_KB)                 \
-    LINEAR_BUCKET(2, TYPE, W, NARROW, NARROW, RESIDUAL_TILES, RESIDUAL_KB)                 \
-    LINEAR_BUCKET(4, TYPE, W, QKV_TILES_32, QKV_KB_32, TILES_32, KB_32, RESIDUAL_TILES_32, RESIDUAL_KB_32) \
-    LINEAR_BUCKET(8, TYPE, W, WIDE, WIDE, RESIDUAL_TILES_64, WIDE_KB)
+#define LINEAR_BUCKETS(TYPE, W, TILES_32)                                             \
+    LINEAR_KERNELS(1, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
+    LINEAR_KERNELS(2, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
+    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, WIDE_KB)         \
+    LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, RESIDUAL_TILES_64, WIDE_KB)
 
 #ifndef WITHOUT_BF16
-LINEAR_BUCKETS(bf16, BF16)
+LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
 #endif
 #ifdef WITH_INT8
-LINEAR_BUCKETS(int8, INT8)
+LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
 #endif
 
 #define ATTENTION_KERNELS(D)                                                              \
