@@ -40,6 +40,7 @@ from paceline.types import (
 SLOW_MASKS: Final = 4  # CPU time of the slow masks of one output, in times that of compiling its grammar
 INSTANT_NS: Final = 20_000  # a wait this short was none: the pass had ended
 MAX_AWAY_NS: Final = 2_000_000  # between two steps, for passes to be launched ahead
+NOT_CHOSEN: Final = -1  # a token that the pass before is still choosing
 _NO_SCORES: Final = Scores(torch.empty(0, 0), ())
 
 log = logging.getLogger("paceline")
@@ -156,6 +157,7 @@ class Engine:
         away_ns = perf_counter_ns() - self._returned_ns
         current, rounds = self._take_launched()
         self._report_last()
+        following = self._prepare(current, away_ns)
         rows, target_us = self._wait(current, away_ns)
         outcomes = [
             (s, self._settle(s, rows, start))
@@ -163,8 +165,8 @@ class Engine:
             if not self._dropped(s)
         ]
         self._drafting.observe(current.scheduled, current.scores)
-        if self._may_launch_ahead(current, outcomes, away_ns):
-            self._launch_ahead()
+        if following and len(outcomes) == len(following) and not any(o.finish for _, o in outcomes):
+            self._launch_ahead(following)
         cost = current.cost(target_us)
         self._scheduler.took(current.scheduled, target_us / 1e6)
         self._unreported = [(s.seq, s.round(cost, outcome)) for s, outcome in outcomes]
@@ -185,12 +187,12 @@ class Engine:
         scheduled, settled = self._schedule()
         if not scheduled and not settled:
             self._masking.wait()
+        self._drafting.plan(scheduled)
         launched = self._launch(scheduled)
         return launched, failed + settled + launched.ended
 
     def _launch(self, scheduled: list[Scheduled]) -> "_Launched":
-        """Plans, drafts, begins masks, and starts a pass."""
-        self._drafting.plan(scheduled)
+        """Drafts, begins masks, and starts a pass."""
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
@@ -219,27 +221,29 @@ class Engine:
         ended_before = now - asked < INSTANT_NS and launched.drafted < self._returned_ns
         return rows, (now - launched.drafted - (away_ns if ended_before else 0)) // 1000
 
-    def _may_launch_ahead(
-        self, current: "_Launched", outcomes: Sequence[tuple[Scheduled, Outcome]], away_ns: int
-    ) -> bool:
-        """True if the next pass needs nobody: none ends, arrives or is cancelled, and none has masks.
+    def _prepare(self, current: "_Launched", away_ns: int) -> list[Scheduled]:
+        """Plans the pass after this one while this one runs, if it will need nobody else; else nothing.
 
-        Not for a caller that took long between the last two steps: its time would count as the pass's.
+        Every sequence decodes and has no masks, none arrives, is cancelled or late. Not for a caller that
+        took long between the last two steps: its time would count as the pass's.
         """
         if not current.scores.running or away_ns > MAX_AWAY_NS or self._cancelled or self._scheduler.waiting:
-            return False
-        if not outcomes or any(outcome.finish for _, outcome in outcomes):
-            return False
-        if any(_has_masks(seq) for seq in self._scheduler.running()):
-            return False
-        return not self._scheduler.expired(self._clock())
+            return []
+        running = self._scheduler.running()
+        if len(running) != len(current.scheduled) or any(_has_masks(seq) for seq in running):
+            return []
+        if not all(s.scored for s in current.scheduled) or self._scheduler.expired(self._clock()):
+            return []
+        following = [Scheduled(s.seq, [NOT_CHOSEN], True) for s in current.scheduled]
+        self._drafting.plan(following)
+        return following
 
-    def _launch_ahead(self) -> None:
+    def _launch_ahead(self, following: list[Scheduled]) -> None:
         """A failure is the next step's: the rounds of this one are not lost."""
         try:
-            scheduled, ended = self._schedule()
-            self._ahead = self._launch(scheduled)
-            self._ahead.ended += ended
+            for s in following:
+                s.fed = s.seq.tokens[-1:]
+            self._ahead = self._launch(following)
         except Exception as problem:
             self._ahead = problem
 
