@@ -1,0 +1,7 @@
+"""The release gate.
+
+operating     how often its verdicts are wrong, and how soon they come, by simulation
+groundedness  what the groundedness score can tell, on public sets
+sabotage      candidates that are wrong on purpose
+command       prints the first two
+"""

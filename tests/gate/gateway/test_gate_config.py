@@ -1,0 +1,64 @@
+"""gate.yaml: every problem at once, and an example that can be used."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from paceline.gate.gateway.config import GateConfigError, load
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "gate.yaml"
+
+
+def test_the_example_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    config = load(EXAMPLE)
+    first = config.route("/v1/chat/completions", {}, "agent-large", None)
+    assert first is not None
+    assert first.name == "agents"
+    assert config.upstreams["vllm"].upstream().headers == {"authorization": "Bearer secret"}
+    rest = config.route("/v1/chat/completions", {}, "anything", None)
+    assert rest is not None
+    assert rest.name == "everything-else"
+
+
+def test_every_problem_is_listed(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "upstreams": [
+                    {"name": "a", "url": "http://h:1"},
+                    {"name": "a", "url": "http://h:1", "api_key_env": "PACELINE_NO_SUCH_VARIABLE"},
+                ],
+                "routes": [
+                    {"name": "r", "upstreams": {"b": 1}},
+                    {"name": "r", "upstreams": {"a": 0}, "fallback": ["aa"]},
+                ],
+            }
+        )
+    )
+    with pytest.raises(GateConfigError) as error:
+        load(file)
+    problems = "\n".join(error.value.problems)
+    for part in (
+        "upstreams[1].name: 'a' is the name of upstreams[0]",
+        "PACELINE_NO_SUCH_VARIABLE is not set",
+        "routes[0]: has no match",
+        "routes[0].upstreams: unknown upstream 'b'",
+        "routes[1].name: 'r'",
+        "routes[1].upstreams: expected at least one with a weight above 0",
+        "routes[1].fallback: unknown upstream 'aa'",
+    ):
+        assert part in problems
+
+
+def test_shapes_are_checked_and_unknown_keys_name_the_known_ones(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text("upstreams: [{name: a, url: ftp://x}]\nroutes: [{name: r, upstream: {a: 1}}]\n")
+    with pytest.raises(GateConfigError) as error:
+        load(file)
+    text = str(error.value)
+    assert "upstreams[0].url: 'ftp://x' is not usable: expected http://host:port" in text
+    assert "upstream" in text
+    assert "fallback" in text
