@@ -1,6 +1,6 @@
 """Operating characteristics of the gate: simulated pairs, a look after every pair, its own formulas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log
 
@@ -50,18 +50,25 @@ def speed_runs(
     correlation: float = 1.0,
     policy: Policy | None = None,
 ) -> SpeedRuns:
-    """Log ratios of the three latencies around log(ratio), as `checks.latency` and `verdict` decide them.
+    """Log ratios of the three latencies around log(ratio).
 
     correlation: of the three. At 1 they are one number, the hardest case for finding harm.
     """
-    policy = policy or Policy()
     shared = rng.normal(size=(runs, pairs))
-    promoted = np.zeros((runs, pairs), dtype=bool)
-    rolled_back = np.zeros((runs, pairs), dtype=bool)
-    for name, weight in LATENCY_WEIGHTS.items():
+    logs = {}
+    for name in LATENCY_WEIGHTS:
         own = rng.normal(size=(runs, pairs))
         noise = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
-        n, mean, deviation = running_moments(log(ratio) + spread * noise)
+        logs[name] = log(ratio) + spread * noise
+    return speed_decisions(logs, policy or Policy())
+
+
+def speed_decisions(logs: Mapping[str, Floats], policy: Policy) -> SpeedRuns:
+    """The gate's decisions after each pair, for many runs at once. logs: log ratios by latency check."""
+    promoted = np.zeros(logs["tpot"].shape, dtype=bool)
+    rolled_back = np.zeros(logs["tpot"].shape, dtype=bool)
+    for name, weight in LATENCY_WEIGHTS.items():
+        n, mean, deviation = running_moments(logs[name])
         enough = n >= MIN_SAMPLES
         harm = policy.alpha * HARM_SHARE * weight
         lower = mean - running_radius(n, deviation, 2 * harm)
