@@ -13,7 +13,7 @@ from paceline.gate.pair import Leg, Pair
 from paceline.gate.policy import DISTRIBUTION_SHARE, HARM_SHARE, LATENCY_WEIGHTS, Policy
 from paceline.gate.stats.bounded_mean import running_log_wealth_below
 from paceline.gate.stats.mean import MIN_SAMPLES, running_radius
-from paceline.gate.verdict import GAINS
+from paceline.gate.verdict import GAINS, decide
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -91,6 +91,37 @@ def naive_false_verdicts(*, runs: int, pairs: int, rng: np.random.Generator, spr
     """The share of A/A runs in which a z-test at 5 % after every pair ever finds a difference."""
     n, mean, deviation = running_moments(spread * rng.normal(size=(runs, pairs)))
     return float(((np.abs(mean) > 1.96 * deviation / np.sqrt(n)) & (n >= MIN_SAMPLES)).any(axis=-1).mean())
+
+
+def whole_verdicts(ratio: float, *, runs: int, pairs: int, every: int, rng: np.random.Generator) -> list[str]:
+    """The first verdict that is not "hold" of each run, by all checks together; else "hold"."""
+    verdicts = []
+    for _ in range(runs):
+        made = [
+            timed_pair(i, ratio * np.exp(0.3 * rng.normal()), np.exp(0.5 * rng.normal()))
+            for i in range(pairs)
+        ]
+        looks = (decide(made[:n], Policy()).decision for n in range(every, pairs + 1, every))
+        verdicts.append(next((look for look in looks if look != "hold"), "hold"))
+    return verdicts
+
+
+def timed_pair(number: int, ratio: float, scale: float) -> Pair:
+    """Greedy, with equal texts of 20 tokens. scale: of both legs."""
+
+    def leg(seconds: float) -> Leg:
+        times = tuple(seconds * (5 + i) / 25 for i in range(21))
+        return Leg(
+            status=200,
+            finish_reason="stop",
+            seconds=times[-1],
+            chunk_s=times,
+            completion_tokens=21,
+            text="same",
+        )
+
+    pair = Pair(id=str(number), created=0.0, baseline=leg(scale), candidate=leg(scale * ratio), temperature=0)
+    return pair.compared()
 
 
 def promoted_with_breaks(
