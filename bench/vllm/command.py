@@ -41,6 +41,7 @@ COLUMNS: Final = (
     Column("passes with a draft", "drafts"),
     Column("drafted", "draft_tokens"),
     Column("accepted", "accepted_tokens"),
+    Column("accepted per pass", lambda r: number(r["accepted_per_pass"])),
     Column("accepted per draft", lambda r: number(r["accepted_per_draft"])),
     Column("tokens per pass", lambda r: number(r["tokens_per_pass"])),
     Column("text of plain", lambda r: f"{r['equal']} of {r['answers']}"),
@@ -184,7 +185,9 @@ def table_rows(prompts: Sequence[Prompt], answers: dict[str, list[Answer]]) -> l
         for mode, given in answers.items():
             total = sum((given[i].counters for i in places), SpecCounters())
             equal = sum(given[i].text == answers[PLAIN][i].text for i in places)
+            decoding = total.passes - len(places)  # the first token comes with the prompt
             figures = {
+                "accepted_per_pass": total.accepted_tokens / max(1, decoding),
                 "accepted_per_draft": total.accepted_per_draft,
                 "tokens_per_pass": total.tokens_per_pass,
             }
@@ -199,11 +202,9 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         ours = next(r for r in rows if r["kind"] == row["kind"] and r["mode"] == PACELINE)
         if row["mode"] not in (PACELINE, PLAIN):
-            accepted = ours["accepted_tokens"] / max(1, row["accepted_tokens"])
-            per_draft = ours["accepted_per_draft"] / max(1e-9, row["accepted_per_draft"])
-            per_pass = ours["tokens_per_pass"] / row["tokens_per_pass"]
-            found.append(
-                f"{row['kind']}: {PACELINE} against {row['mode']}: {accepted:.2f} x accepted tokens, "
-                f"{per_draft:.2f} x per draft, {per_pass:.2f} x tokens per pass"
-            )
+            names = ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
+            times = [
+                f"{ours[name] / row[name]:.2f} x {name.replace('_', ' ')}" for name in names if row[name]
+            ]
+            found.append(f"{row['kind']}, against {row['mode']}: {', '.join(times)}")
     return found
