@@ -59,9 +59,9 @@ def modes(length: int) -> dict[str, dict[str, Any] | None]:
     ngram = {"method": "ngram", "num_speculative_tokens": length}
     return {
         PLAIN: None,
-        "vLLM ngram (default)": ngram,
-        "vLLM ngram (2 to 4)": {**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
         PACELINE: proposer_config(length),
+        "vLLM ngram (2 to 4)": {**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+        "vLLM ngram (default)": ngram,
     }
 
 
@@ -75,8 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Console().print(Table.of(COLUMNS, result["rows"], "vLLM on agents' turns").terminal(1))
     for line in result["ratios"]:
         print(line)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.write:
         print(results_folder.write(result, f"vllm-{machine.called(options.model)}"))
         pages.write()
@@ -92,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-tokens", type=int, default=64)
     found.add_argument("--length", type=int, default=8, help="drafted tokens of a pass, at most")
     found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--out", type=Path, help="a JSON file")
+    found.add_argument("--out", type=Path, help="a JSON file, written after each server")
     found.add_argument("--write", action="store_true", help="write bench/results")
     return found
 
@@ -108,6 +106,19 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
             context = options.max_prompt + options.max_tokens + options.length
             with serving(model, config, max_model_len=context) as served:
                 answers[mode] = [answer(served, prompt, options.max_tokens) for prompt in prompts]
+            if options.out:  # what there is so far, should a later server not start
+                options.out.write_text(
+                    json.dumps(result_of(options, given, prompts, answers), indent=1) + "\n"
+                )
+    return result_of(options, given, prompts, answers)
+
+
+def result_of(
+    options: argparse.Namespace,
+    given: Sequence[str],
+    prompts: Sequence[Prompt],
+    answers: dict[str, list[Answer]],
+) -> dict[str, Any]:
     rows = table_rows(prompts, answers)
     return {
         "machine": {**machine.facts(), "model": machine.called(options.model)},
@@ -200,8 +211,8 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
     """paceline's proposer against each setting of vLLM's n-gram drafter."""
     found = []
     for row in rows:
-        ours = next(r for r in rows if r["kind"] == row["kind"] and r["mode"] == PACELINE)
-        if row["mode"] not in (PACELINE, PLAIN):
+        ours = next((r for r in rows if (r["kind"], r["mode"]) == (row["kind"], PACELINE)), None)
+        if ours and row["mode"] not in (PACELINE, PLAIN):
             names = ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
             times = [
                 f"{ours[name] / row[name]:.2f} x {name.replace('_', ' ')}" for name in names if row[name]
