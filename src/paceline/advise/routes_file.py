@@ -17,6 +17,7 @@ def routes_yaml(advised: Sequence[RouteAdvice], existing: Mapping[str, Any] | No
     known = {route.get("name") for route in listed}
     for route in listed:
         if (one := by_name.get(str(route.get("name")))) is not None:
+            route.pop("predicted", None)
             route.update(_settings(one))
     routes, unmatched = _new([one for one in advised if one.route not in known], closed=_is_closed(listed))
     lines = ["# Written by `paceline advise`."]
@@ -49,6 +50,13 @@ def _new(advised: Sequence[RouteAdvice], closed: bool) -> tuple[list[dict[str, A
 
 
 def _settings(one: RouteAdvice) -> dict[str, Any]:
+    """predicted: what the server compares with what it measures."""
     if not one.enabled:
         return {"enabled": False}
-    return {"enabled": True, "drafters": list(one.best.drafters), "max_draft": one.best.max_draft}
+    rate, speedup = one.best.tokens_per_pass.value, one.best.speedup.value
+    return {
+        "enabled": True,
+        "drafters": list(one.best.drafters),
+        "max_draft": one.best.max_draft,
+        "predicted": {"tokens_per_pass": round(max(1.0, rate), 3), "speedup": round(speedup, 3)},
+    }

@@ -9,4 +9,12 @@ policy         margins and error rates
 stats/         intervals that hold however often somebody looks
 checks/        a finding for each question: latency, texts, quality, operations, cost
 verdict        promote, hold or roll back, from the findings
+cases          requests to replay, from recorded traces
+suites         public sets with known answers, as cases
+evaluators     scores of one answer: schemas, tool calls, groundedness, tests of code
+code_sandbox   runs a model's code in a child process with limits
+replay         the offline gate: `paceline gate run`
+report         a verdict as JSON and as one HTML file
+store          pairs, feedback, rollouts and their audit, in the trace store's database
+promotion      stages of a rollout, driven by the verdict
 """
