@@ -157,6 +157,9 @@ def test_the_cost_curve_is_corrected_by_what_passes_took() -> None:
     prompts = [a_round("r", i, rows=200, drafted=4, target_us=900_000) for i in range(9)]
     real = corrected(lambda rows, context: 10.0, [plain, drafted, rare, prompts])
     assert [real(rows, 100) for rows in (1, 3, 5, 16)] == pytest.approx([30, 35, 40, 40])
+    noisy = [a_round("r", i, rows=5, drafted=4, target_us=20_000) for i in range(7)]
+    rising = corrected(lambda rows, context: 10.0, [plain, noisy])
+    assert rising(5, 100) == 30
     same = corrected(lambda rows, context: 10.0, [rare])
     assert same(9, 100) == 10
 

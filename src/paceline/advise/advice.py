@@ -37,11 +37,12 @@ LENGTHS: Final = (4, 16)  # tried besides for the best list
 FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
 LOADS: Final = (1, 4, 16)
 MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
-MIN_GAIN: Final = 1.02  # speed-up below which speculation is left off
+MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
 NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
 SHORT: Final = 16  # tokens of a median answer that counts as short
 UNPREDICTABLE: Final = 1.15  # tokens per pass below which a text is called so
 CONFIDENCE: Final = 0.9  # of intervals
+_TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 MAX_TOOLS: Final = 16  # in the conditions of a route
 
 
@@ -386,6 +387,7 @@ def corrected(cost: PassCost, outputs: Sequence[Sequence[RoundRecord]]) -> PassC
     """The cost curve times what passes really took of it: the median for each row count, lines in between.
 
     The curve has the fastest passes, without the choice of tokens. Only passes of a single output count.
+    More rows take no less time, whatever a noisy moment gave.
     """
     ratios: dict[int, list[float]] = {}
     for rounds in outputs:
@@ -396,7 +398,10 @@ def corrected(cost: PassCost, outputs: Sequence[Sequence[RoundRecord]]) -> PassC
     if not known:
         return cost
     medians = [median(ratios[rows]) for rows in known]
-    return lambda rows, context: cost(rows, context) * float(np.interp(rows, known, medians))
+    at = _TYPICAL_CONTEXT
+    times = np.maximum.accumulate([cost(n, at) * ratio for n, ratio in zip(known, medians, strict=True)])
+    rising = [float(ms) / cost(n, at) for n, ms in zip(known, times, strict=True)]
+    return lambda rows, context: cost(rows, context) * float(np.interp(rows, known, rising))
 
 
 def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measured | None:
