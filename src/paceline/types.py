@@ -460,6 +460,10 @@ class Controller(Protocol):
         """The drafter of this name was replaced: drop what was learned about the old one."""
         return
 
+    def forget_list(self, drafters: tuple[str, ...]) -> None:
+        """No sequence uses this list of drafters, and there are too many lists."""
+        return
+
 
 class Sink(Protocol):
     """Receives every round. Must not raise, must not block."""

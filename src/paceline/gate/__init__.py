@@ -15,4 +15,6 @@ evaluators     scores of one answer: schemas, tool calls, groundedness, tests of
 code_sandbox   runs a model's code in a child process with limits
 replay         the offline gate: `paceline gate run`
 report         a verdict as JSON and as one HTML file
+store          pairs, feedback, rollouts and their audit, in the trace store's database
+promotion      stages of a rollout, driven by the verdict
 """

@@ -159,7 +159,8 @@ def _gain(check: Check, pairs: Sequence[Pair], policy: Policy) -> Finding:
 
 def _describe(finding: Finding) -> str:
     where = "" if finding.segment == "all" else f" in {finding.segment}"
-    return f"{finding.check}{where}: {finding.message}"
+    more = f" (about {finding.missing_pairs:,} more pairs)" if finding.missing_pairs else ""
+    return f"{finding.check}{where}: {finding.message}{more if finding.status == 'undecided' else ''}"
 
 
 def _missing_pairs(required: Sequence[Finding], gains: Sequence[Finding], pairs: int) -> int | None:
