@@ -125,7 +125,7 @@ def test_a_draft_in_the_pass_that_ends_the_prompt_counts_as_in_the_engine() -> N
     prompt = list(seq.tokens)  # each token follows from the one before: the prompt ends in a loop
     again = Seq("b", prompt, len(prompt), params, spec)
     engine.submit(again)
-    rounds = []
+    rounds: list[Round] = []
     while engine.busy:
         rounds += engine.step()
     assert len(rounds[0].tokens) > 1
