@@ -212,7 +212,8 @@ class Simulation:
         by_drafter = self._drafting.draft(scheduled)
         draft_us = (perf_counter_ns() - started) // 1000
         rows = sum(s.rows for s in scheduled)
-        target_ms, plain_ms = self._cost(rows, context), self._cost(len(live), context)
+        plain_ms = self._cost(len(live), context)
+        target_ms = max(plain_ms, self._cost(rows, context))  # curves may cross where they are extrapolated
         cost = Pass(len(live), rows, draft_us, round(1000 * target_ms), by_drafter)
         rounds = []
         for one, s in zip(live, scheduled, strict=True):
