@@ -31,10 +31,10 @@ def test_a_faster_candidate_with_equal_texts_is_promoted() -> None:
 
 
 def test_equal_candidates_are_held_and_nothing_is_missing_but_the_gain() -> None:
-    verdict = decide(pairs(300, 1.0), POLICY)
+    verdict = decide(pairs(300, 1.0, spread=0.1), POLICY)
     assert verdict.decision == "hold"
     assert verdict.exit_code == 3
-    assert any("no gain" in reason for reason in verdict.reasons)
+    assert verdict.reasons == ("no gain in speed is proven",)
 
 
 def test_a_slower_candidate_is_rolled_back() -> None:
@@ -85,6 +85,7 @@ def test_answers_that_nobody_read_are_not_promoted() -> None:
     assert any("has read the answers" in reason for reason in verdict.reasons)
 
 
+@pytest.mark.slow
 def test_schema_breaks_in_one_cohort_block_promotion() -> None:
     """1 % of one cohort in three: over all pairs it is a third of that."""
     cohorts = ("a", "b", "c")

@@ -38,7 +38,10 @@ def serve_gate(
         typer.Option(help="A name that the gate is reached by, besides localhost; *: any."),
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Where pairs and rollouts go: a file, a URL, or none.")
+        str | None,
+        typer.Option(
+            envvar="PACELINE_GATE_STORE", help="Where pairs and rollouts go: a file, a URL, or none."
+        ),
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0,
 ) -> None:

@@ -73,21 +73,29 @@ class Drafting:
         return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
 
     def plan(self, scheduled: Sequence[Scheduled]) -> None:
-        """Sets the budgets: at most what the controller, the request, the context and the pass allow."""
-        rows = sum(len(s.fed) for s in scheduled)
+        """Sets the budgets: at most what the controller and the request allow."""
+        rows = sum([len(s.fed) for s in scheduled])
         budgets = self._controller.plan([s.seq for s in scheduled], rows)
         for s, budget in zip(scheduled, budgets, strict=True):
-            seq, max_context = s.seq, self._target.max_context
-            room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
-            scored_here = s.scored and s.masks is FREE  # a mask computed before is that of an empty draft
-            room = min(room, self._target.invariant_rows - len(s.fed)) if scored_here else 0
-            s.budget = max(0, min(budget, seq.spec.max_draft, room))
-            if seq.cursor is not None and seq.spec.max_draft:
-                s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
+            s.budget = max(0, min(budget, s.seq.spec.max_draft))
+
+    def _limit(self, s: Scheduled) -> None:
+        """Cuts the budget to what the output, the context and the pass have room for."""
+        seq, target = s.seq, self._target
+        if not s.scored or s.masks is not FREE:  # a mask computed before is that of an empty draft
+            s.budget = 0
+            return
+        room = min(seq.prompt_len + seq.params.max_tokens, target.max_context) - len(seq.tokens) - 1
+        room = max(0, min(room, target.invariant_rows - len(s.fed)))
+        s.budget = min(s.budget, room)
+        if seq.cursor is not None and seq.spec.max_draft:
+            s.forced_budget = min(MAX_FORCED, room - s.budget)
 
     def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
         """Sets the drafts; returns microseconds by drafter."""
         draft_ns: dict[str, int] = {}
+        for s in scheduled:
+            self._limit(s)
         asking = [s for s in scheduled if s.budget or s.forced_budget]
         if not asking:
             return {}
