@@ -42,18 +42,16 @@ class Says(Drafter):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("paceline.drafters.drafter_list.perf_counter_ns", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 class Lists:
     """A list of drafters and the controller that learns about it, as the engine has them."""
 
-    def __init__(self, *drafters: Drafter) -> None:
+    def __init__(self, *drafters: Says) -> None:
         self.rate = Rate()
-        self.drafters = DrafterList(drafters, self.rate.estimates(LIST))
+        self.drafters = DrafterList(drafters, self.rate.estimates(LIST), timer=drafters[0].clock)
 
     def rounds(self, count: int, right: float = 1.0, accept: Accept = "match", budget: int = 8) -> Draft:
         """The last of so many drafts; of each, the first tokens are accepted, up to that share."""

@@ -9,7 +9,7 @@ segment by the first drafter that fills the free part, then the next forced toke
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -55,11 +55,13 @@ class DrafterList(Drafter):
         drafters: Sequence[Drafter],
         estimates: DrafterEstimates | None = None,
         failures: set[Failure] | None = None,
+        timer: Callable[[], int] = perf_counter_ns,
     ) -> None:
         """estimates: of the controller; without them every score is believed.
 
-        failures: those logged already; lists that share drafters share it.
+        failures: those logged already; lists that share drafters share it. timer: nanoseconds.
         """
+        self._timer = timer
         self.drafters = tuple(map(_with_new_names, drafters))
         self._failures = set() if failures is None else failures
         self.name = "+".join(drafter.name for drafter in self.drafters)
@@ -108,14 +110,14 @@ class DrafterList(Drafter):
 
     def _ask(self, drafter: Drafter, asks: Sequence[Ask]) -> list[Draft]:
         """One draft for each ask, whatever the drafter does."""
-        started = perf_counter_ns()
+        started = self._timer()
         try:
             drafts = _checked(drafter.draft(asks), len(asks))
         except Exception as problem:
             self._log_failure(drafter, "this round has none of its drafts", problem)
             drafts = [NO_DRAFT] * len(asks)
         name = drafter.name
-        self.draft_ns[name] = self.draft_ns.get(name, 0) + perf_counter_ns() - started
+        self.draft_ns[name] = self.draft_ns.get(name, 0) + self._timer() - started
         if drafter in self._heads:
             self._value.learn(drafter, [d for ask, d in zip(asks, drafts, strict=True) if not ask.after])
         return drafts

@@ -1,8 +1,9 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from time import perf_counter_ns
 from typing import Final
 
 from torch import Tensor
@@ -19,8 +20,14 @@ MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
 class Drafting:
     """The drafters of an engine, and the controller that decides how much of their drafts to verify."""
 
-    def __init__(self, target: Target, drafters: Mapping[str, Drafter], controller: Controller) -> None:
-        self._target = target
+    def __init__(
+        self,
+        target: Target,
+        drafters: Mapping[str, Drafter],
+        controller: Controller,
+        timer: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self._target, self._timer = target, timer
         self._drafters = dict(drafters)
         self._controller = controller
         self._lists: dict[tuple[str, ...], DrafterList] = {}
@@ -33,7 +40,9 @@ class Drafting:
             if unknown := [n for n in names if n not in self._drafters]:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             members = [self._drafters[n] for n in names]
-            self._lists[names] = DrafterList(members, self._controller.estimates(names), self._failures)
+            self._lists[names] = DrafterList(
+                members, self._controller.estimates(names), self._failures, self._timer
+            )
         return self._lists[names]
 
     def begin(self, seq: Seq) -> None:

@@ -55,11 +55,14 @@ class Engine:
         config: EngineConfig | None = None,
         eos: frozenset[int] = frozenset(),
         clock: Callable[[], float] = monotonic,
+        timer: Callable[[], int] = perf_counter_ns,
     ) -> None:
+        """clock: seconds, for deadlines. timer: nanoseconds, for the time of drafts and passes."""
         self.config = config = config or EngineConfig()
         self.target = target
         self.controller = controller
-        self._drafting = Drafting(target, drafters, controller)
+        self._timer = timer
+        self._drafting = Drafting(target, drafters, controller, timer)
         self._sinks = tuple(sinks)
         self._eos = eos
         self._scheduler = _scheduler(config, target, clock)
@@ -145,9 +148,9 @@ class Engine:
         if not scheduled and not settled:
             self._masking.wait()
         self._drafting.plan(scheduled)
-        started = perf_counter_ns()
+        started = self._timer()
         by_drafter = self._drafting.draft(scheduled)
-        drafted = perf_counter_ns()
+        drafted = self._timer()
         with self._constrained(scheduled) as masks_of:
             scheduled, scores, ended = self._forward(scheduled, masks_of)
             rows = _RowsOnHost(scores)
@@ -155,7 +158,7 @@ class Engine:
             len(scheduled),
             sum(s.rows for s in scheduled),
             (drafted - started) // 1000,
-            (perf_counter_ns() - drafted) // 1000,
+            (self._timer() - drafted) // 1000,
             by_drafter,
         )
         self._scheduler.took(scheduled, cost.target_us / 1e6)
