@@ -1,7 +1,7 @@
 """A simulated machine under a real engine: a pass and a draft take as long as a cost model says.
 
-Time is simulated, so bounds on it can be asserted. Texts are scripts known beforehand; a drafter is right at a
-position or wrong by a process that is a pure function of (seed, sequence, position).
+Time is simulated, so bounds on it can be asserted. Texts are scripts known beforehand; whether a drafter is
+right at a position is a pure function of its name, the sequence and the position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,9 +60,9 @@ class ScriptedTarget:
     vocab_size, max_context, capacity, invariant_rows, bytes_held = VOCAB, 1 << 20, 1 << 24, 1024, 0
     fingerprint = "scripted"
 
-    def __init__(self, cost: CostTable, timer: Timer, noise: float = 0.0, host_us: float = 0.0) -> None:
-        """noise: share by which a pass may be slower. host_us: of every pass, whatever its rows."""
-        self._cost, self._timer, self._noise, self._host_us = cost, timer, noise, host_us
+    def __init__(self, cost: CostTable, timer: Timer, noise: float = 0.0) -> None:
+        """noise: share by which a pass may be slower."""
+        self._cost, self._timer, self._noise = cost, timer, noise
         self._seqs: dict[str, Seq] = {}
         self.passes = 0
 
@@ -92,7 +92,7 @@ class ScriptedTarget:
                 tokens += [scripted(seq.id, at + depth) for depth in depths]
         context = max(len(self._seqs[feed.seq_id].tokens) for feed in feeds)
         slower = 1 + self._noise * uniform("noise", self.passes)
-        self._timer.pass_us(1000 * self._cost(rows, context) * slower + self._host_us)
+        self._timer.pass_us(1000 * self._cost(rows, context) * slower)
         hidden = {tap: torch.zeros(rows, 1) for tap in taps}
         return Scores(torch.empty(0, 0), tuple(starts), tuple(firsts), hidden, tokens)
 
@@ -119,7 +119,7 @@ def flipping(high: float, low: float, every: int = 40) -> Chance:
 
 
 def bursts(share: float, inside: float, length: int = 24, outside: float | None = None) -> Chance:
-    """Matches as retrieval finds them: stretches of the text that it knows, and nothing or little elsewhere."""
+    """Matches as retrieval finds them: it knows stretches of the text, and little or nothing of the rest."""
 
     def chance(seq: str, position: int) -> float | None:
         return inside if uniform("burst", seq, position // length) < share else outside
@@ -170,9 +170,7 @@ class SimulatedDrafter(Drafter):
 class Outcome:
     us: float
     tokens: int
-    passes: int
     rounds: list[Round] = field(repr=False)
-    worst: float  # most time that any sequence was behind plain decoding at any token, in token-times
 
     @property
     def tokens_per_s(self) -> float:
@@ -180,48 +178,50 @@ class Outcome:
 
     @property
     def tokens_per_pass(self) -> float:
-        decoding = [r for r in self.rounds if r.tokens]
-        return sum(len(r.tokens) for r in decoding) / len(decoding)
-
-
-Make = Callable[[Timer], Sequence[Drafter]]
+        """Of one sequence."""
+        return self.tokens / len([r for r in self.rounds if r.tokens])
 
 
 def simulate(
     cost: CostTable,
-    make: Make,
+    make: Callable[[Timer], Sequence[Drafter]],
     spec: SpecConfig,
-    sequences: int = 1,
+    agents: int = 1,
     tokens: int = 400,
-    prompt: int = 64,
+    prompt: int = 8,
+    answer: int = 0,
     controller: Controller | None = None,
     noise: float = 0.0,
-    apart: int = 0,
-    host_us: float = 0.0,
 ) -> Outcome:
-    """apart: passes between the arrivals of two sequences."""
+    """So many agents at once, each with one request after another, until they have `tokens` each on average.
+
+    answer: tokens of one request; 0: as many as that. Agents begin at different points of their answers.
+    """
     timer = Timer()
-    target = ScriptedTarget(cost, timer, noise, host_us)
     drafters: Mapping[str, Drafter] = {d.name: d for d in (NoDrafter(), *make(timer))}
     engine = Engine(
-        target,
+        ScriptedTarget(cost, timer, noise),
         drafters,
         controller or Rate(cost),
-        config=EngineConfig(max_batch=32, threads=1),
+        config=EngineConfig(max_batch=64, threads=1, prefill_chunk=4096, prefill_beside=4096),
         timer=timer,
         clock=lambda: timer() / 1e9,
     )
+    answer = answer or 2 * tokens
+    lengths = [max(1, answer - i * answer // (2 * agents)) for i in range(agents)]  # of the first requests
+    for agent, length in enumerate(lengths):
+        engine.submit(_request(f"{agent}/0", prompt, length, spec))
     rounds: list[Round] = []
-    waiting = [
-        Seq(f"s{i}", [1] * prompt, prompt, SamplingParams(max_tokens=tokens), spec) for i in range(sequences)
-    ]
-    step = 0
-    while engine.busy or waiting:
-        while waiting and (not apart or step % apart == 0):
-            engine.submit(waiting.pop(0))
-            if apart:
-                break
-        rounds += engine.step()
-        step += 1
-    count = sum(len(r.tokens) for r in rounds)
-    return Outcome(timer() / 1000, count, target.passes, rounds, 0.0)
+    done = 0
+    while done < tokens * agents:
+        for r in engine.step():
+            done += len(r.tokens)
+            rounds.append(r)
+            if r.finish:
+                agent_id, number = r.request.split("/")
+                engine.submit(_request(f"{agent_id}/{int(number) + 1}", prompt, answer, spec))
+    return Outcome(timer() / 1000, done, rounds)
+
+
+def _request(name: str, prompt: int, tokens: int, spec: SpecConfig) -> Seq:
+    return Seq(name, [1] * prompt, prompt, SamplingParams(max_tokens=tokens), spec)

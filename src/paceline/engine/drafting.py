@@ -41,7 +41,7 @@ class Drafting:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
             members = [self._drafters[n] for n in names]
             self._lists[names] = DrafterList(
-                members, self._controller.estimates(names), self._failures, self._timer
+                members, self._controller.policy(names), self._failures, self._timer
             )
         return self._lists[names]
 
@@ -50,6 +50,7 @@ class Drafting:
 
     def end(self, seq: Seq) -> None:
         self.drafter(seq).end(seq)
+        self._controller.end(seq)
 
     def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
         """Replaces the drafter of the same name and drops all estimates about it."""
@@ -64,29 +65,32 @@ class Drafting:
                 alone.begin(seq)
 
     def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
-        if len(scheduled) == 1:
-            return self.drafter(scheduled[0].seq).taps
-        return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
+        lists = [(s.seq, drafter) for s in scheduled if (drafter := self.drafter(s.seq)).taps]
+        return tuple(sorted({tap for seq, drafter in lists for tap in drafter.taps_of(seq)}))
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> None:
-        """Sets the budgets: at most what the controller, the request, the context and the pass allow."""
-        rows = sum(len(s.fed) for s in scheduled)
-        budgets = self._controller.plan([s.seq for s in scheduled], rows)
-        for s, budget in zip(scheduled, budgets, strict=True):
+    def plan(self, scheduled: Sequence[Scheduled], waiting: int = 0) -> None:
+        """Sets the budgets: at most what the controller, the request, the context and the pass allow.
+
+        waiting: sequences that have no part in this pass, and no token yet.
+        """
+        rows, scored = sum(len(s.fed) for s in scheduled), [s for s in scheduled if s.scored]
+        waiting += len(scheduled) - len(scored)
+        budgets = self._controller.plan([s.seq for s in scored], rows, waiting)
+        for s, budget in zip(scored, budgets, strict=True):
             seq, max_context = s.seq, self._target.max_context
             room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
-            scored_here = s.scored and s.masks is FREE  # a mask computed before is that of an empty draft
-            room = min(room, self._target.invariant_rows - len(s.fed)) if scored_here else 0
+            free = s.masks is FREE  # a mask computed before is that of an empty draft
+            room = min(room, self._target.invariant_rows - len(s.fed)) if free else 0
             s.budget = max(0, min(budget, seq.spec.max_draft, room))
             if seq.cursor is not None and seq.spec.max_draft:
                 s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
 
     def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
-        """Sets the drafts; returns microseconds by drafter."""
-        draft_ns: dict[str, int] = {}
+        """Sets the drafts; returns microseconds by drafter, those it read hidden states before included."""
+        draft_ns = self._read_ns()
         asking = [s for s in scheduled if s.budget or s.forced_budget]
         if not asking:
-            return {}
+            return {name: ns // 1000 for name, ns in draft_ns.items()}
         for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             asks = [Ask(s.seq, s.budget, (), _hints(s.seq), s.forced_budget) for s in group]
@@ -101,6 +105,15 @@ class Drafting:
         for s, nodes in zip(asking, lengths, strict=True):
             s.draft = s.draft.first(nodes)
         return {name: ns // 1000 for name, ns in draft_ns.items()}
+
+    def _read_ns(self) -> dict[str, int]:
+        """Nanoseconds since the last call, by drafter."""
+        spent: dict[str, int] = {}
+        for drafters in self._lists.values():
+            for name, ns in drafters.read_ns.items():
+                spent[name] = spent.get(name, 0) + ns
+            drafters.read_ns.clear()
+        return spent
 
     def observe(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         """Gives each list of drafters the hidden rows, the verdicts and the scores of its sequences."""
@@ -122,10 +135,10 @@ class Drafting:
 
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
-        committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps]
+        committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps_of(s.seq)]
         for group in _by_drafters(committed):
             drafter = self.drafter(group[0].seq)
-            hidden = {tap: scores.hidden[tap] for tap in drafter.taps}
+            hidden = {tap: scores.hidden[tap] for tap in drafter.taps if tap in scores.hidden}
             drafter.on_hidden(
                 [
                     _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)

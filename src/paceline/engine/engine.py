@@ -62,6 +62,7 @@ class Engine:
         self.target = target
         self.controller = controller
         self._timer = timer
+        self._after_ns = 0  # of drafters and controller after the last pass: part of the next draft's time
         self._drafting = Drafting(target, drafters, controller, timer)
         self._sinks = tuple(sinks)
         self._eos = eos
@@ -147,8 +148,8 @@ class Engine:
         scheduled, settled = self._schedule()
         if not scheduled and not settled:
             self._masking.wait()
-        self._drafting.plan(scheduled)
         started = self._timer()
+        self._drafting.plan(scheduled, self._scheduler.waiting)
         by_drafter = self._drafting.draft(scheduled)
         drafted = self._timer()
         with self._constrained(scheduled) as masks_of:
@@ -157,7 +158,7 @@ class Engine:
         cost = Pass(
             len(scheduled),
             sum(s.rows for s in scheduled),
-            (drafted - started) // 1000,
+            (drafted - started + self._after_ns) // 1000,
             (self._timer() - drafted) // 1000,
             by_drafter,
         )
@@ -167,8 +168,10 @@ class Engine:
             for s, start in zip(scheduled, scores.starts, strict=True)
             if not self._postponed(s)
         }
+        settled_at = self._timer()
         self._drafting.observe(scheduled, scores)
         self.controller.learn(list(rounds.values()))
+        self._after_ns = self._timer() - settled_at
         for s in scheduled:
             if s.seq.id in rounds:
                 self._report(s.seq, rounds[s.seq.id])
