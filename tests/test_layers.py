@@ -38,10 +38,25 @@ LEVEL = {
     "server": 10,
     "train": 10,
     "advise": 10,
+    "gate": 10,
+    "vllm": 10,
     "cli": 11,
     "__main__": 12,
 }
-CORE = set(LEVEL) - {"text", "hub", "output", "llm", "web", "server", "train", "advise", "cli", "__main__"}
+CORE = set(LEVEL) - {
+    "text",
+    "hub",
+    "output",
+    "llm",
+    "web",
+    "server",
+    "train",
+    "advise",
+    "gate",
+    "vllm",
+    "cli",
+    "__main__",
+}
 SHARED = ("support",)  # what drafters may import besides themselves
 NOT_CORE = {ROOT / "trace" / "store"}  # the database, which no pass needs
 CORE_MAY_IMPORT = {"torch", "numpy", "paceline"}

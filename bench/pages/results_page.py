@@ -15,6 +15,7 @@ from bench.peers.systems import precision
 from bench.results_folder import Result
 from bench.serve.tables import tables
 from bench.table import Table
+from bench.vllm import command as vllm_command
 
 PATH: Final = results_folder.FOLDER / "README.md"
 NOT_FIGURES: Final = ("what", "runs", "precision")
@@ -134,6 +135,19 @@ def unaided_calls(result: Result) -> Lines:
     ]
 
 
+def inside_vllm(result: Result) -> Lines:
+    return [
+        *measured(result, "drafters inside vLLM"),
+        *Table.of(vllm_command.COLUMNS, result["rows"]).markdown(),
+        f"{result['vllm']} as a server, float32, temperature 0, one request at a time, drafts of at most "
+        f"{result['length']} tokens; turns follow one another as in their conversations. Recorded tool calls "
+        "are required by their schema. Counts are vLLM's own counters; no time was measured.",
+        "",
+        *(f"- {line}" for line in result["ratios"]),
+        "",
+    ]
+
+
 def schemas(result: Result) -> Lines:
     return [
         *measured(result, "JSON Schemas"),
@@ -177,5 +191,6 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "serve": serve,
     "soak": soak,
     "hostile": soak,
+    "vllm": inside_vllm,
     "gpu": gpu.section,
 }

@@ -1,4 +1,4 @@
-"""python -m bench serve, soak: a running server, measured over HTTP.
+"""python -m bench serve, soak, gateway: a running server, measured over HTTP.
 
 command         python -m bench serve
 servers         paceline's and llama.cpp's servers as processes
@@ -14,4 +14,8 @@ soak_load       its clients
 hostile_soak    python -m bench soak --hostile
 hostile         its attacks: a function for each
 victims         its ordinary clients, with gaps, /health and memory
+gateway         python -m bench gateway: streams through the gate and directly
+pairs           requests that both soaks send with drafts and without, and the comparison of answers
+pair_drafters   the lists of drafters of these pairs, and a server that has them all
+clock_jumps     paceline's command line under a wall clock that jumps
 """

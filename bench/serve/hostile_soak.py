@@ -1,6 +1,9 @@
 """python -m bench soak --hostile: attacks, one after another, beside ordinary clients of the same server.
 
 A calm stretch lies between two attacks, so that gaps with and without attack come from the same minutes.
+Other clients send pairs of all drafters and endpoints (pairs.py), and the server's wall clock jumps. Slow
+drafters lengthen everybody's gaps: pairs are sent while warming up, in every second series of attacks and at
+the end, and gaps of those times do not count.
 Exit code 1 for a wrong text, a stuck request, an unexpected answer, longer gaps, or memory that stays.
 """
 
@@ -13,12 +16,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.serve import servers
+from bench.serve import pair_drafters, servers
 from bench.serve.hostile import ATTACKS, Attack, Target, cold_prompt
+from bench.serve.pairs import PairClients, PairRecords
 from bench.serve.victims import Records, Span, Victims, during, memory_between, milliseconds, resident_mb
 
 WARM_UP_S: Final = 20.0
 FILL_TOKENS: Final = 4000  # of a prompt that fills the cache
+FILL_ROUNDS: Final = 24  # until a draft model has read such a prompt
 MAX_FILL: Final = 40  # such prompts
 FULL_MB: Final = 8.0  # a prompt that adds less has found the cache full
 CALM_S: Final = 4.0  # between two attacks
@@ -52,11 +57,14 @@ def run_attacks(
     rng: random.Random,
     alive: Callable[[], bool],
     say: Callable[[str], None],
+    pairs: PairClients,
 ) -> list[AttackRecord]:
-    """Each at least once, in random order, then again until the time is up."""
+    """Each at least once, in random order, and again until the time is up, in turn without and with pairs."""
     records, until = {one.name: AttackRecord(one) for one in chosen}, time.monotonic() + seconds
-    first = True
+    first, beside_pairs = True, False
     while first or time.monotonic() < until:
+        pairs.resume() if beside_pairs else pairs.pause()
+        beside_pairs = not beside_pairs
         for one in rng.sample(list(chosen), len(chosen)):
             if not alive() or (not first and time.monotonic() > until):
                 break
@@ -64,6 +72,7 @@ def run_attacks(
             _run(records[one.name], server)
             last = records[one.name]
             say(f"{one.name}: {dict(last.statuses)} after {last.windows[-1].seconds - ECHO_S:.1f} s")
+        say(pairs.records.short())
         first = False
         if not alive():
             break
@@ -97,17 +106,20 @@ def rows(attacks: Sequence[AttackRecord], records: Records) -> list[dict[str, An
     ]
 
 
-def figures(attacks: Sequence[AttackRecord], records: Records, memory: tuple[float, float]) -> dict[str, Any]:
-    """memory: resident MB after warm-up and at the end."""
+def figures(
+    attacks: Sequence[AttackRecord], records: Records, pairs: PairRecords, memory: tuple[float, float]
+) -> dict[str, Any]:
+    """records.gaps: those that count. memory: resident MB after warm-up and at the end."""
     windows = [window for one in attacks for window in one.windows]
     hit, calm = during(records.gaps, windows), during(records.gaps, windows, inside=False)
     result: dict[str, Any] = {
         "attacks": sum(sum(one.statuses.values()) + one.stuck for one in attacks),
-        "pairs compared": records.pairs,
-        "wrong texts": len(records.wrong),
-        "stuck requests": len(records.stuck) + sum(one.stuck for one in attacks),
+        "pairs compared": records.pairs + pairs.total,
+        "choices compared in pairs of all drafters": pairs.choices,
+        "wrong texts": len(records.wrong) + len(pairs.wrong),
+        "stuck requests": len(records.stuck) + len(pairs.stuck) + sum(one.stuck for one in attacks),
         "unexpected answers to attacks": sum(one.statuses[s] for one in attacks for s in one.unexpected),
-        "ordinary requests refused": len(records.refused),
+        "ordinary requests refused": len(records.refused) + len(pairs.refused),
     }
     for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
         result[f"gap {name}, calm, ms"] = milliseconds(calm, share)
@@ -139,24 +151,35 @@ def faults(result: dict[str, Any], alive: bool) -> list[str]:
     return bad if alive else [*bad, "the server ended"]
 
 
-def fill_cache(server: Target, pid: int) -> int:
-    """Cold prompts until all of the KV cache is in use; their number.
+def fill_cache(server: Target, pid: int, drafters: Sequence[str], first: int) -> int:
+    """Cold prompts until all of the KV cache is in use, and those of these drafters; their number.
 
     Its memory is set aside by a setting and becomes resident as it is first written: it is no leak.
+    first: of the prompts' seeds.
     """
+    spec = {"drafters": list(drafters), "adaptive": False}
     for i in range(MAX_FILL):
         before = resident_mb(pid)
-        server.completion(prompt=cold_prompt(FILL_TOKENS, 1000 + i), max_tokens=1)
+        body = {"prompt": cold_prompt(FILL_TOKENS, first + i), "user": f"user-{i % 4}"}
+        status = server.completion(**body, max_tokens=FILL_ROUNDS, ignore_eos=True, speculative_config=spec)
+        if status != 200:
+            raise RuntimeError(f"filling the cache got {status}: give --no-fill or more --cache-mb")
         if i and resident_mb(pid) - before < FULL_MB:
             return i + 1
     return MAX_FILL
 
 
+def fill_caches(server: Target, pid: int, lists: Sequence[pair_drafters.List]) -> int:
+    """Those of the model and of drafters that have caches of their own; the number of prompts."""
+    alone = [pair_drafters.DEFAULT, *(names for names in lists if names in pair_drafters.CACHING)]
+    return sum(fill_cache(server, pid, names, 1000 * (1 + i)) for i, names in enumerate(alone))
+
+
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     chosen = [ATTACKS[name] for name in options.attacks or ATTACKS]
-    server = servers.paceline(options.model, options.threads, options.slots, options.cache_mb)
+    server, lists = pair_drafters.start_server(options, say)
     try:
-        return _measure(options, chosen, server, say)
+        return _measure(options, chosen, server, lists, say)
     finally:
         server.close()
 
@@ -165,14 +188,18 @@ def _measure(
     options: argparse.Namespace,
     chosen: Sequence[Attack],
     server: servers.RunningServer,
+    lists: Sequence[pair_drafters.List],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     rng, target = random.Random(options.seed), Target(server.port, options.model)
     victims = Victims(server.port, server.process.pid, options.model, options.clients, options.seed)
+    clients = PairClients(server.port, options.model, lists, options.pair_clients, options.seed)
     ended = threading.Event()
-    say(f"{fill_cache(target, server.process.pid)} prompts have filled the KV cache")
-    with victims:
-        say(f"{options.clients} ordinary streams, {len(chosen)} attacks; warming up")
+    if options.fill:
+        say(f"{fill_caches(target, server.process.pid, lists)} prompts have filled the KV caches")
+    with victims, clients:
+        clients.resume()
+        say(f"{options.clients} ordinary streams, {len(chosen)} attacks, {len(lists)} lists of drafters")
         target.chat(structured_outputs={"choice": [f"a large constraint {i}" for i in range(1000)]})
         time.sleep(options.warm_up)
         warm = time.monotonic()
@@ -184,21 +211,30 @@ def _measure(
             rng,
             lambda: server.process.poll() is None,
             say,
+            clients,
         )
+        clients.resume()
         say(f"attacks are over; {options.settle:.0f} s for memory to return")
         ended.wait(options.settle)
         last = time.monotonic()
+        clients.pause()
         alive = server.process.poll() is None
-    records = victims.records
+        drafted = pair_drafters.accepted(server.port) if alive else {}
+    records, pairs = victims.records, clients.records
+    records.gaps = during(records.gaps, clients.spans, inside=False)
     memory = memory_between(records, warm - MEMORY_S, warm), memory_between(records, last - MEMORY_S, last)
-    result = figures(attacks, records, memory)
-    bad = faults(result, alive)
+    result = figures(attacks, records, pairs, memory)
+    bad = [*faults(result, alive), *pairs.faults(lists, drafted)]
     unexpected = [f"{one.attack.name}: answered {one.unexpected}" for one in attacks if one.unexpected]
-    refused = [f"ordinary request: {status} {text[:150]}" for status, text in records.refused[:10]]
+    stuck = [*records.stuck, *pairs.stuck][:10]
+    refused = [
+        f"ordinary request: {status} {text[:300]}" for status, text in [*records.refused, *pairs.refused][:10]
+    ]
     return {
         "figures": result,
         "hostile": rows(attacks, records),
-        "problems": [*bad, *unexpected, *records.wrong[:10], *records.stuck[:10], *refused],
+        "pairs": pairs.rows(lists, drafted),
+        "problems": [*bad, *unexpected, *records.wrong[:10], *pairs.wrong[:10], *stuck, *refused],
         "failed": bool(bad),
         "log": [line for line in server.log.splitlines() if line.strip()][-20:],
     }

@@ -109,6 +109,7 @@ def start(
     ready: str,
     environment: Mapping[str, str],
     folder: "tempfile.TemporaryDirectory[str]",
+    start_s: float = START_S,
 ) -> RunningServer:
     """Waits until it answers; what it prints is in a log in the folder, which goes when it ends."""
     with (Path(folder.name) / "log").open("wb") as log:
@@ -121,7 +122,7 @@ def start(
             env={**os.environ, **environment},
         )
     served = RunningServer(system, port, process, folder)
-    until = time.monotonic() + START_S
+    until = time.monotonic() + start_s
     while not _answers(port, ready):
         if process.poll() is not None or time.monotonic() > until:
             last = served.log.strip().splitlines()[-1:]
@@ -137,10 +138,18 @@ def _answers(port: int, path: str) -> bool:
     return False
 
 
-def paceline(model: str, threads: int, slots: int, cache_mb: int = 1024, store: str = "") -> RunningServer:
-    """With a trace store of its own, as it is by default."""
+def paceline(
+    model: str,
+    threads: int,
+    slots: int,
+    cache_mb: int = 1024,
+    store: str = "",
+    options: Sequence[str] = (),
+    module: str = "paceline",
+) -> RunningServer:
+    """With a trace store of its own, as it is by default. module: it has paceline's command line."""
     port, folder = free_port(), tempfile.TemporaryDirectory()
-    command = [sys.executable, "-m", "paceline", "serve", model, "--served-model-name", model]
+    command = [sys.executable, "-m", module, "serve", model, "--served-model-name", model, *options]
     command += ["--port", str(port)]
     command += ["--threads", str(threads), "--max-batch", str(slots), "--cache-mb", str(cache_mb)]
     command += ["--store", store or f"{folder.name}/traces.db"]

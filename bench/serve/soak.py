@@ -1,12 +1,13 @@
 """python -m bench soak: a running server under a random mix of good, bad and broken requests.
 
 Every answer that is completed must be the plain one, which is written beforehand without a server and without
-guesses. Exit code 1 for a wrong text, a stuck request, an answer of 500 or more, or memory that grows.
+drafts. Other clients send pairs, with drafts and without, of all drafters and endpoints (pairs.py), and the
+server's wall clock jumps.
+Exit code 1 for a wrong text, a stuck request, an answer of 500 or more, or memory that grows.
 --hostile: attacks beside ordinary clients, as hostile_soak.py describes.
 """
 
 import argparse
-import random
 import shlex
 import sys
 import time
@@ -17,10 +18,11 @@ from rich.console import Console
 
 from bench import machine, pages, results_folder
 from bench.own import bandwidth
-from bench.serve import hostile_soak, servers
-from bench.serve.hostile import ATTACKS
-from bench.serve.http_client import get, post
-from bench.serve.servers import COMPLETIONS, RunningServer
+from bench.serve import hostile_soak, pair_drafters, servers
+from bench.serve.hostile import ATTACKS, Target
+from bench.serve.http_client import get
+from bench.serve.pairs import PairClients, PairRecords
+from bench.serve.servers import RunningServer
 from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
@@ -31,9 +33,6 @@ MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
 MAX_GROWTH: Final = 0.05
 DRAIN_S: Final = 60.0
-FILLING: Final = 1500  # tokens of a prompt that fills the cache
-MAX_FILLERS: Final = 40
-FLAT_MB: Final = 2.0
 GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -56,45 +55,43 @@ def drained(port: int) -> dict[str, float]:
         time.sleep(0.2)
 
 
-def fill(server: RunningServer, model: str, seed: int) -> int:
-    """Long prompts nobody else asks, until the cache has all the memory it will ever have: how many."""
-    rng, before = random.Random(f"{seed} fill"), 0.0
-    for number in range(MAX_FILLERS):
-        if server.resident_mb - before < FLAT_MB:
-            return number
-        before = server.resident_mb
-        prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
-        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "remember": False})
-    return MAX_FILLERS
-
-
 def watch(
-    server: RunningServer, load: Load, seconds: float, say: Callable[[str], None]
+    server: RunningServer, load: Load, pairs: PairClients, seconds: float, say: Callable[[str], None]
 ) -> list[tuple[float, float]]:
     """Lets the load run for so long; seconds and resident MB, once a second or so."""
     started, samples, told = time.monotonic(), list[tuple[float, float]](), 0.0
-    with load:
+    with load, pairs:
+        pairs.resume()
         while (now := time.monotonic() - started) < seconds and server.process.poll() is None:
             samples.append((round(now, 1), round(server.resident_mb, 1)))
             if now - told > 30:
                 told = now
-                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {load.tally.short()}")
+                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {load.tally.short()}; {pairs.records.short()}")
             time.sleep(min(1.0, seconds / 100))
     return samples
 
 
-def figures(tally: Tally, samples: Sequence[tuple[float, float]], last: float, left: dict[str, float]) -> Any:
+def figures(
+    tally: Tally,
+    pairs: PairRecords,
+    samples: Sequence[tuple[float, float]],
+    last: float,
+    left: dict[str, float],
+) -> Any:
     total = samples[-1][0]
     early = next(mb for at, mb in samples if at >= EARLY * total)
-    stuck = tally.counts["timed out"] + int(left[GAUGES[0]] + left[GAUGES[1]])
+    stuck = tally.counts["timed out"] + int(left[GAUGES[0]] + left[GAUGES[1]]) + len(pairs.stuck)
     return {
         "minutes": round(total / 60, 2),
         "requests": sum(tally.requests.values()),
         **{f"asked: {name}": n for name, n in sorted(tally.requests.items())},
         **{f"ended: {name}": n for name, n in sorted(tally.counts.items())},
         "completed answers compared": tally.compared,
-        "wrong texts": len(tally.wrong),
-        "answers of 500 and more": tally.server_errors,
+        "pairs compared": pairs.total,
+        "choices compared in pairs": pairs.choices,
+        "wrong texts": len(tally.wrong) + len(pairs.wrong),
+        "pairs refused": len(pairs.refused),
+        "answers of 500 and more": tally.server_errors + sum(status >= 500 for status, _ in pairs.refused),
         "bad bodies answered otherwise than 4xx": len(tally.misjudged),
         "stuck requests": stuck,
         "running, waiting at the end": f"{left[GAUGES[0]]:.0f}, {left[GAUGES[1]]:.0f}",
@@ -118,23 +115,31 @@ def faults(found: dict[str, Any], alive: bool) -> list[str]:
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     expected: list[Expected] = expectations(options.model, options.threads, options.prompts, options.seed)
     say(f"{len(expected)} requests with their plain answers")
-    server = servers.paceline(options.model, options.threads, options.slots, options.cache_mb)
+    server, lists = pair_drafters.start_server(options, say)
+    pairs = PairClients(server.port, options.model, lists, options.pair_clients, options.seed)
     try:
-        say(f"the cache is filled by {fill(server, options.model, options.seed)} prompts: measuring begins")
+        if options.fill:
+            target = Target(server.port, options.model)
+            filled = hostile_soak.fill_caches(target, server.process.pid, lists)
+            say(f"{filled} prompts have filled the KV caches")
         load = Load(server.port, options.model, expected, options.clients, options.seed)
-        samples = watch(server, load, 60 * options.minutes, say)
+        samples = watch(server, load, pairs, 60 * options.minutes, say)
         alive = server.process.poll() is None
         left = drained(server.port) if alive else dict.fromkeys(GAUGES, 0.0)
         last = server.resident_mb if alive else 0.0
+        drafted = pair_drafters.accepted(server.port) if alive else {}
         log = [line for line in server.log.splitlines() if line.strip()][-20:]
     finally:
         server.close()
-    found = figures(load.tally, samples, last, left)
-    tally = load.tally
+    tally, both = load.tally, pairs.records
+    found = figures(tally, both, samples, last, left)
+    bad = [*faults(found, alive), *both.faults(lists, drafted)]
+    details = (tally.wrong, both.wrong, tally.misjudged, tally.errors, [text for _, text in both.refused])
     return {
         "figures": found,
-        "problems": [*faults(found, alive), *tally.wrong[:10], *tally.misjudged[:10], *tally.errors[:10]],
-        "failed": bool(faults(found, alive)),
+        "pairs": both.rows(lists, drafted),
+        "problems": [*bad, *(text for texts in details for text in texts[:10])],
+        "failed": bool(bad),
         "resident_mb": samples[:: max(1, len(samples) // 60)],
         "log": log,
     }
@@ -155,6 +160,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--warm-up", type=float, default=hostile_soak.WARM_UP_S, help="seconds before attacks")
     found.add_argument("--calm", type=float, default=hostile_soak.CALM_S, help="seconds between attacks")
     found.add_argument("--settle", type=float, default=hostile_soak.SETTLE_S, help="seconds after attacks")
+    found.add_argument(
+        "--fill", action=argparse.BooleanOptionalAction, default=True, help="fill all caches first"
+    )
+    pair_drafters.add_options(found)
     found.add_argument("--write", action="store_true", help="write bench/results and docs/numbers.md")
     return found
 

@@ -24,7 +24,7 @@ SCHEMA: Final = {
     "required": ["title", "priority", "count"],
     "additionalProperties": False,
 }
-TOOLS: Final = [
+TOOLS: Final[list[dict[str, Any]]] = [
     {
         "type": "function",
         "function": {

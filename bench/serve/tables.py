@@ -55,6 +55,14 @@ HOSTILE: Final = (
     Column("others' longest gap, ms", "gap_ms"),
     Column("longest /health, ms", "health_ms"),
 )
+PAIRS: Final = (
+    Column("drafters", "drafters"),
+    Column("chat", "/v1/chat/completions"),
+    Column("completions", "/v1/completions"),
+    Column("responses", "/v1/responses"),
+    Column("drafted by them", "drafted"),
+    Column("accepted", "accepted"),
+)
 
 
 def tables(result: Mapping[str, Any]) -> Iterator[Table]:
@@ -69,5 +77,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[Table]:
         yield Table.of(OVERHEAD, cost, "the server over the bare engine, one stream")
     if figures := result.get("figures"):
         yield Table(["figure", "value"], [[name, str(value)] for name, value in figures.items()], "soak")
+    if pairs := result.get("pairs"):
+        yield Table.of(PAIRS, pairs, "pairs of answers with drafts and without")
     if hostile := result.get("hostile"):
         yield Table.of(HOSTILE, hostile, "attacks")

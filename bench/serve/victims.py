@@ -9,18 +9,22 @@ import random
 import statistics
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 from bench.serve.http_client import Reading, Refused, events, get, take
 from bench.serve.servers import CHAT, COMPLETIONS
 from bench.serve.soak_load import PATIENCE, BackgroundThreads
+from paceline import SpecConfig
 
 HEALTH_EVERY_S: Final = 0.1
 MEMORY_EVERY_S: Final = 0.5
+DEFAULT: Final = {"speculative_config": {"drafters": list(SpecConfig().drafters)}}
 DISABLED: Final = {"speculative_config": {"disabled": True}}
 TOPICS: Final = ("rivers", "bread", "trains", "maps", "winter", "clocks", "bridges", "tea", "sorting")
 
@@ -53,7 +57,14 @@ class Records:
 
 def during(spans: Sequence[Span], windows: Sequence[Span], inside: bool = True) -> list[Span]:
     """The spans that overlap one of the windows, or those that overlap none."""
-    return [s for s in spans if any(s.start < w.end and w.start < s.end for w in windows) == inside]
+    ordered = sorted(windows, key=lambda window: window.start)
+    starts, ends = [w.start for w in ordered], list(accumulate((w.end for w in ordered), max))
+
+    def overlaps(span: Span) -> bool:
+        before = bisect_left(starts, span.end)  # windows that start before its end
+        return before > 0 and ends[before - 1] > span.start
+
+    return [span for span in spans if overlaps(span) == inside]
 
 
 def milliseconds(spans: Sequence[Span], share: float) -> float:
@@ -107,7 +118,7 @@ class Victims(BackgroundThreads):
         while not self._ending.is_set():
             path, body = ordinary_body(rng, self._model)
             try:
-                texts = [self._read(path, {**body, **more}) for more in ({}, DISABLED)]
+                texts = [self._read(path, {**body, **more}) for more in (DEFAULT, DISABLED)]
             except TimeoutError:
                 self.records.stuck.append(f"{path}: {str(body)[:200]}")
             except Refused as refused:

@@ -13,6 +13,7 @@ from bench.serve.concurrency import Sample
 from bench.serve.hostile import ATTACKS, Attack
 from bench.serve.hostile_soak import AttackRecord
 from bench.serve.http_client import Reading, Refused, take
+from bench.serve.pairs import PairRecords
 from bench.serve.servers import RunningServer, ServerMode
 from bench.serve.soak_load import Tally
 from bench.serve.soak_requests import Expected, bad_bodies
@@ -69,10 +70,10 @@ def test_a_soak_fails_for_wrong_texts_stuck_requests_and_growth() -> None:
     tally.compare(right, "Paris", [])
     left = dict.fromkeys(soak.GAUGES, 0.0)
     flat = [(float(i), 100.0) for i in range(11)]
-    assert soak.faults(soak.figures(tally, flat, 104.0, left), alive=True) == []
+    assert soak.faults(soak.figures(tally, PairRecords(), flat, 104.0, left), alive=True) == []
     tally.compare(right, "Rome", [])
     tally.failed(500, "broken")
-    found = soak.figures(tally, flat, 106.0, {**left, soak.GAUGES[0]: 1.0})
+    found = soak.figures(tally, PairRecords(), flat, 106.0, {**left, soak.GAUGES[0]: 1.0})
     assert len(soak.faults(found, alive=True)) == 4
     assert found["completed answers compared"] == 2
 
@@ -96,14 +97,26 @@ def test_gaps_during_an_attack_are_those_that_overlap_it() -> None:
     assert hostile_soak.rows(attacks, records)[0]["gap_ms"] == 500.0
 
 
+def test_a_wrong_pair_and_a_refused_one_fail_a_soak() -> None:
+    attacks, records = hostile_records(0.06, 0.1)
+    pairs = PairRecords(wrong=["a text"], refused=[(503, "no")], stuck=["a request"])
+    result = hostile_soak.figures(attacks, records, pairs, (100.0, 104.0))
+    assert len(hostile_soak.faults(result, alive=True)) == 3
+    flat, left = [(float(i), 100.0) for i in range(11)], dict.fromkeys(soak.GAUGES, 0.0)
+    assert len(soak.faults(soak.figures(Tally(), pairs, flat, 104.0, left), alive=True)) == 3
+
+
 def test_a_hostile_soak_fails_for_gaps_health_memory_and_unexpected_answers() -> None:
     attacks, records = hostile_records(0.06, 0.1)
-    assert hostile_soak.faults(hostile_soak.figures(attacks, records, (100.0, 104.0)), alive=True) == []
+    assert (
+        hostile_soak.faults(hostile_soak.figures(attacks, records, PairRecords(), (100.0, 104.0)), alive=True)
+        == []
+    )
     attacks, records = hostile_records(0.08, 0.3)
     attacks[0].statuses[503] += 1
     records.wrong.append("a text")
     records.refused.append((500, "an ordinary request"))
-    result = hostile_soak.figures(attacks, records, (100.0, 106.0))
+    result = hostile_soak.figures(attacks, records, PairRecords(), (100.0, 106.0))
     assert len(hostile_soak.faults(result, alive=False)) == 7
 
 

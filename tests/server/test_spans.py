@@ -15,10 +15,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from paceline.config import SamplingParams
 from paceline.server.request_log import speculative_metrics
-from paceline.server.telemetry import otel as names
-from paceline.server.telemetry.otel import CAPTURE, NO_SPANS, Spans, SpecWork, spans_from_environment
+from paceline.server.telemetry.otel import NO_SPANS, Spans, SpecWork, spans_from_environment
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round
+from paceline.web import otel as names
+from paceline.web.otel import CAPTURE
 
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

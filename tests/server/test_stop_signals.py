@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from paceline import EngineConfig
-from paceline.server.launch import ServerSettings, build, uvicorn_config
-from paceline.server.launch import _Server as Server
+from paceline.server.launch import ServerSettings, build, draining_server, uvicorn_config
 from paceline.trace.store import Store
 from support.servers import START_S, toy_chat_model, until
 
@@ -24,7 +23,7 @@ def test_a_second_ctrl_c_ends_streams_with_the_last_event_and_saves_their_traces
     engine = EngineConfig("cpu", cache_mb=64)
     settings = ServerSettings(str(toy_chat_model(tmp_path)), engine=engine, store=store, drain_s=600)
     app = build(settings)
-    server = Server(uvicorn_config(app, settings, port=0), app, settings.drain_s, "serving")
+    server = draining_server(uvicorn_config(app, settings, port=0), app, settings, "serving")
     thread = threading.Thread(target=server.run, daemon=True)
     caplog.set_level(logging.INFO)
     thread.start()

@@ -171,10 +171,11 @@ def _reset(net: N, seed: int = 0) -> N:
 TOKENS = 2048  # that it can guess
 
 
-def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
-    """Its guesses are poor: the text must not care."""
+def save_untrained(folder: Path, model: Path, kind: str = "block", tokens: int = TOKENS) -> Path:
+    """Its guesses are poor: the text must not care. tokens: that it can guess."""
     pieces = load_embeddings(model)
-    net = HEAD_TYPES[kind].net(_shape(kind, open_checkpoint(model).shape), pieces, torch.arange(TOKENS))
+    shape = _shape(kind, open_checkpoint(model).shape, tokens)
+    net = HEAD_TYPES[kind].net(shape, pieces, torch.arange(tokens))
     net.init_weights(pieces, torch.Generator().manual_seed(0))
     card = Card(
         kind, net.shape, model.name, pieces.fingerprint, acceptance=(0.5, 0.25), tokens_per_pass=(1.5, 1.6)
@@ -183,9 +184,9 @@ def save_untrained(folder: Path, model: Path, kind: str = "block") -> Path:
     return folder
 
 
-def _shape(kind: str, of: ModelConfig) -> Any:
-    taps = (1, of.layers // 2)
+def _shape(kind: str, of: ModelConfig, tokens: int) -> Any:
+    taps = tuple(sorted({of.layers // 2, 1}))
     if kind == "medusa":
-        return MedusaConfig(of.width, of.vocab_size, TOKENS, (of.layers - 1,), 4)
+        return MedusaConfig(of.width, of.vocab_size, tokens, (of.layers - 1,), 4)
     cls = BlockConfig if kind == "block" else EagleConfig
-    return cls(of.width, 1, 1, 32, 64, of.vocab_size, TOKENS, taps)
+    return cls(of.width, 1, 1, 32, 64, of.vocab_size, tokens, taps)

@@ -1,5 +1,6 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -15,6 +16,7 @@ from paceline.errors import UsageError, unknown_name
 from paceline.types import Ask, Controller, Cursor, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
+MAX_LISTS: Final = 256  # lists of drafters that are remembered while no sequence uses them
 
 
 class Drafting:
@@ -30,7 +32,8 @@ class Drafting:
         self._target, self._timer = target, timer
         self._drafters = dict(drafters)
         self._controller = controller
-        self._lists: dict[tuple[str, ...], DrafterList] = {}
+        self._lists: dict[tuple[str, ...], DrafterList] = {}  # oldest first
+        self._running: Counter[tuple[str, ...]] = Counter()  # sequences by list
         self._failures: set[Failure] = set()  # those logged already
 
     def drafter(self, seq: Seq) -> DrafterList:
@@ -39,16 +42,25 @@ class Drafting:
         if names not in self._lists:
             if unknown := [n for n in names if n not in self._drafters]:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
+            self._forget_idle_list()
             members = [self._drafters[n] for n in names]
             self._lists[names] = DrafterList(
                 members, self._controller.policy(names), self._failures, self._timer
             )
         return self._lists[names]
 
+    def _forget_idle_list(self) -> None:
+        """Makes room for another list: requests may name drafters in any order."""
+        idle = (names for names in self._lists if not self._running[names])
+        if len(self._lists) >= MAX_LISTS and (oldest := next(idle, None)) is not None:
+            del self._lists[oldest]
+
     def begin(self, seq: Seq) -> None:
+        self._running[seq.spec.drafters] += 1
         self.drafter(seq).begin(seq)
 
     def end(self, seq: Seq) -> None:
+        self._running -= Counter([seq.spec.drafters])  # a count of 0 goes
         self.drafter(seq).end(seq)
         self._controller.end(seq)
 

@@ -320,7 +320,7 @@ class Engine:
             return s.round(cost)
         if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
             self.target.keep(seq.id, held)
-            seq.computed, s.kept_nodes = held, ()
+            seq.computed = held  # drafters do not see its row, which no token follows
             return s.round(cost, finish="stop")
         verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)

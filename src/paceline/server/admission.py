@@ -14,9 +14,10 @@ from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
-from paceline.web.api_errors import KEY_LIMIT, UNAUTHORIZED, ApiError
+from paceline.server.telemetry.route_accounting import Prediction
+from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
-from paceline.web.rate_limit import RateLimiter, Rejection, Ticket
+from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
 from paceline.web.request_id import new_request_id
 
 
@@ -53,7 +54,7 @@ class RequestContext:
         rejection = None if self.ticket is None else self.ticket.charge(tokens, time.monotonic())
         if rejection is not None:
             more = f"this request may use {tokens:,} tokens; a smaller max_tokens or n needs fewer"
-            raise _over_limit(rejection, f"; {more}")
+            raise over_limit(rejection, f"; {more}")
 
 
 class Admission:
@@ -87,25 +88,13 @@ class Admission:
     def authenticate(self, headers: Mapping[str, str]) -> Key | None:
         if self._keys is None:
             return None
-        key = self._keys.current().check(headers.get("authorization"))
-        if key is None:
-            raise ApiError(
-                401,
-                "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
-                "authentication_error",
-                code="invalid_api_key",
-                refusal=UNAUTHORIZED,
-            )
-        return key
+        return self._keys.authenticate(headers)
 
     def enter(self, key: Key | None) -> Ticket | None:
         """Counts a request to any endpoint, before its body is read. The ticket's holder must leave."""
         if key is None:
             return None
-        entry = self._limiter.enter(key, 0, time.monotonic())
-        if isinstance(entry, Rejection):
-            raise _over_limit(entry)
-        return entry
+        return self._limiter.admit(key, time.monotonic())
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.names:
@@ -152,15 +141,31 @@ class Admission:
         return context
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
+        named = {**body, "model": body.get("model") or self._model}
+        return self._read_routes().find(RouteRequest.of_body(path, headers, named))
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """As they are now, in the order they are tried."""
+        self._read_routes()
+        return self._routes.routes
+
+    def _read_routes(self) -> Routes:
         routes = self._routes if self._route_file is None else self._route_file.current()
         if routes is not self._routes:  # the file was read again
             self._set_routes(routes)
-        named = {**body, "model": body.get("model") or self._model}
-        return routes.find(RouteRequest.of_body(path, headers, named))
+        return routes
 
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes
         self._metrics.add_routes(route.name for route in routes.routes)
+        self._metrics.accounting.predict(
+            {
+                route.name: Prediction(route.predicted.tokens_per_pass, route.predicted.speedup)
+                for route in routes.routes
+                if route.predicted is not None
+            }
+        )
 
 
 def _priority(key: Key | None, own: int | None, of_route: int) -> int:
@@ -174,14 +179,3 @@ def _priority(key: Key | None, own: int | None, of_route: int) -> int:
         )
     total = (own or 0) + of_route
     return total if limit is None else min(total, limit)
-
-
-def _over_limit(rejection: Rejection, more: str = "") -> ApiError:
-    return ApiError(
-        429,
-        f"{rejection.reason} for this key: try again in {rejection.retry_after_s:.0f} s{more}",
-        "rate_limit_error",
-        code="rate_limit_exceeded",
-        retry_after=rejection.retry_after_s,
-        refusal=KEY_LIMIT,
-    )

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as Path
 
 from paceline import __version__
-from paceline.server.access_log import AccessLog
+from paceline.server.access_log import figures
 from paceline.server.admission import Admission
 from paceline.server.async_engine import AsyncEngine
 from paceline.server.heap import HeapTrimmer
@@ -24,6 +24,7 @@ from paceline.server.openai.openapi import document
 from paceline.server.openai.responses import ResponsesServing
 from paceline.server.openai.serving import KEEP_ALIVE_S, MAX_BODY, MAX_PARALLEL
 from paceline.server.request_log import RequestLog
+from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import Handler, api_error, not_allowed, not_found, with_error_responses
 from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies
 from paceline.web.request_id import RequestIds
@@ -60,6 +61,7 @@ class App:
             ("/v1/responses", self.responses.create, "POST"),
             ("/v1/models", self.models.models, "GET"),
             ("/v1/models/{name:path}", self.models.model, "GET"),
+            ("/v1/routes", self.models.routes, "GET"),
             ("/tokenize", self.models.tokenize, "POST"),
             ("/detokenize", self.models.detokenize, "POST"),
         ]
@@ -76,7 +78,7 @@ class App:
             routes=[Path(path, with_error_responses(call), methods=[method]) for path, call, method in paths],
             middleware=[
                 Middleware(RequestIds),
-                Middleware(AccessLog),
+                Middleware(AccessLog, figures=figures),
                 Middleware(
                     LimitedBodies,
                     timeout_s=self._body_timeout_s,

@@ -1,14 +1,10 @@
 """Builds a server from its settings and runs it."""
 
-import asyncio
 import logging
-import os
 import signal
-import socket
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.middleware import Middleware
@@ -18,11 +14,9 @@ from starlette.types import ASGIApp
 from paceline import hub
 from paceline.config import EngineConfig, SpecConfig
 from paceline.drafters import DRAFTERS
-from paceline.errors import SettingError, UsageError
+from paceline.errors import UsageError
 from paceline.llm import LLM
 from paceline.loading import copy_to_store
-from paceline.log import OneLine
-from paceline.server.access_log import log_unparsed
 from paceline.server.admission import Admission
 from paceline.server.app import App
 from paceline.server.async_engine import AsyncEngine, EngineThread
@@ -34,23 +28,22 @@ from paceline.server.routes import RouteError, RouteFile
 from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
+from paceline.server.telemetry.route_accounting import RouteAccounting
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
+from paceline.web.access_log import log_unparsed
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys
 from paceline.web.browser_guard import BrowserGuard, is_loopback, normal_origin
-from paceline.web.connections import ConnectionLimits, Connections
+from paceline.web.connections import ConnectionLimits
+from paceline.web.listen import DrainingServer, bound, check_listening, limited_uvicorn, log_to_stderr
 from paceline.web.request_id import HEADER as REQUEST_ID
 
 if TYPE_CHECKING:
     from paceline.trace.store import Store
 
 log = logging.getLogger("paceline.server")
-
-LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-SPARE_FILES: Final = 128  # descriptors for everything but connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +95,7 @@ class ServerSettings:
                 log.warning("the setting %s is now called %s; the old name will be removed", old, new)
                 object.__setattr__(self, new, value)
         SpecConfig(max_draft=self.max_draft)  # an error if it is not usable
-        if not 0 <= self.port < 65536:
-            raise SettingError("port", self.port, "0 to 65535")
-        if self.log_level not in LOG_LEVELS:
-            raise SettingError("log_level", self.log_level, f"one of {', '.join(LOG_LEVELS)}")
+        check_listening(self.port, self.log_level)
         if not all(self.api_keys):
             raise UsageError("--api-key is empty: give a key, or leave it out")
         if not all(self.served_model_name):
@@ -166,6 +156,7 @@ def build(settings: ServerSettings) -> App:
         waiting=lambda: thread.waiting,
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
         lost=None if recorder is None else recorder.lost,
+        accounting=RouteAccounting(llm.cost or None),
     )
     for sink in (metrics, recorder):
         if sink is not None:
@@ -247,99 +238,28 @@ def uvicorn_config(app: App, settings: ServerSettings, port: int | None = None) 
         app.log.refused(error)
         log_unparsed(error)
 
-    return uvicorn.Config(
+    return limited_uvicorn(
         asgi(app, settings),
         settings.host,
         settings.port if port is None else port,
-        http=Connections(_within_files(settings.connections), refused).protocol,  # type: ignore[arg-type]  # called alike
-        ws="none",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=int(settings.drain_s) + 10,
+        settings.connections,
+        settings.drain_s,
+        refused,
     )
 
 
-def _within_files(limits: ConnectionLimits) -> ConnectionLimits:
-    """Raises this process's limit of open files to what the connections need, or lowers their number."""
-    if os.name != "posix":
-        return limits
-    import resource
+def draining_server(
+    config: uvicorn.Config, app: App, settings: ServerSettings, greeting: str
+) -> DrainingServer:
+    def stop() -> None:
+        app.engine.thread.stop(0.0)
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = limits.max_connections + SPARE_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return limits
-    if hard == resource.RLIM_INFINITY or hard >= needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return limits
-    fewer = max(1, hard - SPARE_FILES)
-    log.warning("open files are limited to %d: at most %d connections, see ulimit -n", hard, fewer)
-    return replace(limits, max_connections=fewer)
-
-
-class _Server(uvicorn.Server):
-    """Drains running requests at a stop, and ends them with an error when that takes too long."""
-
-    def __init__(self, config: uvicorn.Config, app: App, drain_s: float, greeting: str) -> None:
-        super().__init__(config)
-        self._greeting = greeting
-        self._app = app
-        self._drain_s = drain_s
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-        if self.started:
-            print(self._greeting, flush=True)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Not uvicorn's, which raises the signal again in the end: a clean stop would look like a crash."""
-        again, self.should_exit = self.should_exit, True
-        if again and sig == signal.SIGINT:
-            self.force_exit = self._drain_s == 0  # a third one: whatever still holds a connection is cut
-            self._drain_s = 0
-        self._app.drain()
-        if self._loop is not None:  # no thread: there may be no memory for one
-            self._loop.call_soon_threadsafe(self._stop_after, self._drain_s, again)
-
-    def _stop_after(self, seconds: float, again: bool) -> None:
-        """In the event loop, which may log: a signal can come while a line is being written."""
-        assert self._loop is not None
-        requests = len(self.server_state.tasks)
-        if requests and not again:
-            count = f"{requests} request{'s' if requests > 1 else ''}"
-            log.info("stopping: waiting up to %g s for %s; Ctrl-C again stops at once", seconds, count)
-        self._loop.call_later(seconds, self._app.engine.thread.stop, 0.0)
-
-
-def bound(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host. Nobody can connect until the server listens."""
-    sockets: list[socket.socket] = []
-    try:
-        for family, kind, proto, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            sockets.append(one := socket.socket(family, kind, proto))
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind(address)
-    except OSError as problem:
-        for one in sockets:
-            one.close()
-        why = problem.strerror or problem
-        raise UsageError(f"cannot listen on {host}:{port} ({why}): choose another --host or --port") from None
-    return sockets
+    return DrainingServer(config, app.drain, stop, settings.drain_s, greeting)
 
 
 def run(settings: ServerSettings) -> None:
     """Until SIGTERM or Ctrl-C."""
-    handler = logging.StreamHandler()
-    handler.setFormatter((logging.Formatter if settings.log_level == "debug" else OneLine)(LOG_FORMAT))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    logging.getLogger("paceline").setLevel(settings.log_level.upper())
+    log_to_stderr(settings.log_level)
     sockets = bound(settings.host, settings.port)  # a port in use shows before the weights are read
     limit_heap_arenas()
     app = build(settings)
@@ -350,4 +270,4 @@ def run(settings: ServerSettings) -> None:
             "requests without a `user` share no drafters' memory: --single-user, if only you use this server"
         )
     where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
-    _Server(config, app, settings.drain_s, f"serving {settings.names[0]} on {where}").run(sockets)
+    draining_server(config, app, settings, f"serving {settings.names[0]} on {where}").run(sockets)

@@ -17,6 +17,7 @@ import yaml
 from pydantic import AfterValidator
 
 from paceline.atomic import locked, write_bytes
+from paceline.web.api_errors import UNAUTHORIZED, ApiError
 from paceline.web.config_file import (
     ConfigFileError,
     ReloadingFile,
@@ -144,6 +145,19 @@ class ApiKeys:
         if self._file is None:
             return Keys(self._given)
         return Keys((*self._file.current().keys, *self._given))
+
+    def authenticate(self, headers: Mapping[str, str]) -> Key:
+        """The key of a request, or an ApiError."""
+        key = self.current().check(headers.get("authorization"))
+        if key is None:
+            raise ApiError(
+                401,
+                "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'",
+                "authentication_error",
+                code="invalid_api_key",
+                refusal=UNAUTHORIZED,
+            )
+        return key
 
 
 def default_file() -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
+from paceline.web.api_errors import KEY_LIMIT, ApiError
 from paceline.web.api_keys import Key, KeyLimits
 
 # A bucket's level is in units of 1/MINUTE of a request or token, and time in nanoseconds, so that a limit per
@@ -114,6 +115,13 @@ class RateLimiter:
                 account.tokens.take(tokens)
         return Ticket(self, key, tokens)
 
+    def admit(self, key: Key, now: float) -> Ticket:
+        """A request whose tokens are not known yet, or an ApiError."""
+        entry = self.enter(key, 0, now)
+        if isinstance(entry, Rejection):
+            raise over_limit(entry)
+        return entry
+
     def _charge(self, key: Key, tokens: int, now: float) -> Rejection | None:
         bucket = self._accounts[key.name].tokens
         if bucket is None:
@@ -131,6 +139,17 @@ class RateLimiter:
             if bucket:
                 bucket.refill(bucket.per_minute, _nanoseconds(now))
                 bucket.take(amount)
+
+
+def over_limit(rejection: Rejection, more: str = "") -> ApiError:
+    return ApiError(
+        429,
+        f"{rejection.reason} for this key: try again in {rejection.retry_after_s:.0f} s{more}",
+        "rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=rejection.retry_after_s,
+        refusal=KEY_LIMIT,
+    )
 
 
 def _too_many(bucket: TokenBucket, unit: str, wait_ns: int) -> Rejection:

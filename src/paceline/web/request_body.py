@@ -27,6 +27,7 @@ from paceline.web.api_errors import ApiError, api_error
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 Loc = Sequence[int | str]  # pydantic's name for a path
 
 JSON: Final = "application/json"
@@ -98,16 +99,36 @@ class LimitedBodies:
 
 async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[dict[str, Any], M]:
     """The body as sent, and as the model; bytes beyond the limit are not read."""
+
+    def parsed(body: bytes) -> tuple[dict[str, Any], M]:
+        data = _object_of(body, max_bytes)
+        return data, parse_request(data, model)
+
+    return await _beside(parsed, await _read(http, max_bytes))
+
+
+async def read_object(http: Request, max_bytes: int) -> tuple[bytes, dict[str, Any]]:
+    """A body that is a JSON object: its bytes, and its data."""
+    body = await _read(http, max_bytes)
+    return body, await _beside(lambda body: _object_of(body, max_bytes), body)
+
+
+async def _read(http: Request, max_bytes: int) -> bytes:
     _check_media_type(http.headers.get("content-type", ""))
     body = bytearray()
     async for part in http.stream():
         body += part
         if len(body) > max_bytes:
             raise ApiError(413, f"the body is too large: at most {max_bytes:,} bytes are read")
+    return bytes(body)
+
+
+async def _beside(parse: Callable[[bytes], T], body: bytes) -> T:
+    """Beside the event loop, if the body is large."""
     if len(body) <= INLINE_BYTES:
-        return _parsed(bytes(body), model, max_bytes)
+        return parse(body)
     try:
-        parsed = _parsers().submit(_parsed, bytes(body), model, max_bytes)
+        parsed = _parsers().submit(parse, body)
     except RuntimeError as problem:  # "can't start new thread"
         raise MemoryError from problem
     return await asyncio.wrap_future(parsed)
@@ -123,11 +144,11 @@ def _check_media_type(header: str) -> None:
         )
 
 
-def _parsed(body: bytes, model: type[M], max_bytes: int) -> tuple[dict[str, Any], M]:
+def _object_of(body: bytes, max_bytes: int) -> dict[str, Any]:
     data = parse_json(body, max_bytes)
     if not isinstance(data, dict):
         raise _bad("the body is not a JSON object")
-    return data, parse_request(data, model)
+    return data
 
 
 @cache

@@ -1,0 +1,193 @@
+"""Latency: paired, so that what both legs share (prompt, length, load) cancels out.
+
+TPOT is (last chunk - first chunk) / (tokens - 1). Gaps between chunks are never compared: speculation puts
+several tokens into one chunk.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp, isfinite, log
+
+import numpy as np
+
+from paceline.gate.checks.finding import (
+    Alpha,
+    Finding,
+    conversations,
+    difference_finding,
+    log_ratio_finding,
+    skipped,
+    status_of,
+)
+from paceline.gate.pair import Leg, Pair
+from paceline.gate.policy import Policy
+from paceline.gate.stats.interval import Interval
+from paceline.gate.stats.mean import MIN_SAMPLES, radius, spread
+from paceline.gate.stats.quantile import quantile_interval, samples_for_upper
+
+_CACHE_TOLERANCE = 0.1  # of the prompt
+
+
+def ttft(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return log_ratio_finding("ttft", "speed", pairs, ttft_ratio, policy.max_ttft_ratio, alpha)
+
+
+def tpot(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return log_ratio_finding("tpot", "speed", pairs, tpot_ratio, policy.max_tpot_ratio, alpha)
+
+
+def end_to_end(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return log_ratio_finding(
+        "end_to_end", "speed", pairs, end_to_end_ratio, policy.max_end_to_end_ratio, alpha
+    )
+
+
+def tpot_gain(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return _gain("tpot_gain", pairs, tpot_ratio, policy, alpha)
+
+
+def end_to_end_gain(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return _gain("end_to_end_gain", pairs, end_to_end_ratio, policy, alpha)
+
+
+def _gain(
+    check: str, pairs: Sequence[Pair], ratio: Callable[[Pair], float | None], policy: Policy, alpha: Alpha
+) -> Finding:
+    """Superiority: passes when the ratio is proven below 1 / min_speedup. It cannot fail."""
+    finding = log_ratio_finding(check, "speed", pairs, ratio, 1 / policy.min_speedup, alpha, required=False)
+    return replace(finding, status="undecided") if finding.status == "fail" else finding
+
+
+def end_to_end_p50(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return _quantile("end_to_end_p50", 0.50, pairs, policy, alpha)
+
+
+def end_to_end_p99(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    return _quantile("end_to_end_p99", 0.99, pairs, policy, alpha)
+
+
+def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    """The ratio of two quantiles: bounds by order statistics on either leg. Never required: a tail of 1 %
+    needs hundreds of pairs before it has a bound at all."""
+    times = [(b, c) for pair in pairs if pair.ok for b, c in [comparable_seconds(pair)] if b and c]
+    if not times:
+        return skipped(check, "speed", "ratio", "no pair has it")
+    baseline, candidate = np.array(times).T
+    wide, narrow = alpha.proof, alpha.harm  # one-sided on two legs each
+    b_proof, c_proof = quantile_interval(baseline, p, wide), quantile_interval(candidate, p, wide)
+    b_harm, c_harm = quantile_interval(baseline, p, narrow), quantile_interval(candidate, p, narrow)
+    upper = c_proof.upper / b_proof.lower if b_proof.lower > 0 else float("inf")
+    lower = c_harm.lower / b_harm.upper if c_harm.lower > 0 else 0.0
+    estimate = float(np.quantile(candidate, p) / np.quantile(baseline, p))
+    status = status_of(estimate - 1, Interval(lower - 1, upper - 1), policy.max_quantile_ratio - 1)
+    least = samples_for_upper(p, alpha.proof)
+    few = f"; an upper bound needs {least} pairs" if len(times) < least else ""
+    quantiles = f"{np.quantile(baseline, p):.3f} s and {np.quantile(candidate, p):.3f} s"
+    return Finding(
+        check=check,
+        family="speed",
+        unit="ratio",
+        status=status,
+        estimate=estimate,
+        interval=Interval(lower, upper),
+        margin=policy.max_quantile_ratio,
+        pairs=len(times),
+        missing_pairs=max(0, least - len(times)) or None,
+        required=False,
+        message=f"p{round(100 * p)} of baseline and candidate: {quantiles}{few}",
+    )
+
+
+def latency_variance(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    """Variance of end-to-end time. With u = c + b and v = c - b, cov(u, v) = var(c) - var(b)."""
+    used = [(b, c, pair) for pair in pairs if pair.ok for b, c in [comparable_seconds(pair)] if b and c]
+    if len(used) < MIN_SAMPLES:
+        return skipped("latency_variance", "speed", "ratio", f"needs {MIN_SAMPLES} pairs")
+    b, c = np.array([(b, c) for b, c, _ in used]).T
+    product = (c + b - (c + b).mean()) * (c - b - (c - b).mean())
+    variance = float(b.var())
+    if variance == 0:
+        return skipped("latency_variance", "speed", "ratio", "the baseline's times do not vary")
+    n, deviation = len(used), spread(product, conversations([pair for _, _, pair in used]))
+    difference = float(product.mean())
+    bounds = Interval(
+        1 + (difference - radius(n, deviation, 2 * alpha.harm)) / variance,
+        1 + (difference + radius(n, deviation, 2 * alpha.proof)) / variance,
+    ).clipped(0, float("inf"))
+    estimate = 1 + difference / variance
+    margin = policy.max_variance_ratio
+    return Finding(
+        check="latency_variance",
+        family="speed",
+        unit="ratio",
+        status=status_of(estimate - 1, Interval(bounds.lower - 1, bounds.upper - 1), margin - 1),
+        estimate=estimate,
+        interval=bounds,
+        margin=margin,
+        pairs=n,
+        required=False,
+        message=f"variance of end-to-end time is {estimate:.2f} x the baseline's",
+    )
+
+
+def timeouts(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
+    """Answers that came after a tool or a turn would have given up, where the other leg came in time."""
+
+    def crossed(leg: Leg) -> int:
+        if leg.error == "timeout":
+            return len(policy.timeouts_s)
+        return sum(leg.seconds > limit for limit in policy.timeouts_s)
+
+    def difference(pair: Pair) -> float | None:
+        if any(leg.error is not None and leg.error != "timeout" for leg in pair.legs()):
+            return None
+        return float(np.sign(crossed(pair.candidate) - crossed(pair.baseline)))
+
+    return difference_finding("timeouts", "speed", pairs, difference, policy.rate_margin, alpha)
+
+
+def ttft_ratio(pair: Pair) -> float | None:
+    if not pair.ok or not same_cache(pair):
+        return None
+    return _ratio(pair.candidate.ttft_s, pair.baseline.ttft_s)
+
+
+def tpot_ratio(pair: Pair) -> float | None:
+    return _ratio(pair.candidate.tpot_s, pair.baseline.tpot_s) if pair.ok else None
+
+
+def end_to_end_ratio(pair: Pair) -> float | None:
+    if not pair.ok or not same_cache(pair):
+        return None
+    baseline, candidate = comparable_seconds(pair)
+    return _ratio(candidate, baseline)
+
+
+def comparable_seconds(pair: Pair) -> tuple[float | None, float | None]:
+    """End-to-end times for answers of the baseline's length, which sampling may change.
+
+    A candidate's answer of another length counts as TTFT + TPOT (n - 1), with the baseline's n.
+    """
+    baseline, candidate = pair.legs()
+    tokens = baseline.completion_tokens
+    if tokens == candidate.completion_tokens:
+        return baseline.seconds, candidate.seconds
+    if tokens is None or candidate.ttft_s is None or candidate.tpot_s is None:
+        return baseline.seconds, None
+    return baseline.seconds, candidate.ttft_s + candidate.tpot_s * max(0, tokens - 1)
+
+
+def same_cache(pair: Pair) -> bool:
+    """Both legs had about as much of the prompt in their caches: else the first token tells nothing."""
+    baseline, candidate = pair.legs()
+    if baseline.cached_tokens is None or candidate.cached_tokens is None:
+        return True
+    allowed = _CACHE_TOLERANCE * max(1, baseline.prompt_tokens or 0)
+    return abs(baseline.cached_tokens - candidate.cached_tokens) <= allowed
+
+
+def _ratio(candidate: float | None, baseline: float | None) -> float | None:
+    if not candidate or not baseline:
+        return None
+    value = candidate / baseline
+    return value if isfinite(log(value)) and exp(log(value)) > 0 else None

@@ -1,0 +1,144 @@
+"""One request of a client: its body, its route, the attempts to answer it, and how it ended."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from paceline.gate.gateway.config import Route
+from paceline.gate.leg_recorder import LegRecorder
+from paceline.gate.pair import Arm
+from paceline.gate.upstream import Upstream
+from paceline.web.api_keys import Key
+from paceline.web.rate_limit import Ticket
+
+CONVERSATION: Final = "x-conversation-id"  # a client's own name for it
+CHUNKED: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their streams end with [DONE]
+GENERATING: Final = CHUNKED | {"/v1/responses"}
+TENANT: Final = "tenant"  # in vllm_xargs, for paceline's proposer
+PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+PROMPT_CHARS: Final = 1000  # of a prompt that is no chat: its beginning tells conversations apart
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    id: str
+    path: str
+    route: Route
+    key: Key | None
+    headers: list[tuple[str, str]]  # those that are passed on
+    raw: bytes  # the body as sent
+    body: dict[str, Any]
+    conversation: str  # a hash
+    deadline: float | None = None  # by the event loop's clock
+    tickets: tuple[Ticket, ...] = ()
+    added: dict[str, Any] = field(default_factory=dict)  # fields of the body that the gate sets
+    hides_usage: bool = False  # the gate asked for the usage of a stream, the client did not
+    counts_tokens: bool = False  # a limit needs them
+    cohort: str = ""
+    pair_id: str = ""  # of the pair that it becomes; empty: not mirrored
+    recorder: LegRecorder | None = None  # of the leg that the user gets
+    response_id: str = ""  # the upstream's
+    arrived: float = field(default_factory=time.perf_counter)
+    created: float = field(default_factory=time.time)  # unix seconds
+    tried: list[str] = field(default_factory=list)  # upstreams, in order
+    status: int | None = None
+    tokens: int = 0
+    first_byte_s: float | None = None
+    complete: bool = False  # the client was sent the last event
+    error: str | None = None  # a code
+
+    @property
+    def streams(self) -> bool:
+        return self.body.get("stream") is True
+
+    @property
+    def arm(self) -> Arm:
+        """Who was to answer the user."""
+        mirror = self.route.mirror
+        chosen = bool(self.tried) and mirror is not None and self.tried[0] == mirror.candidate
+        return "candidate" if chosen and not self.route.is_aa else "baseline"
+
+    @property
+    def upstream(self) -> str:
+        """The last one tried."""
+        return self.tried[-1] if self.tried else ""
+
+    def body_for(self, upstream: Upstream) -> bytes:
+        """The body as sent, byte for byte, unless the upstream or the gate changes a field."""
+        changed = self.changes_for(upstream)
+        if not changed:
+            return self.raw
+        return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def changes_for(self, upstream: Upstream) -> dict[str, Any]:
+        """Fields that an upstream gets in place of the client's."""
+        changed = dict(upstream.extra_body) | self.added
+        if upstream.model is not None:
+            changed["model"] = upstream.model
+        if upstream.send_tenant and self.path in GENERATING:
+            changed["vllm_xargs"] = self._tenant_args({**self.body, **changed}.get("vllm_xargs"))
+        return changed
+
+    def _tenant_args(self, given: object) -> dict[str, Any]:
+        """A client cannot name its tenant: another's memory would show in its own latency."""
+        args = dict(given) if isinstance(given, Mapping) else {}
+        args.pop(TENANT, None)
+        return args if self.key is None else {**args, TENANT: self.key.name}
+
+
+def conversation_of(headers: Mapping[str, str], key: Key | None, body: Mapping[str, Any]) -> str:
+    """A hash that all requests of one conversation share, and few others: whole agent runs have one.
+
+    Of the client's own id for it, or else of everything up to its first user message.
+    """
+    named = headers.get(CONVERSATION)
+    start = {"id": named} if named else {"start": _start(body), "user": body.get("user")}
+    text = json.dumps([key.name if key else "", start], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def _start(body: Mapping[str, Any]) -> Any:
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, list):
+        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+        end = roles.index("user") + 1 if "user" in roles else 1
+        return [body.get("instructions"), messages[:end]]
+    prompt = messages if isinstance(messages, str) else body.get("prompt")
+    return prompt[:PROMPT_CHARS] if isinstance(prompt, str) else prompt
+
+
+def point(conversation: str, purpose: str) -> float:
+    """A number in [0, 1) that is uniform over conversations and independent between purposes."""
+    digest = hashlib.blake2b(f"{purpose}:{conversation}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) / 2**64
+
+
+def choose(weights: Mapping[str, float], at: float) -> str:
+    """The upstream of a point: weights divide [0, 1) in their order."""
+    left = at * sum(weights.values())
+    for name, weight in weights.items():
+        left -= weight
+        if left < 0:
+            return name
+    return [name for name, weight in weights.items() if weight][-1]
+
+
+def request_usage(exchange: Exchange) -> None:
+    """Has the upstream send the usage of a stream; the client does not see it unless it requested it."""
+    if not exchange.streams or exchange.path not in CHUNKED:
+        return
+    options = exchange.body.get("stream_options")
+    options = options if isinstance(options, dict) else {}
+    if options.get("include_usage") is not True:
+        exchange.added["stream_options"] = {**options, "include_usage": True}
+        exchange.hides_usage = True

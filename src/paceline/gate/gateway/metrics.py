@@ -1,0 +1,89 @@
+"""The gate's Prometheus metrics."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from paceline.gate.gateway.circuit_breaker import STATES
+from paceline.gate.gateway.upstream_client import UpstreamState
+
+_SECONDS: Final = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    *(163.84, 327.68),
+)
+_PREFIX: Final = "paceline_gate_"
+
+
+class GateMetrics:
+    """Counters are without their `_total`, which the wire format adds."""
+
+    def __init__(self, states: Callable[[], Mapping[str, UpstreamState]]) -> None:
+        self._registry, self._states = CollectorRegistry(), states
+
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(_PREFIX + name, meaning, labels, registry=self._registry)
+
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(_PREFIX + name, meaning, labels, registry=self._registry)
+
+        def seconds(name: str, meaning: str) -> Histogram:
+            labels = ("route", "upstream")
+            return Histogram(
+                f"{_PREFIX}{name}_seconds", meaning, labels, registry=self._registry, buckets=_SECONDS
+            )
+
+        self._requests = counter("requests", "Requests by their end", "route", "upstream", "outcome")
+        self._first_byte = seconds("first_byte", "Arrival to the first event or the whole answer")
+        self._request = seconds("request", "Arrival to end")
+        self._failures = counter("upstream_failures", "Failed attempts", "route", "upstream", "code")
+        self._retries = counter("retries", "Attempts after the first", "route")
+        self._refused = counter("refused", "Requests not admitted", "reason")
+        self._mirrored = counter("mirror", "Second legs by outcome", "route", "outcome")
+        self._feedback = counter("feedback", "Words of users", "arm", "kind")
+        self._breaker = gauge("breaker_state", "0 closed, 1 half-open, 2 open", "upstream")
+        self._in_flight = gauge("upstream_requests", "Requests in flight", "upstream")
+        self.mirror_waiting = gauge("mirror_waiting", "Second legs that wait")
+        self.mirror_running = gauge("mirror_running", "Second legs in flight")
+        self._share = gauge("candidate_share", "Of users, by rollout", "experiment")
+
+    def finished(
+        self,
+        route: str,
+        upstream: str,
+        outcome: str,
+        first_byte_s: float | None,
+        seconds: float,
+        attempts: int,
+    ) -> None:
+        self._requests.labels(route, upstream, outcome).inc()
+        self._request.labels(route, upstream).observe(seconds)
+        if first_byte_s is not None:
+            self._first_byte.labels(route, upstream).observe(first_byte_s)
+        if attempts > 1:
+            self._retries.labels(route).inc(attempts - 1)
+
+    def failure(self, route: str, upstream: str, code: str) -> None:
+        self._failures.labels(route, upstream, code).inc()
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
+
+    def mirrored(self, route: str, outcome: str) -> None:
+        """outcome: "recorded", or why there is no pair."""
+        self._mirrored.labels(route, outcome).inc()
+
+    def feedback(self, arm: str, kind: str) -> None:
+        self._feedback.labels(arm, kind).inc()
+
+    def candidate_share(self, experiment: str, share: float) -> None:
+        self._share.labels(experiment).set(share)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """accept: the header. The body and its content type."""
+        for name, state in self._states().items():
+            self._breaker.labels(name).set(STATES.index(state.breaker.state))
+            self._in_flight.labels(name).set(state.in_flight)
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type

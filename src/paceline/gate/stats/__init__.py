@@ -1,0 +1,8 @@
+"""Statistics of the gate: intervals that hold however often somebody looks, as pure functions of arrays.
+
+interval       an interval, and its place relative to a margin
+mean           confidence sequence for a mean of unbounded values (log ratios of latencies)
+bounded_mean   betting confidence sequence for a mean of bounded values (differences of rates and scores)
+quantile       confidence sequence for a quantile, by order statistics
+permutation    two-sample tests of texts: is it the same distribution?
+"""

@@ -1,0 +1,65 @@
+"""Charts that any viewer shows, with nothing from outside."""
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from paceline.advise.chart import Chart, Series, save, svg, terminal_bars, ticks
+from paceline.errors import SettingError
+
+LINES = Chart(
+    "A < B", "length", "times", [0, 1, 2], (Series("a", [1, 2, 1.5]), Series("b", [1, 1, 1])), level=1
+)
+BARS = Chart("Routes", "", "x", ["one", "two"], (Series("a", [2, 1], [(1.5, 2.5), (0.9, 1.1)]),), bars=True)
+
+
+@pytest.mark.parametrize("chart", [LINES, BARS], ids=["lines", "bars"])
+def test_an_svg_is_well_formed_and_refers_to_nothing_outside(chart: Chart) -> None:
+    text = svg(chart, standalone=True)
+    root = ElementTree.fromstring(text)
+    assert root.get("aria-label") == chart.title
+    assert "url(" not in text
+    assert "href" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_higher_value_is_drawn_higher_and_an_interval_around_it() -> None:
+    root = ElementTree.fromstring(svg(BARS))
+    space = "{http://www.w3.org/2000/svg}"
+    tops = [float(bar.attrib["y"]) for bar in root.iter(f"{space}rect")]
+    spans = [
+        (float(line.attrib["y2"]), float(line.attrib["y1"]))
+        for line in root.iter(f"{space}line")
+        if line.get("class") == "level"
+    ]
+    assert tops[0] < tops[1]
+    assert all(high < top < low for top, (high, low) in zip(tops, spans, strict=True))
+
+
+def test_the_ending_of_the_name_decides_the_format(tmp_path: Path) -> None:
+    save(LINES, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    with pytest.raises(SettingError, match=r"svg or \.png"):
+        save(LINES, tmp_path / "a.gif")
+
+
+def test_a_png_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    save(LINES, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_in_a_terminal_are_as_long_as_their_values() -> None:
+    first, second = terminal_bars(["0", "10"], [1.0, 2.0], marked=1)
+    assert first.count("█") * 2 == second.count("█")
+    assert first.startswith(" 0")
+    assert second.endswith(" <")
+
+
+@pytest.mark.parametrize("top", [0.03, 1.0, 3.97, 10, 870])
+def test_ticks_are_round_and_reach_the_top(top: float) -> None:
+    marks = ticks(top)
+    assert marks[0] == 0
+    assert marks[-1] >= top
+    assert len(marks) in (3, 4, 5, 6)

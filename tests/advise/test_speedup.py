@@ -1,0 +1,112 @@
+"""The formula of speculative decoding, against enumeration, simulation and known figures."""
+
+import random
+from itertools import product
+
+import pytest
+
+from paceline.advise.speedup import (
+    Costs,
+    DraftCost,
+    Roofline,
+    best_length,
+    break_even,
+    crossover_rows,
+    estimate,
+    expected_tokens,
+    tokens_by_length,
+)
+from paceline.errors import SettingError
+
+
+def enumerated(acceptance: float, length: int) -> float:
+    """Tokens per pass, over every outcome of every position."""
+    total = 0.0
+    for outcome in product((True, False), repeat=length):
+        chance = 1.0
+        for accepted in outcome:
+            chance *= acceptance if accepted else 1 - acceptance
+        first_rejected = outcome.index(False) if False in outcome else length
+        total += chance * (first_rejected + 1)
+    return total
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 8])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.75, 1.0])
+def test_expected_tokens_are_those_of_the_enumeration(acceptance: float, length: int) -> None:
+    assert expected_tokens(acceptance, length) == pytest.approx(enumerated(acceptance, length))
+
+
+def test_expected_tokens_have_the_closed_form() -> None:
+    assert expected_tokens(0.75, 5) == pytest.approx((1 - 0.75**6) / (1 - 0.75))
+
+
+def test_positions_may_differ_in_acceptance() -> None:
+    assert tokens_by_length([0.5, 0.8]) == pytest.approx([1, 1.5, 1.9])
+
+
+def test_the_textbook_example_is_3_and_the_exact_figure_2_63() -> None:
+    made = estimate(0.75, 5, Costs(Roofline(100), DraftCost(5)))
+    assert made.textbook.accepted == pytest.approx(3.75)
+    assert made.textbook.speedup == pytest.approx(3.0)
+    assert made.chosen.tokens_per_pass == pytest.approx(3.29, abs=0.005)
+    assert made.accepted == pytest.approx(2.29, abs=0.005)
+    assert made.chosen.speedup == pytest.approx(2.63, abs=0.005)
+    assert made.best.draft_length == 7
+
+
+def test_a_simulated_run_takes_the_estimated_time() -> None:
+    rng, costs = random.Random(0), Costs(Roofline(10, 0.5), DraftCost(0.2, 1.0))
+    tokens, spent = 0, 0.0
+    for _ in range(20_000):
+        accepted = next((i for i in range(4) if rng.random() > 0.7), 4)
+        tokens, spent = tokens + accepted + 1, spent + costs.round_ms(4)
+    assert estimate(0.7, 4, costs).chosen.speedup == pytest.approx(tokens * 10 / spent, rel=0.02)
+
+
+def test_the_best_length_is_found_behind_a_step_of_the_cost() -> None:
+    """A kernel that pads to 8 rows makes lengths 1 to 7 cost the same."""
+    costs = Costs(lambda rows: 10.0 if rows == 1 else 25.0 if rows <= 8 else 80.0)
+    assert best_length(tokens_by_length([0.9] * 12), costs) == 7
+    assert costs.speedup(expected_tokens(0.9, 1), 1) < 1
+
+
+def test_at_the_break_even_acceptance_nothing_is_gained() -> None:
+    costs = Costs(Roofline(10, 2), DraftCost(1))
+    acceptance = break_even(costs, 3)
+    assert acceptance is not None
+    assert costs.speedup(expected_tokens(acceptance, 3), 3) == pytest.approx(1)
+
+
+def test_drafts_that_cost_more_than_they_can_bring_have_no_break_even() -> None:
+    assert break_even(Costs(Roofline(10), DraftCost(20)), 2) is None
+
+
+def test_the_crossover_is_where_arithmetic_takes_as_long_as_memory() -> None:
+    assert crossover_rows(Roofline(100, compute_ms=5)) == pytest.approx(20)
+    assert crossover_rows(Roofline(100, row_ms=10)) == pytest.approx(10)
+    assert crossover_rows(Roofline(100)) is None
+
+
+def test_speculation_fades_out_as_the_batch_grows() -> None:
+    made = estimate(0.75, 5, Costs(Roofline(100, compute_ms=6), DraftCost(5)))
+    lengths = [at.draft_length for at in made.batches]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 7
+    assert lengths[-1] == 0
+    assert made.batches[-1].speedup == 1
+
+
+@pytest.mark.parametrize(("acceptance", "length"), [(1.5, 5), (-0.1, 5), (0.5, 0), (0.5, 65)])
+def test_what_is_out_of_bounds_is_refused(acceptance: float, length: int) -> None:
+    with pytest.raises(SettingError):
+        estimate(acceptance, length, Costs(Roofline(100)))
+
+
+def test_costs_below_nothing_are_refused() -> None:
+    with pytest.raises(SettingError):
+        Roofline(0)
+    with pytest.raises(SettingError):
+        DraftCost(-1)
+    with pytest.raises(SettingError):
+        Costs(Roofline(1), batch=0)
