@@ -88,7 +88,8 @@ class _Text:
     idle: int = 0  # passes until drafters are considered again
     asked: list[str] = field(default_factory=list)  # drafters, in this pass
     draft: Draft = NO_DRAFT  # of this pass, before it was cut
-    chances: list[float] = field(default_factory=list)  # of its nodes
+    scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
+    chances: list[float] = field(default_factory=list)
     shadow: Draft = NO_DRAFT  # of an earlier pass: its nodes are compared with the tokens as they come
     node: int = ROOT  # of the shadow: the last one that has come true
 
@@ -125,6 +126,8 @@ class Rate(Controller, DraftPolicy):
 
     def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
         self._reads.clear()
+        self._asked.clear()
+        self._untimed.clear()
         if not seqs:
             return []
         context = max([len(seq.tokens) for seq in seqs])
@@ -132,8 +135,6 @@ class Rate(Controller, DraftPolicy):
         self._us_price = self.speedup * users / self.cost(users, context)
         added_us = self.cost(rows + ROWS_AHEAD, context) - self.cost(rows, context)
         self._row_price = self._us_price * added_us / ROWS_AHEAD
-        self._asked.clear()
-        self._untimed.clear()
         return [self._planned(seq) for seq in seqs]
 
     def _planned(self, seq: Seq) -> int:
@@ -141,7 +142,7 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._text(seq)
-        text.asked, text.draft = [], NO_DRAFT
+        text.asked, text.draft, text.scored = [], NO_DRAFT, NO_DRAFT
         if text.idle and spec.adaptive:
             text.idle -= 1
             return 0
@@ -263,7 +264,7 @@ class Rate(Controller, DraftPolicy):
             if draft:
                 nodes += len(draft)
                 chances = self.chances(ask.seq, draft, len(ask.after))
-                text.draft, text.chances = draft, chances
+                text.scored, text.chances = draft, chances
                 if not (is_timed and len(draft) == PROBE_NODES):  # which was cut short
                     self._gain(text, drafter).learn(chances)
             else:
@@ -273,7 +274,7 @@ class Rate(Controller, DraftPolicy):
 
     def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
         text = self._text(seq)
-        if draft is text.draft:
+        if draft and draft is text.scored:
             return text.chances
         given: list[float] = []
         for source, first, last in _runs(draft):
@@ -339,10 +340,11 @@ class Rate(Controller, DraftPolicy):
         ask_us = self._learn_draft_times(first, decoding)
         token_price = node_price = 0.0
         if ask_us or nodes:
-            plain_us = self.cost(first.rows - nodes, context)
-            token_price = len(rounds) / plain_us
+            users = sum([bool(r.tokens) for r in rounds])
+            token_price = users / (self.cost(users, context) if self.cost.measured else first.target_us)
             if nodes:
-                node_price = token_price * (self.cost(first.rows, context) - plain_us) / nodes
+                added_us = self.cost(first.rows, context) - self.cost(first.rows - nodes, context)
+                node_price = token_price * added_us / nodes if self.cost.measured else 0.0
         tokens = 0
         for r in rounds:
             text, count = self._texts.get(r.request), len(r.tokens)

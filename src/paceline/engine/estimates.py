@@ -55,6 +55,11 @@ class CostCurve:
         self._known: list[int] = []  # the row counts with a correction, ascending
         self._priors: dict[tuple[int, int], float] = {}  # by rows and steps of context
 
+    @property
+    def measured(self) -> bool:
+        """False: only the form of the curve is known."""
+        return not self._fresh
+
     def learn(self, rows: int, us: float, context: int = 0) -> None:
         expected = self._expected(rows, context)
         self._forget(rows)
