@@ -5,7 +5,7 @@ Read this first, then engine/engine.py, then engine/accept.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,6 +239,8 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token, if the request wants them
     drafted: int = 0  # nodes the drafters proposed, before any was cut
     draft_us_by: Mapping[str, int] = field(default_factory=dict)  # the part of draft_us of each drafter
+    uncut: Draft = NO_DRAFT  # the draft before the controller cut it
+    asked: tuple[str, ...] = ()  # the drafters that were asked, once for each time
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -253,7 +255,7 @@ class Round:
         return self.drafted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made in every round
 class Sampler:
     """The choice of a sequence's tokens, which a target may make itself where its logits are."""
 
@@ -289,8 +291,7 @@ class Sampler:
         return self.masks is not None or self.penalises
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(NamedTuple):
     """The part of one sequence in a pass: tokens that follow its cached rows, then its draft."""
 
     seq_id: str
@@ -315,6 +316,7 @@ class Scores:
     # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
     # all of them, the logits are lent: the next pass may overwrite them.
     tokens: Sequence[int] = ()
+    running: bool = False  # the pass is still running: reading its tokens or logits waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +439,7 @@ class DraftPolicy(Protocol):
         return reach - gain - 0.2
 
     def reads(self, drafter: str, seq: Seq) -> bool:
-        """True if a drafter with taps gets the hidden states of this pass; the same until the next plan."""
+        """True if a drafter with taps gets the hidden states of this pass."""
         return True
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:

@@ -1,6 +1,7 @@
 """A trained head beside a drafter that has a draft: asked where its gain exceeds its cost, and only there."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +64,8 @@ class Lists:
             by_drafter = {name: ns // 1000 for name, ns in self.drafters.draft_ns.items()}
             us, rows, tokens = sum(by_drafter.values()), 1 + len(draft), (*path, 999)
             r = Round("s", 1, LIST, draft, path, tokens, budget, 1, rows, us, PASS_US, draft_us_by=by_drafter)
-            self.rate.learn([r])
+            asked = tuple(self.drafters.asked.get("s", ()))
+            self.rate.learn([replace(r, uncut=draft, asked=asked)])
         return draft
 
 

@@ -48,8 +48,8 @@ def run(
         cost = int(1000 * (1 + slope * nodes))
         first, path = draft.first(nodes), tuple(range(accepted))
         total = sum(us.values())
-        r = Round(s.id, 1, LIST, first, path, tokens, 8, 1, 1 + nodes, total, cost, draft_us_by=us)
-        rate.learn([r])
+        r = Round(s.id, 1, LIST, first, path, tokens, budget, 1, 1 + nodes, total, cost, draft_us_by=us)
+        rate.learn([replace(r, uncut=draft, asked=LIST) if asked else r])
 
 
 def test_fixed_length_on_request() -> None:
@@ -161,7 +161,8 @@ def test_a_draft_that_was_cut_is_compared_with_the_text_that_comes() -> None:
             rate.drafted("d", [Ask(s, 8)], [draft])
             rate.trim([s], [draft], 1)
             for token in draft.tokens if right else (7, 1):
-                rate.learn([Round("s", 1, LIST, NO_DRAFT, (), (token,), 8, 1, 1, 0, 1000)])
+                r = Round("s", 1, LIST, NO_DRAFT, (), (token,), 0, 1, 1, 0, 1000)
+                rate.learn([replace(r, uncut=draft) if token != 1 else r])
         learned.append(rate.chances(s, sure(0.5, 0.5)))
     assert learned[0][1] > 0.8
     assert learned[1][0] < 0.2
@@ -183,7 +184,7 @@ def test_the_end_of_an_output_says_nothing_of_the_nodes_beyond_it() -> None:
     for _ in range(30):
         rate.plan([s], 1)
         rate.trim([s], [draft], 1)
-        rate.learn([Round("s", 1, LIST, draft, (0,), (0,), 8, 1, 3, 0, 1000, finish="stop")])
+        rate.learn([Round("s", 1, LIST, draft, (0,), (0,), 8, 1, 3, 0, 1000, finish="stop", uncut=draft)])
     assert rate.chances(s, sure(0.8, 0.8))[0] > before
 
 
@@ -225,7 +226,7 @@ def test_a_draft_dear_by_the_node_is_made_as_long_as_its_nodes_pay() -> None:
         tokens = (*range(right), 999)
         us = {"d": 150 * wanted} if wanted else {}
         r = Round("s", 1, LIST, draft, tuple(range(right)), tokens, 8, 1, 1 + wanted, 150 * wanted, 1000)
-        rate.learn([replace(r, draft_us_by=us)])
+        rate.learn([replace(r, draft_us_by=us, uncut=draft, asked=LIST if wanted else ())])
     assert 2 < sum(lengths[-20:]) / 20 < 6.5
 
 
@@ -241,7 +242,8 @@ def test_a_slow_spell_of_the_machine_is_forgotten(spell: int) -> None:
         (nodes,) = rate.trim([s], [draft], 1)
         us = 1000 * table(1 + nodes, 256) * (4 if 100 <= i < 100 + spell else 1)
         tokens, path = tuple(range(at, at + nodes + 1)), tuple(range(nodes))
-        rate.learn([Round("s", 1, LIST, draft.first(nodes), path, tokens, 8, 1, 1 + nodes, 0, int(us))])
+        r = Round("s", 1, LIST, draft.first(nodes), path, tokens, 8, 1, 1 + nodes, 0, int(us), uncut=draft)
+        rate.learn([r])
         at += nodes + 1
     speeds = [(1 + k) / table(1 + k, 256) for k in range(9)]
     assert speeds[nodes] > 0.97 * max(speeds)
@@ -325,7 +327,7 @@ def test_others_of_its_list_are_trusted_as_before() -> None:
         draft = Draft((0, 1), None, ("d", "other"), (0.9, 0.9))
         rate.plan([s], 1)
         rate.trim([s], [draft], 1)
-        rate.learn([Round("s", 1, ("d", "other"), draft, (0,), (0, 2), 2, 1, 3, 0, 1600)])
+        rate.learn([Round("s", 1, ("d", "other"), draft, (0,), (0, 2), 2, 1, 3, 0, 1600, uncut=draft)])
     rate.forget("d")
     pair = seq("pair", ("d", "other"))
     assert trimmed(rate, [pair], [sure(0.9, source="other")]) == [0]

@@ -15,7 +15,7 @@ from torch import Tensor, cat, empty
 
 from paceline.config import EngineConfig, SpecConfig
 from paceline.engine.drafting import Drafting
-from paceline.engine.scheduler import Pass, Scheduled
+from paceline.engine.scheduler import Outcome, Pass, Scheduled
 from paceline.types import ROOT, Ask, Controller, Draft, Drafter, Scores, Seq, Target, Verdict
 
 NO_SCORES = Scores(empty(0, 0), ())
@@ -209,17 +209,18 @@ class Simulation:
         context = max(len(one.seq.tokens) for one in live)
         self._drafting.plan(scheduled)
         started = perf_counter_ns()
-        by_drafter = self._drafting.draft(scheduled)
+        by_drafter, read_us = self._drafting.draft(scheduled)
         draft_us = (perf_counter_ns() - started) // 1000
         rows = sum(s.rows for s in scheduled)
-        target_ms, plain_ms = self._cost(rows, context), self._cost(len(live), context)
-        cost = Pass(len(live), rows, draft_us, round(1000 * target_ms), by_drafter)
+        plain_ms = self._cost(len(live), context)
+        target_ms = max(plain_ms, self._cost(rows, context))  # curves may cross where they are extrapolated
+        cost = Pass(len(live), rows, draft_us + read_us, round(1000 * target_ms), by_drafter)
         rounds = []
         for one, s in zip(live, scheduled, strict=True):
             path = follow(s.draft, one.rest)[: len(one.rest) - 1]
             tokens = one.rest[: len(path) + 1]
             one.commit(s, path, tokens)
-            rounds.append(s.round(cost, path, tokens, None if one.rest else "stop"))
+            rounds.append(s.round(cost, Outcome(path, tokens, None if one.rest else "stop")))
             one.tokens += len(tokens)
             one.passes += 1
             one.plain_ms += len(tokens) * (plain_ms + self._overhead_ms) / len(live)

@@ -1,9 +1,10 @@
-"""paceline gate status, set, rollback"""
+"""paceline gate status, set, rollback, export"""
 
 import getpass
 import json
 import socket
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,18 @@ def rollback(experiment: Experiment, config: Config, reason: Reason, store: Stor
     plans, opened = _opened(config, store)
     _plan(plans, experiment)
     _change(opened, experiment, "rolled_back", 0.0, reason)
+
+
+def export(
+    experiment: Annotated[str, typer.Argument(help="The experiment of the pairs.")],
+    store: StoreUrl = None,
+) -> None:
+    """Print the pairs of an experiment, one JSON object a line; those with text can be trained on."""
+    from paceline.gate.store import GateStore
+
+    with closing(GateStore.open(store, create=False)) as opened:
+        for pair in opened.pairs(experiment):
+            print(pair.to_json())
 
 
 def _opened(config: str, url: str | None) -> "tuple[dict[str, Plan], GateStore]":

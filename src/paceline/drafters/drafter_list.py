@@ -9,7 +9,7 @@ segment by the first drafter that fills the free part, then the next forced toke
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -61,6 +61,7 @@ class DrafterList(Drafter):
         self.name = "+".join(drafter.name for drafter in self.drafters)
         self.taps = tuple(sorted({tap for drafter in self.drafters for tap in drafter.taps}))
         self.draft_ns: dict[str, int] = {}  # of the last draft, by drafter
+        self.asked: dict[str, list[str]] = {}  # for the last draft, by sequence
         self.read_ns: dict[str, int] = {}  # of hidden states since the last draft, by drafter
         self._observers = tuple(
             d for d in self.drafters if getattr(d.observe, "__func__", None) is not Drafter.observe
@@ -73,6 +74,7 @@ class DrafterList(Drafter):
 
     def draft(self, asks: Sequence[Ask]) -> list[Draft]:
         self.draft_ns.clear()
+        self.asked.clear()
         if len(asks) == 1 and asks[0].cursor is None and not self._heads:
             return [self._first_draft(asks[0])]
         if not self._interleaves:
@@ -134,6 +136,8 @@ class DrafterList(Drafter):
             drafts = [NO_DRAFT] * len(asks)
         name = drafter.name
         self.draft_ns[name] = self.draft_ns.get(name, 0) + self._timer() - started
+        for ask in asks:
+            self.asked.setdefault(ask.seq.id, []).append(name)
         self._policy.drafted(name, asks, drafts)
         return drafts
 
@@ -176,19 +180,22 @@ class DrafterList(Drafter):
             except Exception as problem:
                 self._log_failure(drafter, "the request continues", problem)
 
-    def taps_of(self, seq: Seq) -> tuple[int, ...]:
-        """The taps of the drafters that read this sequence in this pass."""
-        reading = [d for d in self.drafters if d.taps and self._policy.reads(d.name, seq)]
-        if len(reading) == len(self._tapped):
-            return self.taps
-        return tuple(sorted({tap for drafter in reading for tap in drafter.taps}))
+    def readers(self, seq: Seq) -> tuple[tuple[str, ...], set[int]]:
+        """The drafters that read this sequence in this pass, and their taps."""
+        reading = [d for d in self._tapped if self._policy.reads(d.name, seq)]
+        return tuple(d.name for d in reading), {tap for d in reading for tap in d.taps}
 
     def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+        self.show_hidden(hidden_rows, {rows.seq.id: [d.name for d in self._tapped] for rows in hidden_rows})
+
+    def show_hidden(self, hidden_rows: Sequence[HiddenRows], readers: Mapping[str, Sequence[str]]) -> None:
+        """readers: of each sequence, as they were before the pass."""
         for drafter in self._tapped:
-            rows = [r for r in hidden_rows if self._policy.reads(drafter.name, r.seq)]
+            name = drafter.name
+            rows = [r for r in hidden_rows if name in readers[r.seq.id]]
             if not rows:
                 continue
-            started, name = self._timer(), drafter.name
+            started = self._timer()
             try:
                 drafter.on_hidden(rows)
             except Exception as problem:

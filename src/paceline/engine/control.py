@@ -9,6 +9,7 @@ of their chances while each exceeds the price of its row. So speculation fades o
 A bank of saved time bounds the loss where estimates are wrong (see Bank).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -86,8 +87,6 @@ class _Text:
     to_explore: float = 0.05
     explored: dict[str, float] = field(default_factory=dict)
     idle: int = 0  # passes until drafters are considered again
-    asked: list[str] = field(default_factory=list)  # drafters, in this pass
-    draft: Draft = NO_DRAFT  # of this pass, before it was cut
     scored: Draft = NO_DRAFT  # a draft or a part of it, and the chances of its nodes
     chances: list[float] = field(default_factory=list)
     shadow: Draft = NO_DRAFT  # of an earlier pass: its nodes are compared with the tokens as they come
@@ -110,9 +109,8 @@ class Rate(Controller, DraftPolicy):
         self._read_us: dict[str, float] = {}  # of one sequence's hidden states, by drafter
         self._explored = 0.0  # tokens of time to spend on such reading by drafters that do not seem to pay
         self._us_price = self._row_price = 0.0  # tokens that a microsecond and a row of this pass must bring
-        self._asked: dict[str, tuple[int, int]] = {}  # drafter -> asks and nodes of this pass
         self._untimed: set[str] = set()  # whose time is not known before this pass
-        self._reads: dict[tuple[str, str], bool] = {}  # by sequence and drafter, in this pass
+        self._readers: Counter[str] = Counter()  # sequences read in this pass, by drafter
         self._after_prompt = False  # a prompt was in the last pass
         self._plain_us = self._real_us = 0.0  # of late: as plain decoding would have taken, and as it was
 
@@ -125,8 +123,7 @@ class Rate(Controller, DraftPolicy):
         return self
 
     def plan(self, seqs: Sequence[Seq], rows: int, waiting: int = 0) -> list[int]:
-        self._reads.clear()
-        self._asked.clear()
+        self._readers.clear()
         self._untimed.clear()
         if not seqs:
             return []
@@ -142,11 +139,10 @@ class Rate(Controller, DraftPolicy):
         if not spec.max_draft or not spec.drafters:
             return 0
         text = self._text(seq)
-        text.asked, text.draft, text.scored = [], NO_DRAFT, NO_DRAFT
+        text.scored = NO_DRAFT
         if text.idle and spec.adaptive:
             text.idle -= 1
             return 0
-        text.idle = IDLE_PASSES  # unless a drafter is asked now
         return spec.max_draft
 
     def _text(self, seq: Seq) -> _Text:
@@ -178,10 +174,9 @@ class Rate(Controller, DraftPolicy):
         return self._value(self._text(seq), drafter, reach, gain)
 
     def reads(self, drafter: str, seq: Seq) -> bool:
-        key = (seq.id, drafter)
-        if key not in self._reads:
-            self._reads[key] = not seq.spec.adaptive or self._may_read(self._text(seq), drafter)
-        return self._reads[key]
+        reads = not seq.spec.adaptive or self._may_read(self._text(seq), drafter)
+        self._readers[drafter] += reads
+        return reads
 
     def _may_read(self, text: _Text, drafter: str) -> bool:
         """Where it does not pay, some sequences are read for a while all the same, to see whether it does."""
@@ -256,21 +251,16 @@ class Rate(Controller, DraftPolicy):
         return gain
 
     def drafted(self, drafter: str, asks: Sequence[Ask], drafts: Sequence[Draft]) -> None:
-        nodes, is_timed = 0, self._is_timed(drafter)
+        is_timed = self._is_timed(drafter)
         for ask, draft in zip(asks, drafts, strict=True):
             text = self._text(ask.seq)
-            text.asked.append(drafter)
-            text.idle = 0
             if draft:
-                nodes += len(draft)
                 chances = self.chances(ask.seq, draft, len(ask.after))
                 text.scored, text.chances = draft, chances
                 if not (is_timed and len(draft) == PROBE_NODES):  # which was cut short
                     self._gain(text, drafter).learn(chances)
             else:
                 self._gain(text, drafter).learn(())
-        before = self._asked.get(drafter, (0, 0))
-        self._asked[drafter] = (before[0] + len(asks), before[1] + nodes)
 
     def chances(self, seq: Seq, draft: Draft, depth: int = 0) -> list[float]:
         text = self._text(seq)
@@ -312,7 +302,6 @@ class Rate(Controller, DraftPolicy):
                 lengths[i] = 0
                 if not text.bank.plain:
                     chances[i] = self.chances(seq, draft)
-            text.draft = draft
         if not chances:
             return lengths
         ordered = _by_chance(chances)
@@ -337,7 +326,7 @@ class Rate(Controller, DraftPolicy):
         if decoding:
             self.cost.learn(first.rows, first.target_us, context)
             self._learn_speed(rounds, context)
-        ask_us = self._learn_draft_times(first, decoding)
+        ask_us = self._learn_draft_times(rounds, decoding)
         token_price = node_price = 0.0
         if ask_us or nodes:
             users = sum([bool(r.tokens) for r in rounds])
@@ -355,14 +344,16 @@ class Rate(Controller, DraftPolicy):
             bank = text.bank
             bank.tokens += count
             bank.plain = max(0, bank.plain - count)
-            if text.asked:
-                asked_us = sum([ask_us.get(name, 0.0) for name in text.asked])
+            if r.asked:
+                asked_us = sum([ask_us[name] for name in r.asked])
                 cost = token_price * asked_us + node_price * len(r.draft)
                 bank.add(count - 1, cost, len(r.draft) > 0)
                 if count - 1 > cost:
                     text.to_explore += EXPLORED_SAVINGS * (count - 1 - cost)
-            if text.shadow or text.draft:
-                self._compare(text, r.tokens)
+            elif r.budget:
+                text.idle = IDLE_PASSES
+            if text.shadow or r.uncut:
+                self._compare(text, r.uncut, r.tokens)
         self._explored = min(self._explored + EXPLORED * tokens, MAX_EXPLORED)
 
     def _learn_speed(self, rounds: Sequence[Round], context: int) -> None:
@@ -371,36 +362,37 @@ class Rate(Controller, DraftPolicy):
         self._plain_us = SPEED_DECAY * self._plain_us + plain_us
         self._real_us = SPEED_DECAY * self._real_us + first.target_us + first.draft_us
 
-    def _learn_draft_times(self, r: Round, decoding: bool) -> Mapping[str, float]:
-        """One round of a pass tells of all of it. Returns the time of one ask, by drafter.
+    def _learn_draft_times(self, rounds: Sequence[Round], decoding: bool) -> Mapping[str, float]:
+        """Returns the time of one ask, by drafter.
 
         Hidden states are those of the pass before: after one with a prompt, they tell nothing.
         """
-        asked, by = self._asked, r.draft_us_by
+        r, by = rounds[0], rounds[0].draft_us_by
         after_prompt, self._after_prompt = self._after_prompt, not decoding
-        readers = dict.fromkeys(by, 0)
-        for (_, name), is_read in self._reads.items():
-            if is_read and name in readers:
-                readers[name] += 1
-                if name not in asked and not after_prompt:
-                    self._read_us[name] = by[name] / readers[name]
-        if not asked:
+        asks = Counter([name for s in rounds for name in s.asked])
+        if not after_prompt:
+            for name, count in self._readers.items():
+                if count and name in by and name not in asks:
+                    self._read_us[name] = by[name] / count
+        if not asks:
             return {}
-        own_us = max(0.0, r.draft_us - sum(by.values())) / sum([asks for asks, _ in asked.values()])
+        own_us = max(0.0, r.draft_us - sum(by.values())) / asks.total()
         if not after_prompt:
             self._own_us += OWN_SHARE * (own_us - self._own_us)
+        nodes = Counter([name for s in rounds for name in s.uncut.sources])
         ask_us = {}
-        for name, (asks, nodes) in asked.items():
+        for name, count in asks.items():
             time = self._draft_us.get(name)
             if time is None:
                 time = self._draft_us[name] = DraftTime()
-            us = by.get(name, 0) / asks
-            if not after_prompt or not readers.get(name):
-                time.learn(nodes / asks, us, r.target_us / r.batch)
-            ask_us[name] = min(us, MAX_OUTLIER * time(nodes / asks)) + min(own_us, MAX_OUTLIER * self._own_us)
+            us = by.get(name, 0) / count
+            if not after_prompt or not self._readers[name]:
+                time.learn(nodes[name] / count, us, r.target_us / r.batch)
+            own = min(own_us, MAX_OUTLIER * self._own_us)
+            ask_us[name] = min(us, MAX_OUTLIER * time(nodes[name] / count)) + own
         return ask_us
 
-    def _compare(self, text: _Text, tokens: Sequence[int]) -> None:
+    def _compare(self, text: _Text, draft: Draft, tokens: Sequence[int]) -> None:
         """Compares the draft, and one that was cut earlier, with the tokens that were committed.
 
         So drafts are scored in the shadow too: nodes that were never verified.
@@ -409,11 +401,10 @@ class Rate(Controller, DraftPolicy):
             text.node = self._walk(text, text.shadow, text.node, tokens)
             if text.node == _ENDED:
                 text.shadow = NO_DRAFT
-        if text.draft:
-            node = self._walk(text, text.draft, ROOT, tokens)
+        if draft:
+            node = self._walk(text, draft, ROOT, tokens)
             if node != _ENDED and not text.shadow:
-                text.shadow, text.node = text.draft, node
-            text.draft = NO_DRAFT
+                text.shadow, text.node = draft, node
 
     def _walk(self, text: _Text, draft: Draft, node: int, tokens: Sequence[int]) -> int:
         """Learns from each node that a token reaches, from `node` on; the last that came true, or _ENDED."""

@@ -77,37 +77,53 @@ class Drafting:
                 alone.begin(seq)
 
     def taps(self, scheduled: Sequence[Scheduled]) -> tuple[int, ...]:
-        lists = [(s.seq, drafter) for s in scheduled if (drafter := self.drafter(s.seq)).taps]
-        return tuple(sorted({tap for seq, drafter in lists for tap in drafter.taps_of(seq)}))
+        taps: set[int] = set()
+        for s in scheduled:
+            if (drafter := self.drafter(s.seq)).taps:
+                s.readers, of_seq = drafter.readers(s.seq)
+                taps.update(of_seq)
+        return tuple(sorted(taps))
 
     def plan(self, scheduled: Sequence[Scheduled], waiting: int = 0) -> None:
-        """Sets the budgets: at most what the controller, the request, the context and the pass allow.
+        """Sets the budgets: at most what the controller and the request allow.
 
         waiting: sequences that have no part in this pass, and no token yet.
         """
-        rows, scored = sum(len(s.fed) for s in scheduled), [s for s in scheduled if s.scored]
+        rows, scored = sum([len(s.fed) for s in scheduled]), [s for s in scheduled if s.scored]
         waiting += len(scheduled) - len(scored)
         budgets = self._controller.plan([s.seq for s in scored], rows, waiting)
         for s, budget in zip(scored, budgets, strict=True):
-            seq, max_context = s.seq, self._target.max_context
-            room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
-            free = s.masks is FREE  # a mask computed before is that of an empty draft
-            room = min(room, self._target.invariant_rows - len(s.fed)) if free else 0
-            s.budget = max(0, min(budget, seq.spec.max_draft, room))
-            if seq.cursor is not None and seq.spec.max_draft:
-                s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
+            s.budget = max(0, min(budget, s.seq.spec.max_draft))
 
-    def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
-        """Sets the drafts; returns microseconds by drafter, those it read hidden states before included."""
+    def _limit(self, s: Scheduled) -> None:
+        """Cuts the budget to what the output, the context and the pass have room for."""
+        seq, target = s.seq, self._target
+        if not s.scored or s.masks is not FREE:  # a mask computed before is that of an empty draft
+            s.budget = 0
+            return
+        room = min(seq.prompt_len + seq.params.max_tokens, target.max_context) - len(seq.tokens) - 1
+        room = max(0, min(room, target.invariant_rows - len(s.fed)))
+        s.budget = min(s.budget, room)
+        if seq.cursor is not None and seq.spec.max_draft:
+            s.forced_budget = min(MAX_FORCED, room - s.budget)
+
+    def draft(self, scheduled: Sequence[Scheduled]) -> tuple[dict[str, int], int]:
+        """Sets the drafts; returns microseconds by drafter, and the part of them that is older.
+
+        That is for reading the hidden states of the pass before.
+        """
         draft_ns = self._read_ns()
+        read_us = sum([ns // 1000 for ns in draft_ns.values()])
+        for s in scheduled:
+            self._limit(s)
         asking = [s for s in scheduled if s.budget or s.forced_budget]
         if not asking:
-            return {name: ns // 1000 for name, ns in draft_ns.items()}
+            return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
         for group in _by_drafters(asking):
             drafter = self.drafter(group[0].seq)
             asks = [Ask(s.seq, s.budget, (), _hints(s.seq), s.forced_budget) for s in group]
             for s, draft in zip(group, drafter.draft(asks), strict=True):
-                s.drafted = len(draft)
+                s.drafted, s.asked = len(draft), tuple(drafter.asked.get(s.seq.id, ()))
                 draft = _above_threshold(draft.first(s.budget + s.forced_budget), s.seq.spec.threshold)
                 s.draft = self._usable(draft, drafter.name)
             for name, ns in drafter.draft_ns.items():
@@ -115,8 +131,8 @@ class Drafting:
         rows = sum(len(s.fed) for s in scheduled)
         lengths = self._controller.trim([s.seq for s in asking], [s.draft for s in asking], rows)
         for s, nodes in zip(asking, lengths, strict=True):
-            s.draft = s.draft.first(nodes)
-        return {name: ns // 1000 for name, ns in draft_ns.items()}
+            s.uncut, s.draft = s.draft, s.draft.first(nodes)
+        return {name: ns // 1000 for name, ns in draft_ns.items()}, read_us
 
     def _read_ns(self) -> dict[str, int]:
         """Nanoseconds since the last call, by drafter."""
@@ -147,17 +163,17 @@ class Drafting:
 
     def _show_hidden(self, scheduled: Sequence[Scheduled], scores: Scores) -> None:
         first_rows = dict(zip((s.seq.id for s in scheduled), scores.rows, strict=False))
-        committed = [s for s in scheduled if s.kept_nodes is not None and self.drafter(s.seq).taps_of(s.seq)]
+        committed = [s for s in scheduled if s.kept_nodes is not None and s.readers]
         for group in _by_drafters(committed):
             drafter = self.drafter(group[0].seq)
             hidden = {tap: scores.hidden[tap] for tap in drafter.taps if tap in scores.hidden}
-            drafter.on_hidden(
-                [
-                    _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)
-                    for s in group
-                    if s.kept_nodes is not None
-                ]
-            )
+            readers = {s.seq.id: s.readers for s in group}
+            rows = [
+                _hidden_rows(s, s.kept_nodes, first_rows[s.seq.id], hidden)
+                for s in group
+                if s.kept_nodes is not None
+            ]
+            drafter.show_hidden(rows, readers)
 
     def _usable(self, draft: Draft, name: str) -> Draft:
         """The draft up to the first token outside the target's vocabulary, each node with a source."""

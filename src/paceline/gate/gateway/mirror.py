@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from opentelemetry.trace import Span
 
+from paceline.gate.evaluators import evaluated
 from paceline.gate.gateway.config import MirrorConfig, Route
 from paceline.gate.gateway.exchange import CHUNKED, GENERATING, Exchange, choose, point, request_usage
 from paceline.gate.gateway.metrics import GateMetrics
@@ -172,6 +173,7 @@ class Mirror:
                 raise
             return  # counted already
         pair = _pair(exchange, job.order, {exchange.arm: first, arm: second})
+        pair = await asyncio.to_thread(evaluated, pair, exchange.body)  # the scores outlive the texts
         pair = pair if job.config.text else pair.without_text()
         self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
 
