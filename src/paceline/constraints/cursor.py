@@ -46,8 +46,15 @@ class Source:
 class Grammar:
     """A compiled grammar, copied for each output. Compiled again after an error, by the next output."""
 
-    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer", size: int = 0) -> None:
+    def __init__(
+        self,
+        make: "Callable[[], LLMatcher]",
+        tokenizer: "LLTokenizer",
+        size: int = 0,
+        forces: bool = True,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.forces = forces  # it may prescribe text; the text of one that does not may have no end
         self.eos = frozenset(tokenizer.eos_tokens)
         self._compiled_size = size  # bytes, by estimate
         self._make = make
@@ -223,7 +230,9 @@ class GrammarCursor(Cursor):
 
     def canonical(self) -> list[int]:
         """Text that ends within a word is left alone: the model would write the whole word as one token."""
-        text = b"" if self.finished else self._query_or(lambda matcher: matcher.compute_ff_bytes(), b"")
+        if self.finished or not self._grammar.forces:
+            return []
+        text = self._query_or(lambda matcher: matcher.compute_ff_bytes(), b"")
         if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
             return []
         return self._grammar.tokenizer.tokenize_bytes(text)
