@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo quick test check suite quick-suite bench bench-peers picture drafter clean
+.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture drafter clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,13 @@ bench-peers: setup
 	$(BIN)/paceline pull smollm2-135m
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/python -m bench.peers.install
+
+# vLLM for CPUs in .peers/vllm, an environment of its own (3.5 GB), then the tests that need it.
+vllm: setup
+	$(BIN)/paceline pull smollm2-135m
+	$(BIN)/python -m bench.peers.install vllm
+	test -e .peers/vllm/ready
+	nice -n 15 $(BIN)/python -m pytest -m vllm
 
 # The drafter in src/paceline/heads/shipped, anew, on a GPU: some 40 minutes, calls first, then chats as well.
 # DATA: where its prompts are recorded, a folder with traces/ and specbench/. It goes to drafters/$(MODEL)-block

@@ -15,8 +15,12 @@ python -m bench soak                 a running server under good, bad and broken
                                      of answers with drafts and without, of every drafter and endpoint
 python -m bench soak --hostile       attacks beside ordinary streams and pairs: gaps, /health, memory
 python -m bench gate                 the release gate: false verdicts and pairs to a true one, by simulation
+python -m bench gate-served          the release gate on a real model: good, equal and spoiled candidates
 python -m bench gateway              what the gate adds to a stream's latency, 1 and 200 at a time
+python -m bench vllm                 paceline's drafters inside vLLM against its own n-gram drafter
+python -m bench scale                the gain from speculation as load rises, simulated
 python -m bench pages                docs/numbers.md, bench/results/README.md, README.md from bench/results
+python -m bench advise               what `paceline advise` predicts, against what is measured
 python -m bench golden               the recorded token ids of a fixed set of requests
 
 --write keeps the results in bench/results and writes the pages anew.
@@ -29,6 +33,7 @@ COMMANDS = {
     "compare": "bench.compare.command",
     "own": "bench.own.command",
     "passes": "bench.own.passes",
+    "advise": "bench.advise",
     "lists": "bench.drafters.lists",
     "guesses": "bench.drafters.lists",  # its name before 0.2
     "drafters": "bench.drafters.command",
@@ -41,6 +46,9 @@ COMMANDS = {
     "soak": "bench.serve.soak",
     "gateway": "bench.serve.gateway",
     "gate": "bench.gate.command",
+    "gate-served": "bench.gate.served",
+    "vllm": "bench.vllm.command",
+    "scale": "bench.scale",
     "pages": "bench.pages.command",
     "golden": "bench.golden",
 }

@@ -8,6 +8,7 @@ host          the host's part of a round: from a pass's tokens to the next launc
 profile       where that time goes
 eager         the same for paceline's eager torch target
 batches       milliseconds of a pass of several sequences
+kernels       microseconds of each kernel in such a pass
 rounds        tokens/s of the whole engine on recorded turns of agents, plain and with drafters: equal texts?
 beside        the same on fewer and shorter turns, with Transformers in the same process
 compiled      tokens/s of Transformers compiled with a static cache
@@ -237,22 +238,64 @@ def time_passes(notes: Notes, name: str, kind: WeightType, model: Path | None) -
 
 
 def batches(notes: Notes, args: argparse.Namespace) -> None:
-    """Sequences of 1,000 to 1,400 tokens, one row and eight rows each, as one call of the target."""
+    """Several sequences in one call of the target, one row and eight rows each, at two contexts."""
     most = 64
+    spans = {"300": (300, 300), "1,000 to 1,400": (1000, 1400)}
     for name in args.shapes:
         shape, kind = SHAPES[name], KINDS.get(name, ("bf16",))[0]
         cache_mb = most * 1500 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
         config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=most)
         target = CudaTarget(weights_of(name, args.model), config, kind=kind)
+        for context, (first, last) in spans.items():
+            with ExitStack() as stack:
+                lengths = {f"s{i}": first + (last - first) * i // (most - 1) for i in range(most)}
+                for seq, length in lengths.items():
+                    stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
+                for count in (1, 8, 32, most):
+                    for rows in (1, 8):
+                        run = a_pass(target, dict(islice(lengths.items(), count)), rows)
+                        run()
+                        ms = timed(run, seconds=0.08)
+                        notes(
+                            "batches",
+                            shape=name,
+                            kind=kind,
+                            context=context,
+                            sequences=count,
+                            rows=rows,
+                            ms=ms,
+                        )
+        del target
+        free()
+
+
+def kernels(notes: Notes, args: argparse.Namespace) -> None:
+    """Microseconds of each kernel in one pass of 8, 32 and 64 sequences, by torch's profiler.
+
+    Dependent launches overlap, so the sum is more than the pass.
+    """
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    for name in args.shapes:
+        shape = SHAPES[name]
+        cache_mb = 64 * 400 * 4 * shape.layers * shape.kv_heads * shape.head_dim // 2**20 + 1
+        config = EngineConfig(device="cuda", cache_mb=cache_mb, max_batch=64)
+        target = CudaTarget(weights_of(name, args.model), config)
         with ExitStack() as stack:
-            lengths = {f"s{i}": 1000 + 400 * i // (most - 1) for i in range(most)}
+            lengths = {f"s{i}": 300 for i in range(64)}
             for seq, length in lengths.items():
                 stack.enter_context(target.noise(Seq(seq, [1] * (length + 1), length + 1, tenant=seq)))
-            for count in (1, 8, 32, most):
-                for rows in (1, 8):
-                    run = a_pass(target, dict(islice(lengths.items(), count)), rows)
-                    run()
-                    notes("batches", shape=name, kind=kind, sequences=count, rows=rows, ms=timed(run))
+            for count in (8, 32, 64):
+                a_pass(target, dict(islice(lengths.items(), count)), 1)()
+                target.replay_last_pass()
+                torch.cuda.synchronize()
+                with profiled(activities=[ProfilerActivity.CUDA]) as recorded:
+                    for _ in range(5):
+                        target.replay_last_pass()
+                    torch.cuda.synchronize()
+                times = {e.key: e.self_device_time_total / 5 for e in recorded.key_averages()}
+                notes("kernels", shape=name, sequences=count, us=times)
         del target
         free()
 
@@ -366,9 +409,7 @@ def paceline_turns(
         engine.submit(seq)
         while not seq.output:
             engine.step()
-        first = len(seq.output)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
+        first, started = len(seq.output), time.perf_counter()  # the next pass may be on its way
         while engine.busy:
             engine.step()
             passes_made += 1
@@ -646,6 +687,7 @@ PARTS: Final[dict[str, Callable[[Notes, argparse.Namespace], None]]] = {
     "ceilings": ceilings,
     "passes": passes,
     "batches": batches,
+    "kernels": kernels,
     "rounds": rounds,
     "beside": beside,
     "host": host,

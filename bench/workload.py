@@ -117,6 +117,30 @@ def choose(
     return chosen
 
 
+def conversations(
+    name: str,
+    path: Path,
+    tokenizer: Tokenizes,
+    limit: int,
+    max_turns: int,
+    max_prompt: int,
+    seed: int = 0,
+    only: Callable[[dict[str, Any]], bool] = lambda _: True,
+) -> list[list[Prompt]]:
+    """At most `limit` conversations: the prompts of their first turns, in order, as far as they fit."""
+    rng = random.Random(f"{seed} {name}")
+    records = list(enumerate(islice(filter(only, lines(path)), MAX_LINES)))
+    rng.shuffle(records)
+    found: list[list[Prompt]] = []
+    for number, record in records:
+        turns = (_fit(name, turn, tokenizer, max_prompt) for turn in chats(record, number)[:max_turns])
+        if prompts := [prompt for prompt in turns if prompt is not None]:
+            found.append(prompts)
+        if len(found) == limit:
+            break
+    return found
+
+
 def _fit(name: str, chat: Chat, tokenizer: Tokenizes, max_prompt: int) -> Prompt | None:
     """The first way of putting it that is short enough; None if there is none."""
     from paceline.errors import TextError

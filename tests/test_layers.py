@@ -39,6 +39,7 @@ LEVEL = {
     "train": 10,
     "advise": 10,
     "gate": 10,
+    "vllm": 10,
     "cli": 11,
     "__main__": 12,
 }
@@ -52,6 +53,7 @@ CORE = set(LEVEL) - {
     "train",
     "advise",
     "gate",
+    "vllm",
     "cli",
     "__main__",
 }

@@ -3,9 +3,11 @@
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
+from bench.gate import groundedness
 from bench.gate.operating import (
     distribution_failures,
     naive_false_verdicts,
@@ -20,7 +22,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    for line in lines(given.runs, np.random.default_rng(given.seed)):
+    for line in chain(lines(given.runs, np.random.default_rng(given.seed)), groundedness.lines()):
         print(line, file=sys.stdout, flush=True)
 
 

@@ -43,12 +43,14 @@ def passes(result: Result, contexts: Iterable[int] | None = None) -> Lines:
 def batches(result: Result) -> Lines:
     rows = of_part(result, "batches")
     counts = sorted({row["sequences"] for row in rows})
-    found = {(row["shape"], row["rows"], row["sequences"]): row["ms"] for row in rows}
-    kinds = dict.fromkeys((row["shape"], row["rows"]) for row in rows)
-    lines = [[shape, str(n), *(number(found[shape, n, count]) for count in counts)] for shape, n in kinds]
-    return Table(
-        ["shape", "rows of each", *(f"{n} sequences" if n > 1 else "1 sequence" for n in counts)], lines
-    ).markdown()
+    found = {(row["shape"], row["context"], row["rows"], row["sequences"]): row["ms"] for row in rows}
+    kinds = dict.fromkeys((row["shape"], row["context"], row["rows"]) for row in rows)
+    lines = [
+        [shape, context, str(n), *(number(found[shape, context, n, count]) for count in counts)]
+        for shape, context, n in kinds
+    ]
+    sequences = (f"{n} sequences" if n > 1 else "1 sequence" for n in counts)
+    return Table(["shape", "context", "rows of each", *sequences], lines).markdown()
 
 
 # Parts that ran recorded turns of agents, each in one call with everything in it.
@@ -128,7 +130,7 @@ def section(result: Result) -> Lines:
         "A pass, ms, and its share of the floor (the bytes it must read over the bandwidth):",
         "",
         *passes(result),
-        "Several sequences of 1,000 to 1,400 tokens in one call, ms:",
+        "Several sequences in one call, ms:",
         "",
         *batches(result),
         "vLLM 0.26.0, a step, ms: sequences of 300 to 556 tokens, random weights, its host included (the "

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import results_folder
+from bench import advise, results_folder
 from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
@@ -15,6 +15,7 @@ from bench.peers.systems import precision
 from bench.results_folder import Result
 from bench.serve.tables import tables
 from bench.table import Table
+from bench.vllm import command as vllm_command
 
 PATH: Final = results_folder.FOLDER / "README.md"
 NOT_FIGURES: Final = ("what", "runs", "precision")
@@ -134,6 +135,30 @@ def unaided_calls(result: Result) -> Lines:
     ]
 
 
+def inside_vllm(result: Result) -> Lines:
+    return [
+        *measured(result, "drafters inside vLLM"),
+        *Table.of(vllm_command.COLUMNS, result["rows"]).markdown(),
+        f"{result['vllm']} as a server, float32, temperature 0, one request at a time, drafts of at most "
+        f"{result['length']} tokens; turns follow one another as in their conversations. Recorded tool calls "
+        "are required by their schema. Counts are vLLM's own counters; no time was measured.",
+        "",
+        *(f"- {line}" for line in result["ratios"]),
+        "",
+    ]
+
+
+def advice(result: Result) -> Lines:
+    return [
+        *measured(result, "advice"),
+        *Table.of(advise.COLUMNS, result["rows"]).markdown(),
+        f"Predicted / measured: {result['summary']}. Advice is from half of the conversations; the engine "
+        "then answered others, plain and as advised in turns, one at a time. Replay of the same texts: the "
+        "prediction for the very texts that were measured. Other text: answers that differ between the two.",
+        "",
+    ]
+
+
 def schemas(result: Result) -> Lines:
     return [
         *measured(result, "JSON Schemas"),
@@ -176,6 +201,8 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "schemas": schemas,
     "serve": serve,
     "soak": soak,
+    "advise": advice,
     "hostile": soak,
+    "vllm": inside_vllm,
     "gpu": gpu.section,
 }

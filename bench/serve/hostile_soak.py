@@ -23,6 +23,7 @@ from bench.serve.victims import Records, Span, Victims, during, memory_between, 
 
 WARM_UP_S: Final = 20.0
 FILL_TOKENS: Final = 4000  # of a prompt that fills the cache
+FILL_ROUNDS: Final = 24  # until a draft model has read such a prompt
 MAX_FILL: Final = 40  # such prompts
 FULL_MB: Final = 8.0  # a prompt that adds less has found the cache full
 CALM_S: Final = 4.0  # between two attacks
@@ -159,16 +160,18 @@ def fill_cache(server: Target, pid: int, drafters: Sequence[str], first: int) ->
     spec = {"drafters": list(drafters), "adaptive": False}
     for i in range(MAX_FILL):
         before = resident_mb(pid)
-        prompt = cold_prompt(FILL_TOKENS, first + i)
-        server.completion(prompt=prompt, max_tokens=4, ignore_eos=True, speculative_config=spec)
+        body = {"prompt": cold_prompt(FILL_TOKENS, first + i), "user": f"user-{i % 4}"}
+        status = server.completion(**body, max_tokens=FILL_ROUNDS, ignore_eos=True, speculative_config=spec)
+        if status != 200:
+            raise RuntimeError(f"filling the cache got {status}: give --no-fill or more --cache-mb")
         if i and resident_mb(pid) - before < FULL_MB:
             return i + 1
     return MAX_FILL
 
 
-def _fill_caches(server: Target, pid: int, lists: Sequence[pair_drafters.List]) -> int:
-    """Those of the model and of its drafters; the number of prompts."""
-    alone = [pair_drafters.DEFAULT, *(names for names in lists if len(names) == 1)]
+def fill_caches(server: Target, pid: int, lists: Sequence[pair_drafters.List]) -> int:
+    """Those of the model and of drafters that have caches of their own; the number of prompts."""
+    alone = [pair_drafters.DEFAULT, *(names for names in lists if names in pair_drafters.CACHING)]
     return sum(fill_cache(server, pid, names, 1000 * (1 + i)) for i, names in enumerate(alone))
 
 
@@ -193,7 +196,7 @@ def _measure(
     clients = PairClients(server.port, options.model, lists, options.pair_clients, options.seed)
     ended = threading.Event()
     if options.fill:
-        say(f"{_fill_caches(target, server.process.pid, lists)} prompts have filled the KV caches")
+        say(f"{fill_caches(target, server.process.pid, lists)} prompts have filled the KV caches")
     with victims, clients:
         clients.resume()
         say(f"{options.clients} ordinary streams, {len(chosen)} attacks, {len(lists)} lists of drafters")

@@ -23,6 +23,7 @@ from paceline.loading import find_heads, model_fingerprint, unusable
 
 DEFAULT: Final = SpecConfig().drafters
 ALONE: Final = ("ngram", "suffix", "recycle", "model", "self", "quantized", *HEAD_TYPES)
+CACHING: Final = tuple((name,) for name in ("model", "quantized", *HEAD_TYPES))  # have rows of their own
 SHIPPED: Final = {"block": "smollm2-135m-block"}
 TRAINING: Final = ("--prompts", "24", "--max-new", "64", "--max-prompt", "600", "--draft-vocab", "2048")
 CONVERSATIONS: Final = tuple(

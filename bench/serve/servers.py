@@ -109,6 +109,7 @@ def start(
     ready: str,
     environment: Mapping[str, str],
     folder: "tempfile.TemporaryDirectory[str]",
+    start_s: float = START_S,
 ) -> RunningServer:
     """Waits until it answers; what it prints is in a log in the folder, which goes when it ends."""
     with (Path(folder.name) / "log").open("wb") as log:
@@ -121,7 +122,7 @@ def start(
             env={**os.environ, **environment},
         )
     served = RunningServer(system, port, process, folder)
-    until = time.monotonic() + START_S
+    until = time.monotonic() + start_s
     while not _answers(port, ready):
         if process.poll() is not None or time.monotonic() > until:
             last = served.log.strip().splitlines()[-1:]

@@ -8,7 +8,6 @@ Exit code 1 for a wrong text, a stuck request, an answer of 500 or more, or memo
 """
 
 import argparse
-import random
 import shlex
 import sys
 import time
@@ -20,10 +19,10 @@ from rich.console import Console
 from bench import machine, pages, results_folder
 from bench.own import bandwidth
 from bench.serve import hostile_soak, pair_drafters, servers
-from bench.serve.hostile import ATTACKS
-from bench.serve.http_client import get, post
+from bench.serve.hostile import ATTACKS, Target
+from bench.serve.http_client import get
 from bench.serve.pairs import PairClients, PairRecords
-from bench.serve.servers import COMPLETIONS, RunningServer
+from bench.serve.servers import RunningServer
 from bench.serve.soak_load import Load, Tally
 from bench.serve.soak_requests import Expected, expectations
 from bench.serve.tables import tables
@@ -34,9 +33,6 @@ MODEL: Final = "smollm2-135m"
 EARLY: Final = 0.1  # of the time: from here on memory must be flat
 MAX_GROWTH: Final = 0.05
 DRAIN_S: Final = 60.0
-FILLING: Final = 1500  # tokens of a prompt that fills the cache
-MAX_FILLERS: Final = 40
-FLAT_MB: Final = 2.0
 GAUGES: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -59,18 +55,6 @@ def drained(port: int) -> dict[str, float]:
         time.sleep(0.2)
 
 
-def fill(server: RunningServer, model: str, seed: int) -> int:
-    """Long prompts nobody else asks, until the cache has all the memory it will ever have: how many."""
-    rng, before = random.Random(f"{seed} fill"), 0.0
-    for number in range(MAX_FILLERS):
-        if server.resident_mb - before < FLAT_MB:
-            return number
-        before = server.resident_mb
-        prompt = [rng.randrange(1000, 30000) for _ in range(FILLING)]
-        post(server.port, COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 1, "remember": False})
-    return MAX_FILLERS
-
-
 def watch(
     server: RunningServer, load: Load, pairs: PairClients, seconds: float, say: Callable[[str], None]
 ) -> list[tuple[float, float]]:
@@ -82,10 +66,7 @@ def watch(
             samples.append((round(now, 1), round(server.resident_mb, 1)))
             if now - told > 30:
                 told = now
-                told_of = (
-                    f"{load.tally.short()}, {pairs.records.total} pairs, {len(pairs.records.wrong)} wrong"
-                )
-                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {told_of}")
+                say(f"{now:.0f} s: {samples[-1][1]:.0f} MB, {load.tally.short()}; {pairs.records.short()}")
             time.sleep(min(1.0, seconds / 100))
     return samples
 
@@ -138,7 +119,9 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
     pairs = PairClients(server.port, options.model, lists, options.pair_clients, options.seed)
     try:
         if options.fill:
-            say(f"{fill(server, options.model, options.seed)} prompts have filled the KV cache")
+            target = Target(server.port, options.model)
+            filled = hostile_soak.fill_caches(target, server.process.pid, lists)
+            say(f"{filled} prompts have filled the KV caches")
         load = Load(server.port, options.model, expected, options.clients, options.seed)
         samples = watch(server, load, pairs, 60 * options.minutes, say)
         alive = server.process.poll() is None

@@ -5,7 +5,7 @@ Read this first, then engine/engine.py, then engine/accept.py.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,7 +252,7 @@ class Round:
         return self.drafted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made in every round
 class Sampler:
     """The choice of a sequence's tokens, which a target may make itself where its logits are."""
 
@@ -288,8 +288,7 @@ class Sampler:
         return self.masks is not None or self.penalises
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(NamedTuple):
     """The part of one sequence in a pass: tokens that follow its cached rows, then its draft."""
 
     seq_id: str
@@ -314,6 +313,7 @@ class Scores:
     # [scored rows] the target's own choices, -1 where it made none; () if it made none at all. Where it made
     # all of them, the logits are lent: the next pass may overwrite them.
     tokens: Sequence[int] = ()
+    running: bool = False  # the pass is still running: reading its tokens or logits waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +458,10 @@ class Controller(Protocol):
 
     def forget(self, drafter: str) -> None:
         """The drafter of this name was replaced: drop what was learned about the old one."""
+        return
+
+    def forget_list(self, drafters: tuple[str, ...]) -> None:
+        """No sequence uses this list of drafters, and there are too many lists."""
         return
 
 

@@ -1,12 +1,9 @@
 """vLLM itself loads what is exported, guesses as we do, and writes what it writes without."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.vllm.server import MISSING, vllm_python
 from paceline.config import SamplingParams, SpecConfig
 from paceline.convert import METHODS, export, export_model
 from paceline.convert.hf_model import config_of
@@ -37,13 +35,14 @@ MAX_TOKENS, GUESSES = 48, 4
 LIKELIEST = 20  # tokens of a place
 STEPS = {"block": 80, "eagle": 32}
 RATES = {"block": 3e-3, "eagle": 1e-3}
-PYTHON = os.environ.get("PACELINE_VLLM_PYTHON") or (sys.executable if find_spec("vllm") else "")
 
 
 def ran(script: str, *arguments: str) -> str:
-    if not PYTHON:
-        pytest.skip("vLLM is not here: set PACELINE_VLLM_PYTHON to a Python that has it and speculators")
-    command = [PYTHON, str(SUPPORT / script), *arguments]
+    python = vllm_python()
+    if python is None:
+        pytest.skip(MISSING)
+    # -P: files beside the script have the names of libraries.
+    command = [str(python), "-P", str(SUPPORT / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.drafters.suffix.index import ContextIndex
 from paceline.drafters.suffix.memory import STRIDE, Memory, load, save
 from paceline.errors import CorruptModel, DrafterMismatch, ModelError, UnknownModel, UsageError
 
@@ -29,7 +30,7 @@ def filled(**texts: list[Tokens]) -> Memory:
 def continuations(memory: Memory, tenant: str, context: Tokens) -> list[tuple[int, int]]:
     """(tokens in common, what followed), best first."""
     index = memory.index(tenant)
-    found = index.nearest(context, 100) if index else []
+    found = ContextIndex.restore(DEPTH, index.snapshot()).nearest(context, 100) if index else []
     return [(length, log[place]) for length, _, place, log in sorted(found, reverse=True)]
 
 

@@ -32,12 +32,15 @@ Made = Callable[[Reader], Drafter]
 spell = TWO.target_encoder.encode
 
 
+CHUNK = 1024  # longer than any text here: every one is read before its first draft
+
+
 def by_tokens(model: Reader) -> Drafter:
-    return ModelDrafter(model, VOCAB, 5, SharedVocab(TWO, VOCAB))
+    return ModelDrafter(model, VOCAB, CHUNK, SharedVocab(TWO, VOCAB))
 
 
 def by_text(model: Reader) -> Drafter:
-    return TextDrafter(model, TWO, 5)
+    return TextDrafter(model, TWO, CHUNK)
 
 
 def either(model: Reader) -> Drafter:

@@ -146,3 +146,53 @@ def test_without_the_grammar_among_them_the_model_goes_through() -> None:
     (draft,) = relay.draft([Ask(seq, 5, (), sentence({1}, {2}, ANY, {3}, ANY, ANY), 9)])
     assert len(draft) == 5
     assert set(draft.sources) == {"model"}
+
+
+def test_a_long_prompt_is_read_in_pieces_and_holds_up_no_other_sequence() -> None:
+    target, chunk = Counting(), 32
+    drafter = ModelDrafter(target, VOCAB, prefill_chunk=chunk)
+    params = SamplingParams(temperature=0.0)
+    long = Seq("long", [token % VOCAB for token in range(120)], 120, params, SpecConfig(("model",)))
+    short = replace(a_seq(temperature=0.0), id="short", tokens=[1, 2, 3])
+    for seq in (long, short):
+        drafter.begin(seq)
+    rounds: list[list[Draft]] = []
+    while not rounds or not rounds[-1][0]:
+        target.fed.clear()
+        rounds.append(drafter.draft([Ask(long, 2), Ask(short, 2)]))
+        assert sum(target.fed) <= chunk + 6  # with a few pending tokens and those that are drafted
+        assert len(rounds[-1][1]) == 2  # whatever the state of the other
+    assert len(rounds) == 4
+    whole = ModelDrafter(ToyTarget(VOCAB), VOCAB)
+    whole.begin(long)
+    assert rounds[-1][0].tokens == whole.draft([Ask(long, 2)])[0].tokens
+
+
+def test_prompts_of_several_sequences_share_the_rows_of_one_draft() -> None:
+    target, chunk = Counting(), 48
+    drafter = ModelDrafter(target, VOCAB, prefill_chunk=chunk)
+    seqs = [
+        replace(a_seq(temperature=0.0), id=str(i), tokens=[(i + t) % VOCAB for t in range(60)])
+        for i in range(6)
+    ]
+    for seq in seqs:
+        drafter.begin(seq)
+    for _ in range(16):
+        target.fed.clear()
+        drafts = drafter.draft([Ask(seq, 1) for seq in seqs])
+        assert sum(target.fed) <= chunk + 16 * len(seqs)
+    assert all(drafts)
+
+
+def test_strangers_are_strangers_to_the_draft_model_too() -> None:
+    opened = []
+
+    class Noting(ToyTarget):
+        def open(self, seq: Seq) -> int:
+            opened.append(seq.anonymous)
+            return super().open(seq)
+
+    drafter = ModelDrafter(Noting(VOCAB), VOCAB)
+    for anonymous in (True, False):
+        drafter.begin(replace(a_seq(), id=str(anonymous), anonymous=anonymous))
+    assert opened == [True, False]

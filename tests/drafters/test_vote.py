@@ -4,8 +4,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.suffix import drafter as suffix
-from paceline.drafters.suffix.index import SEPARATOR, Match
+from paceline.drafters.suffix import vote
+from paceline.drafters.suffix.vote import SEPARATOR, Match
 from paceline.testing import ToyCursor
 from paceline.types import ROOT, Draft
 from support.grammars import VOCAB, permits, random_rules, sentence
@@ -14,7 +14,7 @@ from support.grammars import VOCAB, permits, random_rules, sentence
 def elect(
     past: list[Match], budget: int, width: int, min_chance: float
 ) -> tuple[list[int], list[int], list[float]]:
-    nodes = suffix.elect(past, budget, width, min_chance)
+    nodes = vote.elect(past, budget, width, min_chance)
     return [node[0] for node in nodes], [node[1] for node in nodes], [node[2] for node in nodes]
 
 
@@ -110,7 +110,7 @@ def path_chances(parents: list[int], chances: list[float]) -> list[float]:
 def paths(
     past: list[Match], cursor: ToyCursor | None, budget: int = 8, width: int = 1
 ) -> set[tuple[int, ...]]:
-    nodes = suffix.elect(past, budget, width, 0.0, cursor)
+    nodes = vote.elect(past, budget, width, 0.0, cursor)
     draft = Draft(tuple(node[0] for node in nodes), tuple(node[1] for node in nodes))
     return {tuple(draft.tokens[i] for i in path) for path in draft.paths()}
 
@@ -137,8 +137,8 @@ def test_a_tree_of_legal_opinions() -> None:
 
 def test_an_illegal_opinion_takes_no_weight_from_the_others() -> None:
     past = matches([5], [6], [7])
-    alone = suffix.elect(matches([5]), 1, 1, 0.0)
-    assert suffix.elect(past, 1, 1, 0.0, sentence({5}))[0][2] == alone[0][2]
+    alone = vote.elect(matches([5]), 1, 1, 0.0)
+    assert vote.elect(past, 1, 1, 0.0, sentence({5}))[0][2] == alone[0][2]
 
 
 @given(

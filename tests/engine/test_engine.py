@@ -1,12 +1,14 @@
 import inspect
 from collections.abc import Sequence
+from itertools import permutations
 
 import pytest
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
 from paceline.drafters import model_free
 from paceline.drafters.draft_model import ModelDrafter
-from paceline.engine.control import Fixed
+from paceline.engine import drafting
+from paceline.engine.control import Fixed, Rate
 from paceline.engine.engine import Engine
 from paceline.errors import Busy, CacheFull, PromptTooLong, UsageError
 from paceline.testing import ToyTarget
@@ -307,3 +309,20 @@ def test_strange_requests_are_refused_before_they_run() -> None:
     e.submit(a_seq("a"))
     with pytest.raises(ValueError, match="here already"):
         e.submit(a_seq("a"))
+
+
+def test_lists_of_drafters_in_ever_new_orders_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "MAX_LISTS", 4)
+    controller = Rate()
+    e = Engine(ToyTarget(), model_free(), controller)
+    e.submit(first := a_seq("first", spec=SpecConfig(("ngram",)), max_tokens=40))
+    plain, _ = outputs(engine(), [a_seq(spec=SpecConfig(()))])
+    for number, names in enumerate(permutations(("suffix", "ngram", "recycle", "none"))):
+        e.submit(seq := a_seq(str(number), spec=SpecConfig(names)))
+        e.step()
+        while any(running.id == seq.id for running in e._scheduler.running()):
+            e.step()
+        assert seq.output == plain[0]
+        assert len(e._drafting._lists) <= 4
+        assert controller._lists.keys() <= e._drafting._lists.keys()
+    assert len(first.output) == 40

@@ -14,8 +14,8 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.control import Fixed
 from paceline.engine.engine import Engine
 from paceline.errors import CacheFull
-from paceline.testing import ToyTarget
-from paceline.types import ROOT, Ask, Draft, Drafter, Feed, HiddenRows, Scores, Seq
+from paceline.testing import ToyCursor, ToyTarget
+from paceline.types import ROOT, Ask, Bits, Draft, Drafter, Feed, HiddenRows, Scores, Seq
 from support import examples
 
 VOCAB = 5  # so that random guesses are often right
@@ -64,6 +64,7 @@ class Reader(Drafter):
             stop = part.start + len(part.hidden[0])
             self.read_to[seq.id] = stop
             assert stop == seq.computed
+            assert stop < len(seq.tokens)  # a token follows every row: EAGLE needs it
             self.from_guesses += sum(1 for p in range(part.start, stop) if p >= seq.prompt_len)
             self.rows += stop - part.start
             for i, position in enumerate(range(part.start, stop)):
@@ -132,6 +133,33 @@ def test_accepted_tokens_are_among_them() -> None:
     seqs = [a_seq(f"s{i}", 3, SpecConfig(("reader",), adaptive=False), i) for i in range(8)]
     run(engine, seqs)
     assert reader.from_guesses == 8 * 11
+
+
+class LateEnd(ToyCursor):
+    """Knows that the output has ended only once it has computed the mask after it."""
+
+    known = False
+
+    @property
+    def finished(self) -> bool:
+        return self.known
+
+    def fill(self, row: Bits) -> bool:
+        if ToyCursor.finished.fget(self):  # type: ignore[attr-defined]
+            self.known = True
+            return False
+        return super().fill(row)
+
+
+def test_an_end_that_only_the_next_mask_tells_shows_no_row_without_a_token_after_it() -> None:
+    reader = Reader()
+    engine = Engine(Tapped(), {"reader": reader}, Fixed())
+    spec = SpecConfig(("reader",), max_draft=0)
+    seqs = [a_seq(f"s{i}", 3, spec, i) for i in range(2)]
+    seqs[0].cursor = LateEnd(lambda tokens: None if len(tokens) < 4 else set())
+    run(engine, seqs)
+    assert [len(seq.output) for seq in seqs] == [4, 12]
+    assert reader.rows == (3 + 4 - 1) + (3 + 12 - 1)
 
 
 def test_only_the_sequences_of_those_who_want_to_read_cost_anything() -> None:

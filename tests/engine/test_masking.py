@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.constraints.draft_masks import Masks
 from paceline.drafters import model_free
 from paceline.engine import masking
 from paceline.engine.control import Fixed
@@ -178,3 +179,16 @@ def test_a_held_sequence_can_be_cancelled() -> None:
     assert not engine.busy
     assert not engine._masking._late
     assert not engine._masking._slow
+
+
+def test_an_idle_engine_waits_for_masks_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is ready may be of a preempted sequence: waiting for it would never end."""
+    masks, ended, waited = masking.Masking(10.0), threading.Event(), list[int]()
+    masks.ahead("preempted", lambda late: Masks([None]))
+    masks.ahead("held", lambda late: Masks([None]) if ended.wait(5) else Masks([]))
+    while masks.held("preempted"):
+        time.sleep(0.001)
+    monkeypatch.setattr(masking, "wait", lambda futures, *_: waited.append(len(futures)))
+    masks.wait()
+    assert waited == [1]
+    ended.set()

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from paceline.output import OutputDelta
 from paceline.server.openai.responses_events import Items, TextLogprobs
-from paceline.text import FORMATS, CallDelta, ContentDelta, Delta
+from paceline.text import FORMATS, CallDelta, ContentDelta, Delta, ToolStream
 from paceline.types import TokenLogprob
+from support import examples
 
 ANSWER: list[Delta] = [
     ContentDelta("Let me "),
@@ -80,14 +84,14 @@ def test_the_same_answer_has_the_same_ids() -> None:
     assert events_of(ANSWER)[0].done == events_of(ANSWER)[0].done
 
 
+def round_of(texts: Sequence[str], first: int, *deltas: Delta) -> OutputDelta:
+    tokens = tuple(range(first, first + len(texts)))
+    logprobs = tuple(TokenLogprob(token, -1.0, ()) for token in tokens)
+    return OutputDelta(tuple(texts), deltas, tokens, logprobs, None)
+
+
 def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
-    """Those of calls and of the end go nowhere; those of text that is held back come with it."""
-
-    def round_of(texts: Sequence[str], first: int, *deltas: Delta) -> OutputDelta:
-        tokens = tuple(range(first, first + len(texts)))
-        logprobs = tuple(TokenLogprob(token, -1.0, ()) for token in tokens)
-        return OutputDelta(tuple(texts), deltas, tokens, logprobs, None)
-
+    """Those of calls, of what follows and of the end go nowhere; those of held-back text come with it."""
     rounds = [
         round_of(["", "é", "t", "<tool"], 0, ContentDelta("ét")),  # half a character, a text, half a mark
         round_of(["_call>", "{}"], 4, CallDelta(0, "f", "{}")),
@@ -98,4 +102,37 @@ def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
     for delta in rounds:
         queue.push(delta)
         taken.append([[one.token for one in queue.take(part)] for part in delta.deltas])
-    assert taken == [[[0, 1, 2]], [[]], [[6]], [[7]]]
+    assert taken == [[[0, 1, 2]], [[]], [[]], [[]]]
+
+
+PIECES = [
+    "Sure",
+    ", x <",
+    " y",
+    "<tool",
+    "_call>",
+    '\n{"name": "f", "arg',
+    'uments": {"a": ',
+    "1}}",
+    "\n</tool_call>",
+]
+AFTER = ["\n", "Do", "ne <", "b", ""]
+
+
+@settings(max_examples=examples(60))
+@given(st.data(), st.sampled_from([PIECES + AFTER, PIECES[:3] + AFTER, AFTER, PIECES]))
+def test_log_probabilities_do_not_depend_on_how_tokens_come_in_rounds(
+    data: st.DataObject, texts: list[str]
+) -> None:
+    def handed_out(sizes: Sequence[int]) -> list[int]:
+        queue, stream, taken, first = TextLogprobs(), ToolStream(FORMATS["hermes"]), list[int](), 0
+        for size in sizes:
+            part = texts[first : first + size]
+            deltas = stream.push("".join(part)) + (stream.flush() if first + size >= len(texts) else [])
+            queue.push(delta := round_of(part, first, *deltas))
+            taken += [one.token for part in delta.deltas for one in queue.take(part)]
+            first += size
+        return taken
+
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1).filter(lambda sizes: sum(sizes) >= len(texts)))
+    assert handed_out(sizes) == handed_out([1] * len(texts))

@@ -431,3 +431,14 @@ def test_the_servers_max_draft_holds_where_no_route_says(tmp_path: Path) -> None
         assert [route.spec(base).max_draft for route in routes] == [2, 5]
     with pytest.raises(SettingError, match="max_draft=65"):
         ServerSettings("toy", max_draft=65)
+
+
+def test_a_route_may_carry_a_prediction(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    file.write_text("routes: [{name: a, predicted: {tokens_per_pass: 2.5, speedup: 1.8}}]")
+    (route,) = load(file).routes
+    assert route.predicted is not None
+    assert (route.predicted.tokens_per_pass, route.predicted.speedup) == (2.5, 1.8)
+    file.write_text("routes: [{name: a, predicted: {tokens_per_pass: 0.5, speedup: 1.8}}]")
+    with pytest.raises(RouteError, match=r"predicted\.tokens_per_pass"):
+        load(file)

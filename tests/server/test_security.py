@@ -24,6 +24,7 @@ CLOSED = {
     "/v1/models": "GET",
     f"/v1/models/{MODEL}": "GET",
     "/v1/models/unknown": "GET",
+    "/v1/routes": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
 }

@@ -78,7 +78,7 @@ def test_damage_inside_is_a_store_error_when_it_is_met(tmp_path: Path) -> None:
     path = tmp_path / "traces.db"
     make_store(path, 300)
     whole = bytearray(path.read_bytes())
-    whole[40_960:] = os.urandom(len(whole) - 40_960)
+    whole[131_072:] = os.urandom(len(whole) - 131_072)
     path.write_bytes(whole)
     with closing(Store.open(str(path))) as store, pytest.raises(StoreError):
         list(store.export())

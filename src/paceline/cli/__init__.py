@@ -6,12 +6,16 @@ generate   generate, chat
 render     coloured tokens, summaries, pictures, progress bars
 serve      serve
 gate       gate serve
+gate_run   gate run
+gate_status gate status, gate set, gate rollback
 check      routes check, schema check
 keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export
 drafters   drafters, drafters rollback, drafters export, drafters import, layers
 train      train
+vllm       vllm command
 estimate   estimate
+advise     advise
 doctor     facts about this machine
 """
 

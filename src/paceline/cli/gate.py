@@ -1,13 +1,20 @@
-"""paceline gate serve"""
+"""The commands of `paceline gate`, and gate serve itself."""
 
 from typing import Annotated
 
 import typer
 
+from paceline.cli import gate_status
+from paceline.cli.gate_run import run
 from paceline.cli.options import grouped
 from paceline.cli.serve import ConnectionOptions
 
 gate_app = typer.Typer(no_args_is_help=True, help="The release gate.")
+gate_app.command("run")(run)
+gate_app.command("status")(gate_status.status)
+gate_app.command("set")(gate_status.set_share)
+gate_app.command("rollback")(gate_status.rollback)
+gate_app.command("export")(gate_status.export)
 
 
 @gate_app.command("serve")
@@ -30,6 +37,12 @@ def serve_gate(
         list[str] | None,
         typer.Option(help="A name that the gate is reached by, besides localhost; *: any."),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_GATE_STORE", help="Where pairs and rollouts go: a file, a URL, or none."
+        ),
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0,
 ) -> None:
     """Forward requests to OpenAI-compatible servers, by the routes of a file."""
@@ -51,6 +64,7 @@ def serve_gate(
                 idle_timeout_s=connection.idle_timeout,
                 write_timeout_s=connection.write_timeout,
             ),
+            store=store,
             log_level=connection.log_level,
             drain_s=drain,
         )

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import __version__, hub
+from paceline.cli.advise import advise
 from paceline.cli.check import routes_app, schema_app
 from paceline.cli.doctor import model_report, report
 from paceline.cli.drafters import drafters_app, layers
@@ -23,10 +24,11 @@ from paceline.cli.render import bar
 from paceline.cli.serve import serve
 from paceline.cli.trace import trace_app
 from paceline.cli.train import train
+from paceline.cli.vllm import vllm_app
 from paceline.errors import PacelineError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, serve, train, layers, estimate):
+for command in (generate, chat, serve, train, layers, estimate, advise):
     app.command()(command)
 app.add_typer(drafters_app, name="drafters")
 app.add_typer(schema_app, name="schema")
@@ -34,6 +36,7 @@ app.add_typer(routes_app, name="routes")
 app.add_typer(keys_app, name="keys")
 app.add_typer(trace_app, name="trace")
 app.add_typer(gate_app, name="gate")
+app.add_typer(vllm_app, name="vllm")
 out = Console(highlight=False, soft_wrap=True)
 
 

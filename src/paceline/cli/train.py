@@ -106,6 +106,9 @@ class AnswerOptions:
         float, typer.Option(help="Share of the recorded tool calls that must be calls again, by grammar.")
     ] = 0.8
     only_calls: Annotated[bool, typer.Option(help="Train on recorded tool calls alone.")] = False
+    answers_from: Annotated[
+        str, typer.Option(help="A vLLM server's URL that writes the answers, with the same model.")
+    ] = ""
     max_new: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 384
     max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt, at most.")] = 1536
 
@@ -123,6 +126,7 @@ class AnswerOptions:
             per_prompt=self.per_prompt,
             required=self.required,
             only_calls=self.only_calls,
+            answers_from=self.answers_from,
             seed=schedule.seed,
             rollout=Rollout(max_new=self.max_new),
             engine=EngineConfig(device=schedule.device),

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from paceline.errors import SettingError
 from paceline.types import NO_DRAFT, Ask, Draft, Drafter, Seq
 
 DOUBT: Final = 0.9  # after m matching tokens, P(the next one matches) is (m / (m + DOUBT)) squared
+FEW: Final = 16  # new tokens that are indexed one by one
 
 
 @dataclass(slots=True)
@@ -41,24 +43,38 @@ class Ngram(Drafter):
         tail = (*ask.seq.tokens[-self.sizes[0] :], *ask.after)
         for n in self.sizes:
             if len(tail) >= n and (position := positions.get(tail[-n:])) is not None:
-                tokens = _copy(ask, position)
-                chances = tuple((m / (m + DOUBT)) ** 2 for m in range(n, n + ask.budget))
-                return Draft(tokens, None, (self.name,) * ask.budget, chances)
+                return Draft(_copy(ask, position), None, (self.name,) * ask.budget, _chances(n, ask.budget))
         return NO_DRAFT
 
     def _catch_up(self, seq: Seq) -> dict[tuple[int, ...], int]:
         """A position is indexed once a token stands there, so the end of the text never matches itself."""
-        seen = self._seqs.setdefault(seq.id, _Occurrences())
+        seen = self._seqs.get(seq.id) or self._seqs.setdefault(seq.id, _Occurrences())
+        first, end, positions = seen.indexed, len(seq.tokens), seen.positions
+        seen.indexed = end
+        if end - first > FEW:
+            self._add_many(positions, seq.tokens, first)
+            return positions
         for n in self.sizes:
-            first = max(seen.indexed, n)
-            recent = seq.tokens[first - n :]
+            for position in range(first if first > n else n, end):
+                positions[tuple(seq.tokens[position - n : position])] = position
+        return positions
+
+    def _add_many(self, positions: dict[tuple[int, ...], int], tokens: list[int], indexed: int) -> None:
+        for n in self.sizes:
+            first = max(indexed, n)
+            recent = tokens[first - n :]
             runs = zip(*(recent[i:] for i in range(n)), strict=False)
-            seen.positions.update(zip(runs, range(first, len(seq.tokens)), strict=False))
-        seen.indexed = len(seq.tokens)
-        return seen.positions
+            positions.update(zip(runs, range(first, len(tokens)), strict=False))
+
+
+@lru_cache(maxsize=256)
+def _chances(matching: int, budget: int) -> tuple[float, ...]:
+    return tuple((m / (m + DOUBT)) ** 2 for m in range(matching, matching + budget))
 
 
 def _copy(ask: Ask, position: int) -> tuple[int, ...]:
     """A copy that reaches the end of the text continues with itself, as repetitions do."""
     source = [*ask.seq.tokens[position : position + ask.budget], *ask.after]
+    if len(source) >= ask.budget:
+        return tuple(source[: ask.budget])
     return tuple(source[i % len(source)] for i in range(ask.budget))

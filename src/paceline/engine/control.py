@@ -132,6 +132,9 @@ class Rate(Controller):
         for names in [names for names in self._lists if drafter in names]:
             self._lists[names] = self._lists[names].without(drafter)
 
+    def forget_list(self, drafters: tuple[str, ...]) -> None:
+        self._lists.pop(drafters, None)
+
     def _learn_acceptance(self, r: Round) -> None:
         accepted = _unforced(r.draft, r.path)
         depth = max(_unforced(r.draft, path) for path in r.draft.paths())

@@ -1,5 +1,6 @@
 """Drafting for a pass: the drafters of each sequence, their budgets, and the part of each draft to verify."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -14,6 +15,7 @@ from paceline.errors import UsageError, unknown_name
 from paceline.types import Ask, Controller, Cursor, Draft, Drafter, HiddenRows, Scores, Seq, Target
 
 MAX_FORCED: Final = 32  # nodes of one draft that the grammar forces
+MAX_LISTS: Final = 256  # lists of drafters that are remembered while no sequence uses them
 
 
 class Drafting:
@@ -23,7 +25,8 @@ class Drafting:
         self._target = target
         self._drafters = dict(drafters)
         self._controller = controller
-        self._lists: dict[tuple[str, ...], DrafterList] = {}
+        self._lists: dict[tuple[str, ...], DrafterList] = {}  # oldest first
+        self._running: Counter[tuple[str, ...]] = Counter()  # sequences by list
         self._failures: set[Failure] = set()  # those logged already
 
     def drafter(self, seq: Seq) -> DrafterList:
@@ -32,14 +35,24 @@ class Drafting:
         if names not in self._lists:
             if unknown := [n for n in names if n not in self._drafters]:
                 raise UsageError(unknown_name("drafter", unknown[0], sorted(self._drafters)))
+            self._forget_idle_list()
             members = [self._drafters[n] for n in names]
             self._lists[names] = DrafterList(members, self._controller.estimates(names), self._failures)
         return self._lists[names]
 
+    def _forget_idle_list(self) -> None:
+        """Makes room for another list: requests may name drafters in any order."""
+        idle = (names for names in self._lists if not self._running[names])
+        if len(self._lists) >= MAX_LISTS and (oldest := next(idle, None)) is not None:
+            del self._lists[oldest]
+            self._controller.forget_list(oldest)
+
     def begin(self, seq: Seq) -> None:
+        self._running[seq.spec.drafters] += 1
         self.drafter(seq).begin(seq)
 
     def end(self, seq: Seq) -> None:
+        self._running -= Counter([seq.spec.drafters])  # a count of 0 goes
         self.drafter(seq).end(seq)
 
     def replace_drafter(self, drafter: Drafter, running: Sequence[Seq]) -> None:
@@ -60,21 +73,29 @@ class Drafting:
         return tuple(sorted({tap for s in scheduled for tap in self.drafter(s.seq).taps}))
 
     def plan(self, scheduled: Sequence[Scheduled]) -> None:
-        """Sets the budgets: at most what the controller, the request, the context and the pass allow."""
-        rows = sum(len(s.fed) for s in scheduled)
+        """Sets the budgets: at most what the controller and the request allow."""
+        rows = sum([len(s.fed) for s in scheduled])
         budgets = self._controller.plan([s.seq for s in scheduled], rows)
         for s, budget in zip(scheduled, budgets, strict=True):
-            seq, max_context = s.seq, self._target.max_context
-            room = min(seq.prompt_len + seq.params.max_tokens, max_context) - len(seq.tokens) - 1
-            scored_here = s.scored and s.masks is FREE  # a mask computed before is that of an empty draft
-            room = min(room, self._target.invariant_rows - len(s.fed)) if scored_here else 0
-            s.budget = max(0, min(budget, seq.spec.max_draft, room))
-            if seq.cursor is not None and seq.spec.max_draft:
-                s.forced_budget = max(0, min(MAX_FORCED, room - s.budget))
+            s.budget = max(0, min(budget, s.seq.spec.max_draft))
+
+    def _limit(self, s: Scheduled) -> None:
+        """Cuts the budget to what the output, the context and the pass have room for."""
+        seq, target = s.seq, self._target
+        if not s.scored or s.masks is not FREE:  # a mask computed before is that of an empty draft
+            s.budget = 0
+            return
+        room = min(seq.prompt_len + seq.params.max_tokens, target.max_context) - len(seq.tokens) - 1
+        room = max(0, min(room, target.invariant_rows - len(s.fed)))
+        s.budget = min(s.budget, room)
+        if seq.cursor is not None and seq.spec.max_draft:
+            s.forced_budget = min(MAX_FORCED, room - s.budget)
 
     def draft(self, scheduled: Sequence[Scheduled]) -> dict[str, int]:
         """Sets the drafts; returns microseconds by drafter."""
         draft_ns: dict[str, int] = {}
+        for s in scheduled:
+            self._limit(s)
         asking = [s for s in scheduled if s.budget or s.forced_budget]
         if not asking:
             return {}

@@ -4,8 +4,8 @@ Plain decoding is a round with an empty draft; prefill is a round with many pend
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Final
@@ -16,7 +16,7 @@ from paceline.config import EngineConfig
 from paceline.constraints.draft_masks import FREE, Masks, masks, rejected, without_ends, words
 from paceline.engine.drafting import Drafting
 from paceline.engine.masking import Masking
-from paceline.engine.scheduler import Pass, Scheduled, Scheduler
+from paceline.engine.scheduler import Outcome, Pass, Scheduled, Scheduler
 from paceline.engine.verify import logprobs, sampler_of, verify, verify_choices
 from paceline.errors import CacheFull, ConstraintError, PacelineError, PromptTooLong, SettingError, TimedOut
 from paceline.log import log_error
@@ -38,6 +38,9 @@ from paceline.types import (
 )
 
 SLOW_MASKS: Final = 4  # CPU time of the slow masks of one output, in times that of compiling its grammar
+INSTANT_NS: Final = 20_000  # a wait this short was none: the pass had ended
+MAX_AWAY_NS: Final = 2_000_000  # between two steps, for passes to be launched ahead
+NOT_CHOSEN: Final = -1  # a token that the pass before is still choosing
 _NO_SCORES: Final = Scores(torch.empty(0, 0), ())
 
 log = logging.getLogger("paceline")
@@ -67,13 +70,18 @@ class Engine:
         self._cancelled: list[str] = []
         self._in_step = False
         self._masking = Masking(SLOW_MASKS * config.max_grammar_s)
+        self._unreported: list[tuple[Seq, Round]] = []  # of the last pass
+        self._ahead: _Launched | Exception | None = None  # the next pass, or why there is none
+        self._returned_ns = 0  # from the last step
 
     def listen(self, sink: Sink) -> None:
         """Adds a sink for every round from now on."""
+        self._report_last()
         self._sinks = (*self._sinks, sink)
 
     def replace_drafter(self, drafter: Drafter) -> None:
         """Between two passes: running sequences continue with a drafter that has not seen them."""
+        self._report_last()
         self._drafting.replace_drafter(drafter, self._scheduler.running())
 
     @property
@@ -104,6 +112,7 @@ class Engine:
 
     def give_up(self, error: PacelineError) -> list[Round]:
         """Ends every sequence with this error, whatever state the last pass left it in."""
+        self._ahead = None
         ends = [self._fail(seq, error, opened=True) for seq in self._scheduler.running()]
         while self._scheduler.waiting:
             ends += [self._fail(seq, error, opened=False) for seq in self._scheduler.admit()]
@@ -140,39 +149,111 @@ class Engine:
             self._carry_out_cancels()
 
     def _step(self) -> list[Round]:
+        """Waits for the pass on its way, or for a new one, and commits what it chose.
+
+        Where passes run beside the host, the next one is launched before this one's rounds are made and
+        reported, if nothing has to happen between the two.
+        """
+        away_ns = perf_counter_ns() - self._returned_ns
+        current, rounds = self._take_launched()
+        self._report_last()
+        following = self._prepare(current, away_ns)
+        rows, target_us = self._wait(current, away_ns)
+        outcomes = [
+            (s, self._settle(s, rows, start))
+            for s, start in zip(current.scheduled, current.scores.starts, strict=True)
+            if not self._dropped(s)
+        ]
+        self._drafting.observe(current.scheduled, current.scores)
+        if following and len(outcomes) == len(following) and not any(o.finish for _, o in outcomes):
+            self._launch_ahead(following)
+        cost = current.cost(target_us)
+        self._scheduler.took(current.scheduled, target_us / 1e6)
+        self._unreported = [(s.seq, s.round(cost, outcome)) for s, outcome in outcomes]
+        results = [r for _, r in self._unreported]
+        if not current.scores.running or any(r.finish for r in results):
+            self._report_last()
+        self._returned_ns = perf_counter_ns()
+        return rounds + results
+
+    def _take_launched(self) -> tuple["_Launched", list[Round]]:
+        """The pass on its way, or a new one; and the rounds of sequences that end before it."""
+        launched, self._ahead = self._ahead, None
+        if isinstance(launched, Exception):
+            raise launched
+        if launched is not None:
+            return launched, launched.ended
         failed = self._expire() + self._admit()
         scheduled, settled = self._schedule()
         if not scheduled and not settled:
             self._masking.wait()
         self._drafting.plan(scheduled)
+        launched = self._launch(scheduled)
+        return launched, failed + settled + launched.ended
+
+    def _launch(self, scheduled: list[Scheduled]) -> "_Launched":
+        """Drafts, begins masks, and starts a pass."""
         started = perf_counter_ns()
         by_drafter = self._drafting.draft(scheduled)
         drafted = perf_counter_ns()
-        with self._constrained(scheduled) as masks_of:
+        masks_of, masked = self._begin_masks(scheduled)
+        try:
             scheduled, scores, ended = self._forward(scheduled, masks_of)
-            rows = _RowsOnHost(scores)
-        cost = Pass(
-            len(scheduled),
-            sum(s.rows for s in scheduled),
-            (drafted - started) // 1000,
-            (perf_counter_ns() - drafted) // 1000,
-            by_drafter,
-        )
-        self._scheduler.took(scheduled, cost.target_us / 1e6)
-        rounds = {
-            s.seq.id: self._settle(s, rows, start, cost)
-            for s, start in zip(scheduled, scores.starts, strict=True)
-            if not self._postponed(s)
-        }
-        self._drafting.observe(scheduled, scores)
-        self.controller.learn(list(rounds.values()))
-        for s in scheduled:
-            if s.seq.id in rounds:
-                self._report(s.seq, rounds[s.seq.id])
-        return failed + settled + ended + list(rounds.values())
+        except BaseException:
+            self._masking.end_pass()
+            raise
+        return _Launched(scheduled, scores, ended, masked, started, drafted, by_drafter)
 
-    def _postponed(self, s: Scheduled) -> bool:
-        """A sequence whose masks are late is in this pass for nothing: its rows are dropped."""
+    def _wait(self, launched: "_Launched", away_ns: int) -> tuple["_RowsOnHost", int]:
+        """The output of a pass, its masks, and its microseconds.
+
+        away_ns: before this step. It is no part of a pass launched earlier that has ended meanwhile.
+        """
+        asked = perf_counter_ns()
+        try:
+            rows = _RowsOnHost(launched.scores)
+            for s in launched.masked:
+                result = self._masking.result(s.seq.id)
+                s.late, s.masks = result is None, result or FREE
+        finally:
+            self._masking.end_pass()
+        now = perf_counter_ns()
+        ended_before = now - asked < INSTANT_NS and launched.drafted < self._returned_ns
+        return rows, (now - launched.drafted - (away_ns if ended_before else 0)) // 1000
+
+    def _prepare(self, current: "_Launched", away_ns: int) -> list[Scheduled]:
+        """Plans the pass after this one while this one runs, if it will need nobody else; else nothing.
+
+        Every sequence decodes and has no masks, none arrives, is cancelled or late. Not for a caller that
+        took long between the last two steps: its time would count as the pass's.
+        """
+        if not current.scores.running or away_ns > MAX_AWAY_NS or self._cancelled or self._scheduler.waiting:
+            return []
+        running = self._scheduler.running()
+        if len(running) != len(current.scheduled) or any(_has_masks(seq) for seq in running):
+            return []
+        if not all(s.scored for s in current.scheduled) or self._scheduler.expired(self._clock()):
+            return []
+        following = [Scheduled(s.seq, [NOT_CHOSEN], True) for s in current.scheduled]
+        self._drafting.plan(following)
+        return following
+
+    def _launch_ahead(self, following: list[Scheduled]) -> None:
+        """A failure is the next step's: the rounds of this one are not lost."""
+        try:
+            for s in following:
+                s.fed = s.seq.tokens[-1:]
+            self._ahead = self._launch(following)
+        except Exception as problem:
+            self._ahead = problem
+
+    def _dropped(self, s: Scheduled) -> bool:
+        """True for a sequence that is in this pass for nothing.
+
+        One whose masks are late loses its rows; one that has left while the pass ran has none any more.
+        """
+        if s.seq.id not in self._scheduler:
+            return True
         if s.late:
             self.target.keep(s.seq.id, s.seq.computed)
         return s.late
@@ -214,7 +295,7 @@ class Engine:
                 self._masking.ahead(seq.id, partial(self._masks, seq, NO_DRAFT))
             elif full or (ready is not None and seq.cursor is not None and seq.cursor.finished):
                 finish: Finish = "stop" if seq.cursor is not None and seq.cursor.finished else "length"
-                ends.append(Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish=finish))
+                ends.append(Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), Outcome(finish=finish)))
                 self._report(seq, ends[-1])
             else:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
@@ -260,7 +341,7 @@ class Engine:
         return seq
 
     def _fail(self, seq: Seq, error: PacelineError, opened: bool = True) -> Round:
-        r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), finish="error", error=error)
+        r = Scheduled(seq, [], False).round(Pass(1, 0, 0, 0), Outcome(finish="error", error=error))
         if opened:
             self._report(seq, r)
         else:
@@ -268,21 +349,19 @@ class Engine:
             self._leave(seq, "error", running=False)
         return r
 
-    @contextmanager
-    def _constrained(self, scheduled: Sequence[Scheduled]) -> Iterator[Mapping[str, Callable[[], Masks]]]:
-        """Computes masks beside the pass. If the pass drops a draft, the first mask of it is still right."""
+    def _begin_masks(
+        self, scheduled: Sequence[Scheduled]
+    ) -> tuple[Mapping[str, Callable[[], Masks]], Sequence[Scheduled]]:
+        """Masks are computed beside the pass. If the pass drops a draft, the first mask of it is still right.
+
+        Returns those of each sequence, and the sequences that have to be waited for.
+        """
         rows_of = {s.seq.id: partial(_masks_of, s) for s in scheduled if s.masks is not FREE}
         masked = [s for s in scheduled if s.scored and s.masks is FREE and _has_masks(s.seq)]
         for s in masked:
             self._masking.start(s.seq.id, partial(self._masks, s.seq, s.draft))
             rows_of[s.seq.id] = partial(self._masking.rows, s.seq.id, 1 + len(s.draft))
-        try:
-            yield rows_of
-            for s in masked:
-                result = self._masking.result(s.seq.id)
-                s.late, s.masks = result is None, result or FREE
-        finally:
-            self._masking.end_pass()
+        return rows_of, masked
 
     def _masks(self, seq: Seq, draft: Draft, late: Callable[[], bool]) -> Masks:
         """Those of the grammar; before `min_tokens` without the tokens that end the output."""
@@ -294,28 +373,28 @@ class Engine:
         missing = seq.params.min_tokens - (len(seq.tokens) - seq.prompt_len)
         return without_ends(result, draft, seq.end_tokens, missing, vocab)
 
-    def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int, cost: Pass) -> Round:
+    def _settle(self, s: Scheduled, rows: "_RowsOnHost", start: int) -> Outcome:
         """A failure here ends this output and no other."""
         try:
-            return self._commit(s, rows, start, cost)
+            return self._commit(s, rows, start)
         except PacelineError as error:
-            return s.round(cost, finish="error", error=error)
+            return Outcome(finish="error", error=error)
         except Exception as problem:
             log_error(log, f"request {s.seq.id} failed", problem)
-            return s.round(cost, finish="error", error=PacelineError(f"internal error: {problem!r}"))
+            return Outcome(finish="error", error=PacelineError(f"internal error: {problem!r}"))
 
-    def _commit(self, s: Scheduled, rows: "_RowsOnHost", first: int, cost: Pass) -> Round:
+    def _commit(self, s: Scheduled, rows: "_RowsOnHost", first: int) -> Outcome:
         """Verifies a draft and commits the accepted tokens. first: the sequence's first row of the pass."""
         seq, start = s.seq, len(s.seq.tokens)
         held = seq.computed + len(s.fed)
         if not s.scored:
             self.target.keep(seq.id, held)
             seq.computed, s.kept_nodes = held, ()
-            return s.round(cost)
+            return Outcome()
         if seq.cursor is not None and seq.cursor.finished:  # which became known only with the mask
             self.target.keep(seq.id, held)
-            seq.computed, s.kept_nodes = held, ()
-            return s.round(cost, finish="stop")
+            seq.computed = held  # drafters do not see its row, which no token follows
+            return Outcome(finish="stop")
         verdict, scored = rows.verdict(s, first)
         new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
         finish = self._append(seq, new)
@@ -324,7 +403,7 @@ class Engine:
         self.target.keep(seq.id, held, rows_kept)
         seq.computed, s.kept_nodes = held + len(rows_kept), rows_kept
         s.verdict = Verdict(rows_kept, seq.tokens[-1], s.draft)
-        return s.round(cost, verdict.path[:committed], new[:committed], finish, logprobs=scored[:committed])
+        return Outcome(verdict.path[:committed], new[:committed], finish, logprobs=scored[:committed])
 
     def _append(self, seq: Seq, new: Sequence[int]) -> Finish | None:
         """Commits tokens up to the first one that ends the output, or may have ended it."""
@@ -348,7 +427,16 @@ class Engine:
     def _full(self, seq: Seq) -> bool:
         return len(seq.tokens) >= min(self.target.max_context, seq.prompt_len + seq.params.max_tokens)
 
+    def _report_last(self) -> None:
+        """Tells controller and sinks of the last pass: beside the next one, where a pass runs by itself."""
+        last, self._unreported = self._unreported, []
+        if last:
+            self.controller.learn([r for _, r in last])
+            for seq, r in last:
+                self._report(seq, r)
+
     def _report(self, seq: Seq, r: Round) -> None:
+        self._report_last()
         for sink in self._sinks:
             sink.round(r)
         if r.finish is not None:
@@ -356,6 +444,7 @@ class Engine:
             self._leave(seq, r.finish, running=True)
 
     def _leave(self, seq: Seq, reason: Finish, running: bool) -> None:
+        self._report_last()
         self._masking.forget(seq.id)
         if running:
             self._drafting.end(seq)
@@ -381,12 +470,30 @@ def _must_go_on(seq: Seq) -> bool:
     return len(seq.tokens) - seq.prompt_len < seq.params.min_tokens and bool(seq.end_tokens)
 
 
+@dataclass(slots=True)
+class _Launched:
+    """A pass on its way."""
+
+    scheduled: list[Scheduled]
+    scores: Scores
+    ended: list[Round]  # of sequences that did not fit
+    masked: Sequence[Scheduled]  # whose masks are being computed
+    started: int  # drafting, in nanoseconds
+    drafted: int
+    by_drafter: Mapping[str, int]  # microseconds
+
+    def cost(self, target_us: int) -> Pass:
+        rows = sum([s.rows for s in self.scheduled])
+        draft_us = (self.drafted - self.started) // 1000
+        return Pass(len(self.scheduled), rows, draft_us, target_us, self.by_drafter)
+
+
 class _RowsOnHost:
     """The output of a pass: the tokens that the target chose, or logits to choose them from."""
 
     def __init__(self, scores: Scores) -> None:
-        self._tokens = scores.tokens
-        chosen = len(scores.tokens) > 0 and min(scores.tokens) >= 0
+        self._tokens = tokens = list(scores.tokens)
+        chosen = len(tokens) > 0 and min(tokens) >= 0
         self._logits: Floats | None = None if chosen else scores.logits.numpy(force=True)
 
     def verdict(self, s: Scheduled, first: int) -> tuple[Verdict, tuple[TokenLogprob, ...]]:

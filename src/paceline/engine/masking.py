@@ -126,8 +126,12 @@ class Masking:
         self._late[seq_id] = job
 
     def wait(self) -> None:
-        """Until one of the held sequences is ready, or for a moment."""
-        wait([job.future for job in self._late.values()], IDLE_WAIT_S, FIRST_COMPLETED)
+        """Until another of the held sequences is ready, or for a moment.
+
+        One that is ready and not admitted has no part in it: it may wait for others to leave the cache.
+        """
+        held = [job.future for job in self._late.values() if not job.future.done()]
+        wait(held, IDLE_WAIT_S, FIRST_COMPLETED)
 
     def forget(self, seq_id: str) -> None:
         """The sequence has ended."""

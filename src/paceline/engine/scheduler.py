@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from paceline.constraints.draft_masks import FREE, Masks
 from paceline.errors import Busy, PacelineError
@@ -61,6 +61,10 @@ class Scheduler:
 
     def __len__(self) -> int:
         return self.waiting + len(self._running)
+
+    def __contains__(self, seq_id: str) -> bool:
+        """True once it was admitted, until it leaves."""
+        return seq_id in self._admitted
 
     @property
     def waiting(self) -> int:
@@ -140,8 +144,8 @@ class Scheduler:
 
     def expired(self, now: float) -> list[Seq]:
         """Sequences past their deadline."""
-        every = (*self._running, *self._preempted, *self._waiting)
-        return [seq for seq in every if seq.deadline is not None and now >= seq.deadline]
+        queues = (self._running, self._preempted, self._waiting)
+        return [seq for queue in queues for seq in queue if seq.deadline is not None and now >= seq.deadline]
 
     def remove(self, seq_id: str) -> tuple[Seq, bool] | None:
         """Removes a sequence; returns it and whether it was running."""
@@ -158,6 +162,8 @@ class Scheduler:
     def pieces(self, held: Callable[[Seq], bool] = lambda seq: False) -> list[tuple[Seq, list[int]]]:
         """The pending tokens of each sequence that has a part in this pass. held: those that have none."""
         running = [seq for seq in self._running if not held(seq)]
+        if all(_remainder(seq) == 1 for seq in running):
+            return [(seq, seq.tokens[-1:]) for seq in running]
         decoding = {seq.id: 1 for seq in running if _remainder(seq) == 1}
         reading = [seq for seq in running if _remainder(seq) > 1]
         rows = self._row_time.rows(self._beside) if decoding else self._chunk
@@ -266,6 +272,16 @@ class Pass:
     draft_us_by: Mapping[str, int] = field(default_factory=dict)  # drafter -> its part
 
 
+class Outcome(NamedTuple):
+    """What a pass has given a sequence."""
+
+    path: tuple[int, ...] = ()  # accepted nodes of its draft
+    tokens: tuple[int, ...] = ()  # committed
+    finish: Finish | None = None
+    error: PacelineError | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
 @dataclass(slots=True)
 class Scheduled:
     """One sequence's part in a pass; each phase of the step fills in its fields."""
@@ -286,31 +302,24 @@ class Scheduled:
     def rows(self) -> int:
         return len(self.fed) + len(self.draft)
 
-    def round(
-        self,
-        cost: Pass,
-        path: tuple[int, ...] = (),
-        tokens: tuple[int, ...] = (),
-        finish: Finish | None = None,
-        error: PacelineError | None = None,
-        logprobs: tuple[TokenLogprob, ...] = (),
-    ) -> Round:
-        """The record of this pass, after these tokens were committed."""
+    def round(self, cost: Pass, outcome: Outcome) -> Round:
+        """The record of this pass, before anything else is committed."""
+        seq = self.seq
         return Round(
-            request=self.seq.id,
-            start=len(self.seq.tokens) - len(tokens),
-            drafters=self.seq.spec.drafters,
-            draft=self.draft,
-            path=path,
-            tokens=tokens,
-            budget=self.budget,
-            batch=cost.batch,
-            rows=cost.rows,
-            draft_us=cost.draft_us,
-            target_us=cost.target_us,
-            finish=finish,
-            error=error,
-            logprobs=logprobs,
-            drafted=self.drafted,
-            draft_us_by=cost.draft_us_by,
+            seq.id,
+            len(seq.tokens) - len(outcome.tokens),
+            seq.spec.drafters,
+            self.draft,
+            outcome.path,
+            outcome.tokens,
+            self.budget,
+            cost.batch,
+            cost.rows,
+            cost.draft_us,
+            cost.target_us,
+            outcome.finish,
+            outcome.error,
+            outcome.logprobs,
+            self.drafted,
+            cost.draft_us_by,
         )

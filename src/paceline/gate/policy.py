@@ -26,7 +26,7 @@ class Policy(StrictModel):
     max_tpot_ratio: Ratio = 1.05
     max_end_to_end_ratio: Ratio = 1.05
     max_quantile_ratio: Ratio = 1.20  # of end-to-end p50 and p99
-    max_variance_ratio: Ratio = 2.0  # of the logarithm of end-to-end time
+    max_variance_ratio: Ratio = 2.0  # of end-to-end time
     max_cost_ratio: Ratio = 1.05
     rate_margin: Share = 0.02  # errors, truncations, broken tool calls, ...
     schema_margin: Share = 0.005

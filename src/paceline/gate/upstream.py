@@ -26,6 +26,7 @@ class Upstream:
     api_key: str = field(default="", repr=False)
     model: str | None = None  # instead of the request's
     extra_body: Mapping[str, Any] = field(default_factory=dict)
+    send_tenant: bool = False  # the gate names the client's API key in `vllm_xargs`
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

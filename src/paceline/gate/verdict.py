@@ -98,14 +98,15 @@ def decide(pairs: Sequence[Pair], policy: Policy, feedback: Sequence[Feedback] =
     missing = [f for f in findings if f.required and f.status != "pass"]
     gains = [f for f in findings if f.check in ("tpot_gain", "end_to_end_gain")]
     gained = any(gain.status == "pass" for gain in gains)
-    read = any(f.check in _CONTENT_NAMES and f.status == "pass" for f in findings)
+    content = [f for f in findings if f.check in _CONTENT_NAMES and f.status != "skipped"]
+    read = any(f.status == "pass" for f in content)
     if pairs and gained and read and not missing:
         faster = [_describe(gain) for gain in gains if gain.status == "pass"]
         return Verdict("promote", tuple(faster), len(pairs), findings, 0, policy)
     reasons = [_describe(finding) for finding in missing]
     if not gained:
         reasons.append("no gain in speed is proven")
-    if not read:
+    if not content:
         reasons.append(_NO_CONTENT)
     more = _missing_pairs(missing, [] if gained else gains, len(pairs))
     return Verdict("hold", tuple(reasons), len(pairs), findings, more, policy)
@@ -158,7 +159,8 @@ def _gain(check: Check, pairs: Sequence[Pair], policy: Policy) -> Finding:
 
 def _describe(finding: Finding) -> str:
     where = "" if finding.segment == "all" else f" in {finding.segment}"
-    return f"{finding.check}{where}: {finding.message}"
+    more = f" (about {finding.missing_pairs:,} more pairs)" if finding.missing_pairs else ""
+    return f"{finding.check}{where}: {finding.message}{more if finding.status == 'undecided' else ''}"
 
 
 def _missing_pairs(required: Sequence[Finding], gains: Sequence[Finding], pairs: int) -> int | None:

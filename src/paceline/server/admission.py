@@ -14,6 +14,7 @@ from paceline.server.openai.protocol import GenerationRequest
 from paceline.server.routes import Route, RouteFile, RouteRequest, Routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import NO_SPANS, RequestSpan, Spans
+from paceline.server.telemetry.route_accounting import Prediction
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys, Key, tenant
 from paceline.web.rate_limit import RateLimiter, Ticket, over_limit
@@ -142,15 +143,31 @@ class Admission:
         return context
 
     def _route(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any]) -> Route:
+        named = {**body, "model": body.get("model") or self._model}
+        return self._read_routes().find(RouteRequest.of_body(path, headers, named))
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        """As they are now, in the order they are tried."""
+        self._read_routes()
+        return self._routes.routes
+
+    def _read_routes(self) -> Routes:
         routes = self._routes if self._route_file is None else self._route_file.current()
         if routes is not self._routes:  # the file was read again
             self._set_routes(routes)
-        named = {**body, "model": body.get("model") or self._model}
-        return routes.find(RouteRequest.of_body(path, headers, named))
+        return routes
 
     def _set_routes(self, routes: Routes) -> None:
         self._routes = routes
         self._metrics.add_routes(route.name for route in routes.routes)
+        self._metrics.accounting.predict(
+            {
+                route.name: Prediction(route.predicted.tokens_per_pass, route.predicted.speedup)
+                for route in routes.routes
+                if route.predicted is not None
+            }
+        )
 
 
 def _priority(key: Key | None, own: int | None, of_route: int) -> int:

@@ -61,6 +61,7 @@ class App:
             ("/v1/responses", self.responses.create, "POST"),
             ("/v1/models", self.models.models, "GET"),
             ("/v1/models/{name:path}", self.models.model, "GET"),
+            ("/v1/routes", self.models.routes, "GET"),
             ("/tokenize", self.models.tokenize, "POST"),
             ("/detokenize", self.models.detokenize, "POST"),
         ]

@@ -28,6 +28,7 @@ from paceline.server.routes import RouteError, RouteFile
 from paceline.server.routes import load as load_routes
 from paceline.server.telemetry.metrics import Metrics
 from paceline.server.telemetry.otel import spans_from_environment
+from paceline.server.telemetry.route_accounting import RouteAccounting
 from paceline.target.hardware import limit_heap_arenas
 from paceline.trace.online import OnlineTrainingConfig
 from paceline.trace.recorder import Recorder
@@ -155,6 +156,7 @@ def build(settings: ServerSettings) -> App:
         waiting=lambda: thread.waiting,
         cache_use=lambda: llm.target.cache_stats.live / llm.target.cache_stats.blocks,
         lost=None if recorder is None else recorder.lost,
+        accounting=RouteAccounting(llm.cost or None),
     )
     for sink in (metrics, recorder):
         if sink is not None:

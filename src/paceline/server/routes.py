@@ -149,6 +149,13 @@ def _not_empty(match: Match) -> Match:
     return match
 
 
+class Predicted(StrictModel):
+    """What `paceline advise` expects of a route; metrics and the log compare it with what happens."""
+
+    tokens_per_pass: Annotated[float, AfterValidator(partial(between, 1, 65))]
+    speedup: Annotated[float, AfterValidator(partial(between, 0.01, 65))]
+
+
 class Route(StrictModel):
     """The settings of a route. None: the server's own value holds."""
 
@@ -169,6 +176,7 @@ class Route(StrictModel):
     priority: Annotated[int, AfterValidator(partial(whole_between, -1000, 1000))] = 0  # higher first
     remember: _Remember = None  # whether drafters may remember these requests, or be trained on them
     trace_text: bool | None = None  # whether traces hold their prompts and texts
+    predicted: Predicted | None = None
 
     def takes(self, request: RouteRequest) -> bool:
         return self.match is None or self.match.holds(request)

@@ -267,6 +267,8 @@ def answers_in(
 def _plan(sources: Sequence[Source], config: AnswersConfig) -> dict[str, Any]:
     """All that the answers follow from, the machine apart."""
     settings = {name: value for name, value in asdict(config).items() if name != "engine"}
+    if not config.answers_from:  # absent from plans made before it existed
+        del settings["answers_from"]
     plan: dict[str, Any] = json.loads(json.dumps({"sources": list(map(str, sources)), **settings}))
     return plan
 

@@ -16,6 +16,7 @@ def test_the_example_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     first = config.route("/v1/chat/completions", {}, "agent-large", None)
     assert first is not None
     assert first.name == "agents"
+    assert config.plans["agents-speculative"].stages == (0.1, 0.25, 0.5, 1.0)
     assert config.upstreams["vllm"].upstream().headers == {"authorization": "Bearer secret"}
     rest = config.route("/v1/chat/completions", {}, "anything", None)
     assert rest is not None
@@ -62,3 +63,34 @@ def test_shapes_are_checked_and_unknown_keys_name_the_known_ones(tmp_path: Path)
     assert "upstreams[0].url: 'ftp://x' is not usable: expected http://host:port" in text
     assert "upstream" in text
     assert "fallback" in text
+
+
+def test_mirrors_and_promotions_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text(
+        """
+upstreams: [{name: a, url: "http://h:1"}, {name: b, url: "http://h:2"}]
+routes:
+  - {name: r, match: {model: x}, upstreams: {a: 1}, mirror: {candidate: c}}
+  - {name: s, match: {model: y}, upstreams: {a: 1}, mirror: {candidate: a}, promotion: {}}
+  - {name: t, match: {model: z}, upstreams: {a: 1}, promotion: {}}
+  - {name: u, match: {model: m}, upstreams: {a: 1}, mirror: {candidate: b, experiment: e}}
+  - {name: v, upstreams: {a: 1}, mirror: {candidate: b, experiment: e}}
+"""
+    )
+    with pytest.raises(GateConfigError) as error:
+        load(file)
+    problems = "\n".join(error.value.problems)
+    for part in (
+        "routes[0].mirror.candidate: unknown upstream 'c'",
+        "routes[1].promotion: expected a candidate that is none of the route's own upstreams",
+        "routes[2].promotion: expected a mirror too",
+        "routes[4].mirror.experiment: 'e' is that of routes[3] already",
+    ):
+        assert part in problems
+    file.write_text(
+        "upstreams: [{name: a, url: 'http://h:1'}, {name: b, url: 'http://h:2'}]\n"
+        "routes: [{name: r, upstreams: {a: 1}, mirror: {candidate: b}, promotion: {stages: [0.5, 0.1]}}]\n"
+    )
+    with pytest.raises(GateConfigError, match=r"routes\[0\].promotion.stages: .* shares above 0 that rise"):
+        load(file)

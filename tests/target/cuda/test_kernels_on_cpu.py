@@ -386,7 +386,7 @@ def choose_on_device(target: CudaTarget, logits: Tensor, samplers: Sequence[Samp
     ]
     histories = [runner.histories.row(s.seq_id, s.sampler) for s in rows.sequences if s.sampler]
     runner._number += 1
-    runner._input.fill(rows, [0] * count, histories, runner._number)
+    runner._input.fill(rows, [0] * count, histories, runner._number, 32)
     runner.buffers.input.copy_(runner.buffers.host_input)
     kind = ChooseKind(
         32,

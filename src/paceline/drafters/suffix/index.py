@@ -1,4 +1,4 @@
-"""An incremental suffix array over reversed contexts.
+"""An incremental suffix array over reversed contexts. (In C++, where it compiles: native.py.)
 
 It orders all positions of a token log by the tokens before them, read backwards. Positions whose context
 matches a given one longest are neighbours in that order, so one binary search finds them: no tree, no
@@ -10,23 +10,49 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, pairwise
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.types import common_prefix
+from paceline.drafters.suffix.vote import SEPARATOR, VOTERS, WINDOW, Match, Nodes, columns, elect
+from paceline.types import Cursor, common_prefix
 
-SEPARATOR: Final = 0xFFFFFFFF  # stands before and behind every document; never a token
 BLOCK: Final = 128  # positions in a new block; one that has grown to twice that is split
 SLACK: Final = 4096  # tokens of evicted documents that may lie in the log before it is cut
 
 Ints: TypeAlias = "array[int]"
-Match: TypeAlias = tuple[int, int, int, Ints]  # matching tokens, rank, position of what followed, its log
 Snapshot: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]
 
 
-class ContextIndex:
+class SuffixIndex(Protocol):
+    """A log of documents, as ContextIndex."""
+
+    depth: int
+
+    def __len__(self) -> int: ...
+    @property
+    def documents(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    def open(self, context: Sequence[int] = ()) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None: ...
+    def evict(self) -> None: ...
+    def snapshot(self) -> Snapshot: ...
+    def draft(
+        self,
+        tokens: Sequence[int],
+        past: Any,  # None, or another index of the same class
+        after: Sequence[int],
+        budget: int,
+        width: int,
+        min_chance: float,
+        cursor: Cursor | None = None,
+    ) -> Nodes | None:
+        """Extends the newest document by these tokens, and drafts what may follow them and `after`."""
+
+
+class ContextIndex(SuffixIndex):
     """A log of documents, the oldest of which can be evicted and the newest of which may grow.
 
     A position is indexed once another token follows it, so the end of a document never matches itself.
@@ -92,19 +118,40 @@ class ContextIndex:
     def restore(cls, depth: int, snapshot: Snapshot) -> "ContextIndex":
         """Raises ValueError where the parts do not make an index."""
         log, positions, spans = snapshot
+        check_snapshot(depth, snapshot)
         index = cls(depth)
         index.log = array("I", log.astype(np.uint32).tobytes())
         index._spans = deque((first, stop) for first, stop in spans.tolist())
-        edges = [depth, *(edge for span in index._spans for edge in span), len(index.log) - 1]
-        if len(index.log) <= depth or index.log[-1] != SEPARATOR or (spans.size and edges != sorted(edges)):
-            raise ValueError("documents lie outside the log")
-        indexed = [np.arange(first, stop) for first, stop in index._spans]
-        if not np.array_equal(np.sort(positions), np.concatenate([np.arange(0), *indexed])):
-            raise ValueError("positions are missing or doubled")
         index._adopt(array("I", positions.astype(np.uint32).tobytes()))
         if not index._in_order():
             raise ValueError("positions are out of order")
         return index
+
+    def draft(
+        self,
+        tokens: Sequence[int],
+        past: Any,
+        after: Sequence[int],
+        budget: int,
+        width: int,
+        min_chance: float,
+        cursor: Cursor | None = None,
+    ) -> Nodes | None:
+        self.extend(tokens)
+        context = [*self._end(), *after]
+        matches = self.nearest(context, WINDOW, rank=1)
+        if past is not None:
+            matches += past.nearest(context, WINDOW, rank=0)
+        # Longest first; of equals the newest document's before remembered ones, later before earlier.
+        matches.sort(reverse=True)
+        return columns(elect(matches[:VOTERS], budget, width, min_chance, cursor)) if matches else None
+
+    def _end(self) -> Ints:
+        """The last tokens of the newest document and its context, `depth` at most."""
+        end = self.log[-1 - self.depth : -1]
+        while SEPARATOR in end:
+            del end[: end.index(SEPARATOR) + 1]
+        return end
 
     def nearest(self, context: Sequence[int], limit: int, rank: int = 0) -> list[Match]:
         """The positions with the longest match of the end of `context`, up to `limit` on either side.
@@ -197,3 +244,14 @@ class ContextIndex:
             self._spans = deque((first - cut, stop - cut) for first, stop in self._spans)
             for block in filter(None, self._blocks):
                 np.frombuffer(block, np.uint32)[...] -= np.uint32(cut)
+
+
+def check_snapshot(depth: int, snapshot: Snapshot) -> None:
+    """Raises ValueError where its parts do not fit; their order is checked when they are restored."""
+    log, positions, spans = snapshot
+    edges = [depth, *spans.flatten().tolist(), len(log) - 1]
+    if len(log) <= depth or log[-1] != SEPARATOR or (spans.size and edges != sorted(edges)):
+        raise ValueError("documents lie outside the log")
+    indexed = [np.arange(first, stop) for first, stop in spans.tolist()]
+    if not np.array_equal(np.sort(positions), np.concatenate([np.arange(0), *indexed])):
+        raise ValueError("positions are missing or doubled")

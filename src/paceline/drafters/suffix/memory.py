@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.atomic import replacing
-from paceline.drafters.suffix.index import ContextIndex
+from paceline.drafters.suffix.index import SuffixIndex
+from paceline.drafters.suffix.native import new_index, restored_index
 from paceline.errors import (
     CorruptModel,
     DrafterMismatch,
@@ -31,7 +32,7 @@ class TenantMemory:
     """One tenant's documents. Prefix hashes every STRIDE tokens tell which prefixes are known."""
 
     def __init__(self, depth: int) -> None:
-        self.index = ContextIndex(depth)
+        self.index = new_index(depth)
         self.hashes: deque[list[int]] = deque()  # of each document, oldest first
         self.holders: dict[int, int] = {}  # hash -> number of the latest document that holds it
         self.evicted = 0  # documents; the oldest one left has this number
@@ -72,7 +73,7 @@ class Memory:
         """Tokens held, of all tenants."""
         return self.held
 
-    def index(self, tenant: str) -> ContextIndex | None:
+    def index(self, tenant: str) -> SuffixIndex | None:
         of_tenant = self.tenants.get(tenant)
         return of_tenant.index if of_tenant else None
 
@@ -179,7 +180,7 @@ def _unpack(arrays: Arrays, tenants: list[str], memory: Memory) -> None:
     for i, tenant in enumerate(tenants):
         snapshot = arrays[f"log.{i}"], arrays[f"places.{i}"], arrays[f"spans.{i}"]
         of_tenant = TenantMemory(memory.depth)
-        of_tenant.index = ContextIndex.restore(memory.depth, snapshot)
+        of_tenant.index = restored_index(memory.depth, snapshot)
         ends = np.cumsum(arrays[f"counts.{i}"])[:-1]
         for marks in np.split(arrays[f"marks.{i}"], ends):
             of_tenant.hold(marks.tolist())

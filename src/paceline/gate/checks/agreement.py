@@ -72,8 +72,8 @@ def tie(pair: Pair, policy: Policy) -> bool:
 
 
 def bug(pair: Pair, policy: Policy) -> bool:
-    margin = None if pair.divergence is None else pair.divergence.margin
-    return margin is not None and abs(margin) > policy.tie_margin
+    known = pair.divergence is not None and pair.divergence.margin is not None
+    return known and not tie(pair, policy)
 
 
 def distribution(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:

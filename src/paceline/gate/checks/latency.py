@@ -99,11 +99,11 @@ def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha
 
 
 def latency_variance(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding:
-    """Variance of log end-to-end time. With u = c + b and v = c - b, cov(u, v) = var(c) - var(b)."""
+    """Variance of end-to-end time. With u = c + b and v = c - b, cov(u, v) = var(c) - var(b)."""
     used = [(b, c, pair) for pair in pairs if pair.ok for b, c in [comparable_seconds(pair)] if b and c]
     if len(used) < MIN_SAMPLES:
         return skipped("latency_variance", "speed", "ratio", f"needs {MIN_SAMPLES} pairs")
-    b, c = np.log([(b, c) for b, c, _ in used]).T
+    b, c = np.array([(b, c) for b, c, _ in used]).T
     product = (c + b - (c + b).mean()) * (c - b - (c - b).mean())
     variance = float(b.var())
     if variance == 0:
@@ -126,7 +126,7 @@ def latency_variance(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Fin
         margin=margin,
         pairs=n,
         required=False,
-        message=f"variance of log end-to-end time is {estimate:.2f} x the baseline's",
+        message=f"variance of end-to-end time is {estimate:.2f} x the baseline's",
     )
 
 

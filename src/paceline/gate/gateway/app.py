@@ -1,12 +1,15 @@
 """The gate as an HTTP application: paths, admission, health, models and metrics."""
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -15,12 +18,17 @@ from starlette.routing import Route as Path
 
 from paceline import __version__
 from paceline.errors import ShuttingDown, short
+from paceline.gate.gateway.background import BackgroundWriter
 from paceline.gate.gateway.config import GateConfig, GateFile, Route
-from paceline.gate.gateway.exchange import CHUNKED, PATHS, Exchange, conversation_of
+from paceline.gate.gateway.exchange import PATHS, Exchange, conversation_of, request_usage
 from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.mirror import Mirror
 from paceline.gate.gateway.proxy import Proxy
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.gateway.upstream_client import UpstreamClient, listed_models, request_headers
+from paceline.gate.pair import Feedback, Pair
+from paceline.gate.promotion import Plan, Promoter
+from paceline.gate.store import GateStore, Rollout, Served
 from paceline.web.access_log import AccessLog
 from paceline.web.api_errors import (
     FORBIDDEN,
@@ -35,13 +43,31 @@ from paceline.web.api_errors import (
 from paceline.web.api_keys import ApiKeys, Key
 from paceline.web.otel import Exporter
 from paceline.web.rate_limit import RateLimiter, Ticket
-from paceline.web.request_body import BODY_TIMEOUT_S, LimitedBodies, read_object
+from paceline.web.request_body import BODY_TIMEOUT_S, FailFastModel, LimitedBodies, read_object, read_request
 from paceline.web.request_id import HEADER as REQUEST_ID
 from paceline.web.request_id import RequestIds, request_id
 
 MAX_BODY: Final = 8 * 2**20  # bytes
 MAX_BODIES: Final = 64  # of the largest size, in memory at once
+MAX_FEEDBACK: Final = 4096  # bytes
+CLOSING_S: Final = 5.0  # for second legs in flight, and for entries that are not written yet
+COHORT: Final = "x-cohort"  # the header that names a group of users
+PRUNE_S: Final = 600.0
 MODELS_S: Final = 5.0  # for which a list of models is used
+
+
+Plans = Callable[[], Mapping[str, Plan]]
+Changed = Callable[[Rollout], None]
+
+
+class FeedbackRequest(FailFastModel):
+    """request_id: the header x-request-id of a response, or the response's `id`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    request_id: Annotated[str, Field(min_length=1, max_length=200)]
+    thumbs: Literal["up", "down"] | None = None
+    escalation: bool = False  # to a human
 
 
 class GateApp:
@@ -53,6 +79,8 @@ class GateApp:
         keys: ApiKeys | None = None,
         exporter: Exporter | None = None,
         rng: Random | None = None,
+        store: GateStore | None = None,
+        promoter: Callable[[GateStore, Plans, Changed], Promoter] | None = None,
         max_body: int = MAX_BODY,
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
@@ -64,7 +92,13 @@ class GateApp:
         self.client = UpstreamClient(time.monotonic)
         self.metrics = GateMetrics(lambda: self.client.states)
         self.spans = GateSpans(exporter or Exporter(None))
-        self.proxy = Proxy(self.client, self.metrics, self.spans, self._rng)
+        self._store, self.writer = store, BackgroundWriter()
+        self.promoter = None
+        if store is not None and promoter is not None:
+            self.promoter = promoter(store, lambda: self.config().plans, self._rollout_changed)
+        self.proxy = Proxy(self.client, self.metrics, self.spans, self._candidate_share, self._rng)
+        self.mirror = Mirror(self.client, self.metrics, self.spans, self._save_pair, self._rng)
+        self._in_flight: Counter[str] = Counter()  # user requests by route
         self._config: GateConfig | None = None
         self._models: tuple[float, list[Any]] = (float("-inf"), [])
         self.config()
@@ -78,7 +112,11 @@ class GateApp:
         return current
 
     def asgi(self) -> Starlette:
-        with_key = [*((path, self.forward, "POST") for path in PATHS), ("/v1/models", self.models, "GET")]
+        with_key = [
+            *((path, self.forward, "POST") for path in PATHS),
+            ("/v1/models", self.models, "GET"),
+            ("/v1/feedback", self.feedback, "POST"),
+        ]
         paths = [(path, self._authenticated(handler), method) for path, handler, method in with_key]
         paths += [
             ("/health", self.health, "GET"),
@@ -105,11 +143,45 @@ class GateApp:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.client.start()
+        background = [asyncio.ensure_future(self._prune())]
+        if self.promoter is not None:
+            await self.promoter.look()  # before the first request: it may be in any stage
+            background.append(asyncio.ensure_future(self.promoter.run()))
         self.open = True
         yield
         self.open = False
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await self.mirror.drain(CLOSING_S)
         await self.client.close()
-        await asyncio.to_thread(self.spans.close)
+        await asyncio.to_thread(self._close)
+
+    async def _prune(self) -> None:
+        while self._store is not None:
+            self.writer.submit(self._store.prune)
+            await asyncio.sleep(PRUNE_S)
+
+    def _rollout_changed(self, rollout: Rollout) -> None:
+        self.metrics.candidate_share(rollout.experiment, rollout.share)
+
+    def _candidate_share(self, route: Route) -> float:
+        if self.promoter is None or route.promotion is None:
+            return 0.0
+        return self.promoter.share(route.experiment)
+
+    def _mirrors(self, route: Route) -> bool:
+        if self._store is None or route.mirror is None:
+            return False
+        return route.promotion is None or self.promoter is None or self.promoter.mirrors(route.experiment)
+
+    def _close(self) -> None:
+        self.spans.close()
+        if self.promoter is not None:
+            self.promoter.close()
+        self.writer.close(CLOSING_S)
+        if self._store is not None:
+            self._store.close()
 
     def drain(self) -> None:
         """Admits nothing new; admitted requests may end."""
@@ -153,6 +225,10 @@ class GateApp:
         raw, body = await read_object(http, self._max_body)
         exchange = self._admit(http, raw, body)
         self.spans.start(exchange, http.headers)
+        self._in_flight[exchange.route.name] += 1
+        if self._mirrors(exchange.route):
+            self.mirror.admit(exchange, self._in_flight[exchange.route.name])
+            self.mirror.begun(exchange, self.proxy.serves_candidate(exchange))
         return await self.proxy.respond(http, exchange, self._finished)
 
     def _admit(self, http: Request, raw: bytes, body: dict[str, Any]) -> Exchange:
@@ -172,6 +248,7 @@ class GateApp:
             conversation=conversation_of(http.headers, key, body),
             deadline=None if timeout is None else asyncio.get_running_loop().time() + timeout,
             tickets=tuple(http.state.tickets),
+            cohort=cohort_of(http.headers),
         )
         accounts = [one.limits.tokens_per_minute for one in (key, route.account) if one is not None]
         if any(limit is not None for limit in accounts):
@@ -221,7 +298,60 @@ class GateApp:
             len(exchange.tried),
         )
         _leave(exchange.tickets, exchange.tokens, refused=False)
+        self._in_flight[exchange.route.name] -= 1
+        self.mirror.finished(exchange)
+        self._record_served(exchange)
         self.spans.finish(exchange, exchange.error)
+
+    def _save_pair(self, pair: Pair) -> bool:
+        store = self._store
+        return store is not None and self.writer.submit(lambda: store.save_pair(pair))
+
+    def _record_served(self, exchange: Exchange) -> None:
+        """So that feedback finds its arm."""
+        store = self._store
+        if store is None or exchange.route.mirror is None or exchange.error is not None:
+            return
+        served = Served(
+            request=exchange.id,
+            response=exchange.response_id,
+            created=exchange.created,
+            client="" if exchange.key is None else exchange.key.name,
+            experiment=exchange.route.experiment,
+            route=exchange.route.name,
+            cohort=exchange.cohort,
+            arm=exchange.arm,
+        )
+        self.writer.submit(lambda: store.save_served(served))
+
+    async def feedback(self, http: Request) -> Response:
+        """A user's word on an answer, by the id of the request or of the response."""
+        _, given = await read_request(http, FeedbackRequest, MAX_FEEDBACK)
+        if given.thumbs is None and not given.escalation:
+            raise ApiError(400, "thumbs: missing: expected thumbs, escalation or both", param="thumbs")
+        store = self._store
+        served = None if store is None else await asyncio.to_thread(store.served, given.request_id)
+        client = "" if http.state.key is None else http.state.key.name
+        if store is None or served is None or served.client != client:
+            raise ApiError(
+                404,
+                f"there is no request {short(given.request_id)} of a route with a candidate",
+                param="request_id",
+                code="request_not_found",
+            )
+        word = Feedback(
+            request=served.request,
+            arm=served.arm,
+            created=time.time(),
+            thumbs=given.thumbs,
+            escalation=given.escalation,
+            route=served.route,
+            cohort=served.cohort,
+        )
+        await asyncio.to_thread(store.save_feedback, word, served.experiment)
+        self.metrics.feedback(served.arm, given.thumbs or ("escalation" if given.escalation else "none"))
+        _leave(http.state.tickets, 0, refused=False)
+        return JSONResponse({"object": "feedback", "request_id": served.request})
 
     async def models(self, http: Request) -> Response:
         """The models of all upstreams, each once, and the names that routes wait for."""
@@ -257,15 +387,10 @@ class GateApp:
         return JSONResponse({"version": __version__})
 
 
-def request_usage(exchange: Exchange) -> None:
-    """Has the upstream send the usage of a stream; the client does not see it unless it requested it."""
-    if not exchange.streams or exchange.path not in CHUNKED:
-        return
-    options = exchange.body.get("stream_options")
-    options = options if isinstance(options, dict) else {}
-    if options.get("include_usage") is not True:
-        exchange.added["stream_options"] = {**options, "include_usage": True}
-        exchange.hides_usage = True
+def cohort_of(headers: Mapping[str, str]) -> str:
+    """Of a client that names one; it becomes a label, so that it must be short and plain."""
+    given = headers.get(COHORT, "")
+    return given if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", given) else ""
 
 
 def _named(config: GateConfig) -> Iterator[dict[str, Any]]:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from paceline.errors import unknown_name
+from paceline.gate.policy import Policy
+from paceline.gate.promotion import Plan
 from paceline.gate.upstream import Upstream
 from paceline.web.api_keys import Key, KeyLimits
 from paceline.web.config_file import (
@@ -58,6 +60,8 @@ class UpstreamConfig(StrictModel):
     api_key_env: str | None = None  # the variable that holds its key; None: the client's own is passed on
     model: str | None = None  # its name there; None: as the client wrote it
     extra_body: dict[str, Any] = Field(default_factory=dict)  # fields of every request to it
+    # The name of the client's API key goes into `vllm_xargs.tenant`, which paceline's proposer in vLLM reads.
+    send_tenant: bool = False
     connect_timeout_s: _Seconds = 5.0
     first_byte_timeout_s: _Seconds = 120.0  # until the answer begins
     idle_timeout_s: _Seconds = 60.0  # between two parts of an answer
@@ -67,7 +71,12 @@ class UpstreamConfig(StrictModel):
     def upstream(self) -> Upstream:
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
         return Upstream(
-            name=self.name, url=self.url, api_key=key, model=self.model, extra_body=self.extra_body
+            name=self.name,
+            url=self.url,
+            api_key=key,
+            model=self.model,
+            extra_body=self.extra_body,
+            send_tenant=self.send_tenant,
         )
 
 
@@ -105,6 +114,43 @@ class RouteLimits(StrictModel):
     concurrent: _Limit | None = None
 
 
+class MirrorConfig(StrictModel):
+    """A share of the route's conversations goes to the candidate too, off the user's path."""
+
+    candidate: str  # an upstream; the baseline itself: an A/A experiment
+    experiment: _Name | None = None  # the name of its pairs and its rollout; None: ROUTE-CANDIDATE
+    share: _Share = 0.1  # of conversations
+    order: Literal["after", "concurrent"] = (
+        "after"  # the second leg begins when the first has ended, or with it
+    )
+    max_concurrent: _Count = 4  # second legs at once
+    max_waiting: _Count = 64  # further ones; those beyond are dropped
+    shed_above: _Count | None = None  # user requests in flight on the route, above which nothing is mirrored
+    timeout_s: _Seconds = 300.0  # of a second leg
+    text: bool = False  # pairs hold prompts and answers
+
+
+class PromotionConfig(StrictModel):
+    """The candidate's share of users, raised stage by stage as the verdict allows."""
+
+    stages: Annotated[tuple[_Share, ...], AfterValidator(lambda stages: _rising(stages))] = (
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+    )
+    min_pairs: _Count = 100  # of a stage, before it may end with a promotion
+    check_every_s: _Seconds = 30.0
+    automatic: bool = True  # False: `paceline gate status` shows the verdict, and an operator acts
+    policy: Policy = Policy()  # margins and error rates of the verdict
+
+
+def _rising(stages: tuple[float, ...]) -> tuple[float, ...]:
+    if not stages or list(stages) != sorted(set(stages)) or stages[0] <= 0:
+        raise expected("shares above 0 that rise, such as [0.1, 0.25, 0.5, 1.0]")
+    return stages
+
+
 class Route(StrictModel):
     name: _Name
     match: Match | None = None  # None: takes every request
@@ -114,6 +160,8 @@ class Route(StrictModel):
     timeout_s: _Seconds | None = None  # of a whole request
     keys: tuple[str, ...] | None = None  # names of the API keys that may use it; None: all
     limits: RouteLimits = RouteLimits()
+    mirror: MirrorConfig | None = None
+    promotion: PromotionConfig | None = None
 
     def takes(self, path: str, headers: Mapping[str, str], model: str, key: Key | None) -> bool:
         return self.match is None or self.match.holds(path, headers, model, key)
@@ -124,6 +172,16 @@ class Route(StrictModel):
         return Key(
             name=f"route.{self.name}"[:64], hash=_NO_HASH, limits=KeyLimits(**self.limits.model_dump())
         )
+
+    @property
+    def experiment(self) -> str:
+        assert self.mirror is not None
+        return self.mirror.experiment or f"{self.name}-{self.mirror.candidate}"
+
+    @property
+    def is_aa(self) -> bool:
+        """The candidate is the baseline: an experiment that calibrates the gate."""
+        return self.mirror is not None and set(self.upstreams) == {self.mirror.candidate}
 
 
 class _File(StrictModel):
@@ -136,36 +194,54 @@ class GateConfig:
     upstreams: Mapping[str, UpstreamConfig]
     routes: tuple[Route, ...]
 
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """Of the experiments that may be promoted, by name."""
+        return {
+            route.experiment: Plan(
+                route.experiment,
+                route.promotion.stages,
+                route.promotion.min_pairs,
+                route.promotion.check_every_s,
+                route.promotion.automatic,
+                route.promotion.policy,
+            )
+            for route in self.routes
+            if route.promotion is not None
+        }
+
     def route(self, path: str, headers: Mapping[str, str], model: str, key: Key | None) -> Route | None:
         """The first that takes the request."""
         return next((route for route in self.routes if route.takes(path, headers, model, key)), None)
 
 
-def load(path: Path | str) -> GateConfig:
-    """GateConfigError lists every problem of the file."""
+def load(path: Path | str, check_environment: bool = True) -> GateConfig:
+    """GateConfigError lists every problem of the file. check_environment: keys of upstreams must be set."""
     file, problems = validate(_File, read(Path(path), GateConfigError))
     if file is None:
         raise GateConfigError(*problems)
-    problems += [*_upstream_problems(file.upstreams), *_route_problems(file)]
+    problems += [*_upstream_problems(file.upstreams, check_environment), *_route_problems(file)]
     if problems:
         raise GateConfigError(*problems)
     return GateConfig({one.name: one for one in file.upstreams}, file.routes)
 
 
-def _upstream_problems(upstreams: tuple[UpstreamConfig, ...]) -> Iterator[str]:
+def _upstream_problems(upstreams: tuple[UpstreamConfig, ...], check_environment: bool) -> Iterator[str]:
     if not upstreams:
         yield "upstreams: empty: name at least one server"
     first: dict[str, int] = {}
     for i, one in enumerate(upstreams):
         if first.setdefault(one.name, i) != i:
             yield f"upstreams[{i}].name: {one.name!r} is the name of upstreams[{first[one.name]}] already"
-        if one.api_key_env is not None and not os.environ.get(one.api_key_env):
+        missing = one.api_key_env is not None and not os.environ.get(one.api_key_env)
+        if check_environment and missing:
             yield f"upstreams[{i}].api_key_env: the variable {one.api_key_env} is not set: export it first"
 
 
 def _route_problems(file: _File) -> Iterator[str]:
     known = {one.name for one in file.upstreams}
     first: dict[str, int] = {}
+    experiments: dict[str, int] = {}
     if not file.routes:
         yield "routes: empty: expected at least one route"
     for i, route in enumerate(file.routes):
@@ -180,9 +256,24 @@ def _route_problems(file: _File) -> Iterator[str]:
             *(("upstreams", name) for name in route.upstreams),
             *(("fallback", n) for n in route.fallback),
         ]
+        if route.mirror is not None:
+            used.append(("mirror.candidate", route.mirror.candidate))
+            if experiments.setdefault(route.experiment, i) != i:
+                earlier = experiments[route.experiment]
+                yield f"{at}.mirror.experiment: {route.experiment!r} is that of routes[{earlier}] already"
         for field, name in used:
             if name not in known:
                 yield f"{at}.{field}: {unknown_name('upstream', name, sorted(known))}"
+        yield from (f"{at}.{problem}" for problem in _promotion_problems(route))
+
+
+def _promotion_problems(route: Route) -> Iterator[str]:
+    if route.promotion is None:
+        return
+    if route.mirror is None:
+        yield "promotion: expected a mirror too: without pairs there is no verdict"
+    elif route.mirror.candidate in route.upstreams:
+        yield "promotion: expected a candidate that is none of the route's own upstreams"
 
 
 class GateFile(ReloadingFile[GateConfig]):

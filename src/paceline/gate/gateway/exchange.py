@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from paceline.gate.gateway.config import Route
 from paceline.gate.leg_recorder import LegRecorder
+from paceline.gate.pair import Arm
 from paceline.gate.upstream import Upstream
 from paceline.web.api_keys import Key
 from paceline.web.rate_limit import Ticket
@@ -16,6 +17,7 @@ from paceline.web.rate_limit import Ticket
 CONVERSATION: Final = "x-conversation-id"  # a client's own name for it
 CHUNKED: Final = frozenset({"/v1/chat/completions", "/v1/completions"})  # their streams end with [DONE]
 GENERATING: Final = CHUNKED | {"/v1/responses"}
+TENANT: Final = "tenant"  # in vllm_xargs, for paceline's proposer
 PATHS: Final = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -42,18 +44,29 @@ class Exchange:
     added: dict[str, Any] = field(default_factory=dict)  # fields of the body that the gate sets
     hides_usage: bool = False  # the gate asked for the usage of a stream, the client did not
     counts_tokens: bool = False  # a limit needs them
+    cohort: str = ""
+    pair_id: str = ""  # of the pair that it becomes; empty: not mirrored
     recorder: LegRecorder | None = None  # of the leg that the user gets
+    response_id: str = ""  # the upstream's
     arrived: float = field(default_factory=time.perf_counter)
     created: float = field(default_factory=time.time)  # unix seconds
     tried: list[str] = field(default_factory=list)  # upstreams, in order
     status: int | None = None
     tokens: int = 0
     first_byte_s: float | None = None
+    complete: bool = False  # the client was sent the last event
     error: str | None = None  # a code
 
     @property
     def streams(self) -> bool:
         return self.body.get("stream") is True
+
+    @property
+    def arm(self) -> Arm:
+        """Who was to answer the user."""
+        mirror = self.route.mirror
+        chosen = bool(self.tried) and mirror is not None and self.tried[0] == mirror.candidate
+        return "candidate" if chosen and not self.route.is_aa else "baseline"
 
     @property
     def upstream(self) -> str:
@@ -62,12 +75,25 @@ class Exchange:
 
     def body_for(self, upstream: Upstream) -> bytes:
         """The body as sent, byte for byte, unless the upstream or the gate changes a field."""
-        changed = dict(upstream.extra_body) | self.added
-        if upstream.model is not None:
-            changed["model"] = upstream.model
+        changed = self.changes_for(upstream)
         if not changed:
             return self.raw
         return json.dumps({**self.body, **changed}, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def changes_for(self, upstream: Upstream) -> dict[str, Any]:
+        """Fields that an upstream gets in place of the client's."""
+        changed = dict(upstream.extra_body) | self.added
+        if upstream.model is not None:
+            changed["model"] = upstream.model
+        if upstream.send_tenant and self.path in GENERATING:
+            changed["vllm_xargs"] = self._tenant_args({**self.body, **changed}.get("vllm_xargs"))
+        return changed
+
+    def _tenant_args(self, given: object) -> dict[str, Any]:
+        """A client cannot name its tenant: another's memory would show in its own latency."""
+        args = dict(given) if isinstance(given, Mapping) else {}
+        args.pop(TENANT, None)
+        return args if self.key is None else {**args, TENANT: self.key.name}
 
 
 def conversation_of(headers: Mapping[str, str], key: Key | None, body: Mapping[str, Any]) -> str:
@@ -105,3 +131,14 @@ def choose(weights: Mapping[str, float], at: float) -> str:
         if left < 0:
             return name
     return [name for name, weight in weights.items() if weight][-1]
+
+
+def request_usage(exchange: Exchange) -> None:
+    """Has the upstream send the usage of a stream; the client does not see it unless it requested it."""
+    if not exchange.streams or exchange.path not in CHUNKED:
+        return
+    options = exchange.body.get("stream_options")
+    options = options if isinstance(options, dict) else {}
+    if options.get("include_usage") is not True:
+        exchange.added["stream_options"] = {**options, "include_usage": True}
+        exchange.hides_usage = True

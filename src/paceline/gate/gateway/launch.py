@@ -2,15 +2,20 @@
 
 import logging
 import signal
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import uvicorn
 from starlette.middleware import Middleware
 
 from paceline.errors import UsageError
-from paceline.gate.gateway.app import MAX_BODY, GateApp
+from paceline.gate.gateway.app import MAX_BODY, Changed, GateApp, Plans
 from paceline.gate.gateway.config import GateConfigError, GateFile
+from paceline.gate.promotion import Promoter
+from paceline.gate.store import GateStore
 from paceline.web.access_log import log_unparsed
 from paceline.web.api_errors import ApiError
 from paceline.web.api_keys import ApiKeys
@@ -33,6 +38,7 @@ class GateSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_hosts: tuple[str, ...] = ()  # names this gate is reached by, besides localhost and addresses
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    store: str | None = None  # of pairs, feedback and rollouts; "none": none; None: the default one
     log_level: str = "info"
     max_body: int = MAX_BODY  # bytes
     drain_s: float = 30.0  # for running requests to end when the gate stops
@@ -54,13 +60,26 @@ def build(settings: GateSettings) -> GateApp:
         name = Path(settings.config).name
         raise GateConfigError(*(p if name in p else f"{name}: {p}" for p in error.problems)) from None
     keys = ApiKeys(settings.api_keys, settings.keys) if settings.keys or settings.api_keys else None
+    store = None if settings.store == "none" else GateStore.open(settings.store)
+    if store is None and any(route.mirror is not None for route in file.current().routes):
+        raise UsageError("a route has a mirror, and there is no store for its pairs: leave out --store none")
     return GateApp(
         file,
         keys,
         exporter_from_environment(),
+        store=store,
+        promoter=partial(_promoter, settings.store),
         max_body=settings.max_body,
         body_timeout_s=settings.connections.body_timeout_s,
     )
+
+
+def _promoter(url: str | None, store: GateStore, plans: Plans, changed: Changed) -> Promoter:
+    """Verdicts are computed in a process of their own: seconds of arithmetic would hold requests up."""
+    executor = ProcessPoolExecutor(
+        1, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )  # Ctrl-C is for the gate, which ends it
+    return Promoter(store, url, plans, changed, executor)
 
 
 def uvicorn_config(app: GateApp, settings: GateSettings, port: int | None = None) -> uvicorn.Config:

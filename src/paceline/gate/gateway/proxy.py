@@ -7,6 +7,7 @@ can still take over; after that an upstream's failure becomes the stream's last 
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -33,12 +34,16 @@ from paceline.gate.gateway.upstream_client import (
     UpstreamState,
     WholeAnswer,
 )
+from paceline.gate.leg_recorder import LegRecorder
 from paceline.web.api_errors import ApiError, api_error
 from paceline.web.streaming import DONE, cancelled_by_disconnect, event
 
 log = logging.getLogger("paceline.gate")
 
 UPSTREAM: Final = "x-paceline-upstream"  # the header that names who answered
+ID_WITHIN: Final = 500  # bytes from the start of an answer
+_ID: Final = re.compile(rb'"id": ?"([!#-\[\]-~]{1,128})"')
+_LAST_EVENTS: Final = (b"event: response.completed", b"event: response.failed", b"event: response.incomplete")
 MESSAGES: Final = {
     "connect": "cannot be reached",
     "timeout": "did not answer in time",
@@ -54,20 +59,22 @@ class Head(NamedTuple):
 
 Parts = AsyncGenerator[Head | bytes, None]
 Finish = Callable[[Exchange, BaseException | None], None]
+CandidateShare = Callable[[Route], float]  # of users that the candidate serves
 
 
 class Proxy:
-    """rng: for the jitter between attempts."""
+    """candidate_share: of a route, by its rollout. rng: for the jitter between attempts."""
 
     def __init__(
         self,
         client: UpstreamClient,
         metrics: GateMetrics,
         spans: GateSpans,
+        candidate_share: CandidateShare,
         rng: Random,
     ) -> None:
         self._client, self._metrics, self._spans = client, metrics, spans
-        self._rng = rng
+        self._candidate_share, self._rng = candidate_share, rng
         self._budgets: dict[str, RetryBudget] = {}
         self._answers: set[Answer] = set()
         self._stopping = False
@@ -97,7 +104,14 @@ class Proxy:
         others = sorted(route.upstreams, key=lambda name: -route.upstreams[name])
         first = choose(route.upstreams, point(exchange.conversation, f"upstream:{route.name}"))
         order = [first, *(name for name in others if route.upstreams[name])]
+        if route.mirror is not None and self.serves_candidate(exchange):
+            order.insert(0, route.mirror.candidate)
         return list(dict.fromkeys([*order, *route.fallback]))
+
+    def serves_candidate(self, exchange: Exchange) -> bool:
+        """The rollout gives this conversation to the candidate; as the share grows, it keeps it."""
+        share = self._candidate_share(exchange.route)
+        return share > 0 and point(exchange.conversation, f"rollout:{exchange.route.name}") < share
 
     def _next(self, exchange: Exchange) -> UpstreamState:
         states = [self._client.states[name] for name in self.order(exchange) if name in self._client.states]
@@ -180,6 +194,8 @@ class Proxy:
         body = exchange.body_for(state.upstream)
         headers = self._spans.propagated(exchange.headers, span)
         sending = self._client.send(state, "POST", exchange.path, headers, body, exchange.deadline)
+        if exchange.pair_id and exchange.recorder is None:
+            exchange.recorder = LegRecorder(state.name)
         if exchange.recorder is not None:
             exchange.recorder.set(upstream=state.name, fallback=len(set(exchange.tried)) > 1)
         async with sending as answer:
@@ -223,20 +239,23 @@ class Proxy:
                     yield Head(answer.status, [*answer.headers, (UPSTREAM, state.name)])
                 if not progress.begun and b"data:" in events:
                     progress.begun = True
+                    exchange.response_id = _response_id(events)
                     exchange.first_byte_s = time.perf_counter() - exchange.arrived
                 if events:
                     last = events
+                    exchange.complete = answer.complete = _ended(events)  # clients leave at the last event
                     yield events
         if not splitter.complete or (exchange.path in CHUNKED and not _ended(last)):
             raise UpstreamFailure("disconnect")
 
     def _count_whole(self, exchange: Exchange, whole: WholeAnswer) -> None:
-        exchange.status = whole.status
+        exchange.status, exchange.complete = whole.status, True
         exchange.first_byte_s = time.perf_counter() - exchange.arrived
         if exchange.recorder is not None:
             exchange.recorder.status(whole.status)
             if whole.status < 400:
                 exchange.recorder.body(whole.body)
+        exchange.response_id = _response_id(whole.body)
         if exchange.counts_tokens and whole.status < 400:
             exchange.tokens = _total_tokens(_json(whole.body))
 
@@ -290,7 +309,7 @@ class _Forwarded(Response):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientDisconnect as error:
-            failure = error
+            failure = None if self._exchange.complete else error
         except BaseException as error:
             failure = error
             raise
@@ -304,10 +323,16 @@ def _head(state: UpstreamState, whole: WholeAnswer) -> Head:
     return Head(whole.status, [*whole.headers, length, (UPSTREAM, state.name)])
 
 
+def _response_id(data: bytes) -> str:
+    """Of the first object in an answer, which begins with its id."""
+    match = _ID.search(data, 0, ID_WITHIN)
+    return "" if match is None else match[1].decode()
+
+
 def _ended(last: bytes) -> bool:
-    """The last event of a stream of chunks: DONE, or an error."""
+    """They have the last event of a stream: DONE or an error, or that of a response."""
     final = last.rstrip().rpartition(b"\n\n")[2]
-    return final.endswith(b"[DONE]") or final.startswith(b'data: {"error"')
+    return final.endswith(b"[DONE]") or final.startswith((b'data: {"error"', *_LAST_EVENTS))
 
 
 def _without_usage(events: bytes, exchange: Exchange) -> bytes:

@@ -106,6 +106,7 @@ class Answer:
 
     def __init__(self, response: aiohttp.ClientResponse, idle_s: float, begin_by: float) -> None:
         self._response, self._idle_s, self._begin_by = response, idle_s, begin_by
+        self.complete = False  # its last event has come, whatever becomes of the connection
         self.status = response.status
         self.streams = response.status == 200 and response.content_type == MEDIA_TYPE
         self.headers = tuple(response_headers(response.headers))
@@ -212,7 +213,7 @@ class UpstreamClient:
         if not state.breaker.allow():
             raise UpstreamFailure("breaker_open")
         state.in_flight += 1
-        reported = False
+        reported, answer = False, None
         try:
             begin_by = asyncio.get_running_loop().time() + state.config.first_byte_timeout_s
             async with asyncio.timeout_at(begin_by if deadline is None else min(begin_by, deadline)):
@@ -224,8 +225,9 @@ class UpstreamClient:
                     timeout=state.timeout,
                     allow_redirects=False,
                 )
+            answer = Answer(response, state.config.idle_timeout_s, begin_by)
             try:
-                yield Answer(response, state.config.idle_timeout_s, begin_by)
+                yield answer
             finally:
                 # A connection whose answer was read to its end has gone back to the pool; any other is cut.
                 response.close()
@@ -245,8 +247,9 @@ class UpstreamClient:
             raise UpstreamFailure(failure_code(error)) from None
         finally:
             state.in_flight -= 1
-            if not reported:
-                state.breaker.neither()
+            if not reported:  # the client left
+                done = answer is not None and answer.complete
+                (state.breaker.success if done else state.breaker.neither)()
 
 
 def _sent(headers: Headers, own: Mapping[str, str]) -> "CIMultiDict[str]":

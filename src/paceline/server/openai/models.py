@@ -1,8 +1,9 @@
-"""/v1/models, /tokenize and /detokenize: endpoints that generate nothing."""
+"""/v1/models, /v1/routes, /tokenize and /detokenize: endpoints that generate nothing."""
 
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from paceline.errors import PacelineError, SettingError
 from paceline.server.openai.params import check_messages, template_variables
 from paceline.server.openai.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.openai.serving import Serving, request_error
+from paceline.server.routes import Route
 from paceline.text import Tokenizer
 from paceline.web.api_errors import ApiError
 from paceline.web.request_body import read_request
@@ -41,6 +43,28 @@ class ModelServing(Serving):
         name = http.path_params["name"]
         self.admission.check_model(name)
         return JSONResponse(self._card(name))
+
+    async def routes(self, http: Request) -> Response:
+        """What each route does now, and why. Its conditions are not told: they may be another key's."""
+        return JSONResponse({"object": "list", "data": [self._route(r) for r in self.admission.routes]})
+
+    def _route(self, route: Route) -> dict[str, Any]:
+        accounting, spec = self.log.metrics.accounting, route.spec(self.engine.llm.spec)
+        speculates = bool(spec.max_draft and set(spec.drafters) - {"none"})
+        state, reason = accounting.state(route.name, speculates)
+        figures, predicted = accounting.figures(route.name), accounting.prediction(route.name)
+        return {
+            "name": route.name,
+            "object": "route",
+            "drafters": list(spec.drafters),
+            "max_draft": spec.max_draft,
+            "adaptive": spec.adaptive,
+            "accept": spec.accept,
+            "state": state,
+            "reason": reason,
+            "predicted": None if predicted is None else asdict(predicted),
+            "measured": None if figures is None else asdict(figures),
+        }
 
     async def tokenize(self, http: Request) -> Response:
         body, request = await read_request(http, TokenizeRequest, min(self.max_body, MAX_TOKENIZE_BYTES))

@@ -62,6 +62,7 @@ _OPERATIONS: Final = (
     ),
     Operation("/v1/models", "The models served", "ModelList", problems=(*_ANY, 401)),
     Operation("/v1/models/{name}", "One model", "Model", problems=(*_ANY, 401, 404)),
+    Operation("/v1/routes", "What each route does now, and why", "RouteList", problems=(*_ANY, 401)),
     Operation("/tokenize", "The tokens of a text or a chat", "Tokens", TokenizeRequest, (*_BODY, 404)),
     Operation("/detokenize", "The text of tokens", "Text", DetokenizeRequest, (*_BODY, 404)),
     Operation("/health", "True if the engine runs", "Health", unready=True, public=True),
@@ -229,6 +230,21 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
         id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT
     ),
     "ModelList": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
+    "RouteList": _object(
+        object={"const": "list"},
+        data=_list(
+            _object(
+                name=_STRING,
+                object={"const": "route"},
+                drafters=_list(_STRING),
+                max_draft=_COUNT,
+                state={"enum": ["off", "idle", "plain", "drafting"]},
+                reason=_STRING,
+                predicted={"type": ["object", "null"]},
+                measured={"type": ["object", "null"]},
+            )
+        ),
+    ),
     "Tokens": _object(tokens=_list(_TOKEN), count=_COUNT, max_model_len=_COUNT),
     "Text": _object(prompt=_STRING),
     "Health": _object(status=_STRING),

@@ -13,27 +13,32 @@ Event = dict[str, Any]
 
 
 class TextLogprobs:
-    """Hands out the log-probabilities of an answer with its texts: tokens of calls and of its end have none.
+    """Hands out the log-probabilities of an answer with its texts, until its first call.
 
-    A token's text may be held back, and then comes with a later one.
+    A token's text may be held back, and then comes with a later one. The tokens of an answer and their order
+    depend on its text alone, not on how many of them came in one round.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[str, TokenLogprob]] = deque()
+        self._token_chars = 0  # of the tokens handed out
+        self._content_chars = 0
+        self._called = False
 
     def push(self, delta: OutputDelta) -> None:
         self._waiting.extend(zip(delta.texts, delta.logprobs, strict=False))  # none were requested: none
 
     def take(self, part: Delta) -> list[TokenLogprob]:
-        if isinstance(part, CallDelta):
+        if isinstance(part, CallDelta) or self._called:
+            self._called = True
             self._waiting.clear()
             return []
         taken: list[TokenLogprob] = []
-        length = 0
-        while self._waiting and length < len(part.text):
+        self._content_chars += len(part.text)
+        while self._waiting and self._token_chars < self._content_chars:
             text, logprob = self._waiting.popleft()
             taken.append(logprob)
-            length += len(text)
+            self._token_chars += len(text)
         return taken
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 _FIRST_TOKEN: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
@@ -136,4 +136,20 @@ def lost_traces() -> CounterMetricFamily:
     """Of the traces' recorder, which counts by itself."""
     return CounterMetricFamily(
         "paceline_traces_lost", "Requests that are not in the trace store", labels=["reason"]
+    )
+
+
+def route_rates() -> GaugeMetricFamily:
+    return GaugeMetricFamily(
+        "paceline_route_tokens_per_pass",
+        "Tokens per decoding pass, predicted and measured of late",
+        labels=["route", "figure"],
+    )
+
+
+def route_speedups() -> GaugeMetricFamily:
+    return GaugeMetricFamily(
+        "paceline_route_speedup",
+        "Times plain decoding, predicted and measured of late",
+        labels=["route", "figure"],
     )

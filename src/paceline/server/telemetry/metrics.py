@@ -11,7 +11,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from paceline.server.telemetry.metric_definitions import PacelineMetrics, VllmMetrics, lost_traces
+from paceline.server.telemetry.metric_definitions import (
+    PacelineMetrics,
+    VllmMetrics,
+    lost_traces,
+    route_rates,
+    route_speedups,
+)
+from paceline.server.telemetry.route_accounting import RouteAccounting
 from paceline.trace.record import RequestStats
 from paceline.types import Draft, Finish, Round, Seq
 from paceline.web.api_errors import REFUSALS
@@ -64,11 +71,14 @@ class Metrics:
         routes: Collection[str] = (),
         lost: Callable[[], Mapping[str, int]] | None = None,
         clock: Callable[[], float] = perf_counter,
+        accounting: RouteAccounting | None = None,
     ) -> None:
+        self.accounting = accounting or RouteAccounting()
         registry = CollectorRegistry()
         self._exposed = _WithoutCreated(registry)
         if lost is not None:
             registry.register(_LostTraces(lost))
+        registry.register(_RouteSpeedups(self.accounting))
         self._vllm = VllmMetrics(registry, model)
         self._paceline = PacelineMetrics(registry)
         self._drafters = frozenset(drafters)
@@ -97,6 +107,8 @@ class Metrics:
     @_counted
     def round(self, r: Round) -> None:
         live = self._live.get(r.request) or self._add(r.request, DEFAULT_ROUTE)
+        if r.tokens and live.last_tokens_at is not None:
+            self.accounting.add(live.route.name, r)
         self._time(r, live)
         if r.tokens:
             self._vllm.generation_tokens.inc(len(r.tokens))
@@ -309,6 +321,24 @@ class _LostTraces(Collector):
         for reason, requests in self._lost().items():
             family.add_metric([reason], requests)
         yield family
+
+
+class _RouteSpeedups(Collector):
+    """Predicted and measured, of the routes that have them."""
+
+    def __init__(self, accounting: RouteAccounting) -> None:
+        self._accounting = accounting
+
+    def collect(self) -> Iterable[Metric]:
+        predicted, measured = self._accounting.predictions(), self._accounting.measured()
+        rates, speedups = route_rates(), route_speedups()
+        for route, one in predicted.items():
+            rates.add_metric([route, "predicted"], one.tokens_per_pass)
+            speedups.add_metric([route, "predicted"], one.speedup)
+        for route, figures in measured.items():
+            rates.add_metric([route, "measured"], figures.tokens_per_pass)
+            speedups.add_metric([route, "measured"], figures.speedup)
+        yield from (rates, speedups)
 
 
 def draft_share(r: Round) -> float:

@@ -36,7 +36,7 @@ class FeedRows:
     seq_id: str
     tokens: Sequence[int]
     positions: Sequence[int]
-    slots: Sequence[int]
+    slots: list[int]
     parents: Sequence[int]  # row of the feed; -1: a cached one
     chain: int  # leading rows that every later row follows, all in the slots of their positions
     fed: int  # rows before those of the draft
@@ -201,8 +201,42 @@ def _paths(feed: FeedRows, first: int, end: int) -> tuple[list[int], list[list[i
     return [numbers[row] for row in range(first, end)], paths
 
 
+def chain_pass(feed: FeedRows, max_parts: int) -> PassRows | None:
+    """The pass of one chain alone, as most passes are; None: it needs more than one."""
+    count = len(feed.tokens)
+    start, last = feed.positions[0], feed.positions[-1]
+    parts = last // KEY_CHUNK + 1
+    if feed.chain < count or count > MAX_ROWS or count * parts > max_parts:
+        return None
+    only = SequenceRows(feed.seq_id, 0, count, start, last, (feed.slots,))
+    rows = PassRows(
+        list(feed.tokens),
+        list(feed.positions),
+        feed.slots,
+        [0] * count,
+        list(range(0, count * parts, parts)),
+        [0] * count,
+        [-1] * count,
+        sequences=[only],
+        parts=count * parts,
+    )
+    first = feed.scored_from
+    if first < count:
+        only.scored_row, rows.scored = first, list(range(first, count))
+        sampler = feed.sampler
+        if sampler is not None:
+            only.sampler, only.index_shift = sampler, sampler.index - start - first
+            rows.chosen = count - first
+            if sampler.penalises:
+                rows.parents = [feed.parents[i] if i >= feed.fed else -1 for i in range(count)]
+    return rows
+
+
 def passes(feeds: Sequence[FeedRows], max_parts: int) -> Iterator[PassRows]:
     """Fills pass after pass. A feed that is cut goes on in the next one and finds its rows in the cache."""
+    if len(feeds) == 1 and (alone := chain_pass(feeds[0], max_parts)) is not None:
+        yield alone
+        return
     current = PassRows()
     for feed in feeds:
         first = 0

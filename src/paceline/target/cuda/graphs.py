@@ -46,8 +46,7 @@ BUCKETS: Final = (8, 16, 32, 64)  # rows
 TABLES: Final = 256  # sequences whose page tables are on the device
 LINEAR_TILES: Final = 2  # tiles of 16 features in a block, as in kernels.cu
 LINEAR_KB: Final = 110
-WIDE_ROWS: Final = 64  # in one bucket, for which blocks are larger
-WIDE_TILES: Final = 4
+WIDE_TILES: Final = 4  # for 64 rows, or 32 with weights of 8 bits
 WIDE_KB: Final = 200
 MIN_PARTS: Final = 8192  # partial results of attention, all rows of a pass together
 FULL_CONTEXT_ROWS: Final = 8  # rows whose partial results fit whatever the context
@@ -56,28 +55,38 @@ COMBINE_WARPS: Final = 4
 _LOOKS: Final = 2**23  # at what the GPU writes, before it is asked what is wrong: a second or so
 
 
-def residual_tiling(shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
-    """Tiles of a block that adds to the residual stream, and its KB of shared memory.
+def product_tiling(
+    name: str, rows: int, shape: ModelConfig, multiprocessors: int, int8: bool
+) -> tuple[int, int]:
+    """Tiles of a block of a product for a bucket of rows, and its KB of shared memory, as in kernels.cu."""
+    if name == "residual":
+        return residual_tiling(rows, shape, multiprocessors)
+    wide = rows > 32 or (rows == 32 and int8)
+    return WIDE_TILES if wide else LINEAR_TILES, WIDE_KB if rows >= 32 else LINEAR_KB
 
-    Narrow models get one tile, so that more blocks share the work. Where there is still less than one block
-    to a multiprocessor and the inputs are long, each has more on its way.
+
+def residual_tiling(rows: int, shape: ModelConfig, multiprocessors: int) -> tuple[int, int]:
+    """The same for products that add to the residual stream, which have few features.
+
+    For few rows narrow models get one tile, so that more blocks share the work. Where there is still less
+    than one block to a multiprocessor and the inputs are long, each has more on its way. For many rows a
+    block has as many tiles as leave one for nearly every multiprocessor.
     """
-    tiles = 1 if shape.width <= 4096 or shape.width % 32 else 2
-    few = shape.width // 16 // tiles <= multiprocessors
-    return tiles, 200 if few and shape.ff_width >= 4096 else LINEAR_KB
-
-
-def wide_residual_tiles(shape: ModelConfig, multiprocessors: int) -> int:
-    """The same for 64 rows: as many tiles as leave a block for nearly every multiprocessor."""
-    min_blocks = max(64, 0.9 * multiprocessors)
-    return next((n for n in (4, 2) if shape.width >= 16 * n * min_blocks and shape.width % (16 * n) == 0), 1)
+    width = shape.width
+    if rows <= 16:
+        tiles = 1 if width <= 4096 or width % 32 else 2
+        few = width // 16 // tiles <= multiprocessors
+        return tiles, WIDE_KB if few and shape.ff_width >= 4096 else LINEAR_KB
+    min_blocks, widest = max(64, 0.9 * multiprocessors), (4, 2) if rows == 64 else (2,)
+    fitting = (n for n in widest if width >= 16 * n * min_blocks and width % (16 * n) == 0)
+    return next(fitting, 1), WIDE_KB
 
 
 def defines(shape: ModelConfig, multiprocessors: int, int8: bool = False) -> list[str]:
     """What the kernels are built with for a model."""
-    tiles, kb = residual_tiling(shape, multiprocessors)
-    wide = wide_residual_tiles(shape, multiprocessors)
-    values = {"RESIDUAL_TILES": tiles, "RESIDUAL_KB": kb, "WIDE_RESIDUAL_TILES": wide}
+    few, some, many = (residual_tiling(rows, shape, multiprocessors) for rows in (16, 32, 64))
+    values = {"RESIDUAL_TILES": few[0], "RESIDUAL_KB": few[1]}
+    values |= {"RESIDUAL_TILES_32": some[0], "RESIDUAL_TILES_64": many[0]}
     return [
         *(f"-D{name}={value}" for name, value in values.items()),
         *(["-DWITH_INT8", "-DWITHOUT_BF16"] if int8 else []),
@@ -306,7 +315,7 @@ class PassRunner:
             histories.append(-1 if s.sampler is None else self.histories.row(s.seq_id, s.sampler))
         self._wait_for(self._taken)  # from then on the input may be overwritten
         self._number = self._number % 2**30 + 1
-        self._input.fill(rows, tables, histories, self._number)
+        self._input.fill(rows, tables, histories, self._number, kind.bucket)
         self._last = kind
         self._replay(kind)
 
@@ -577,14 +586,8 @@ class PassKernels:
         )
 
     def _product(self, name: str, argument: args.Linear, matrix: Matrix) -> None:
-        shape, processors = self._shape, self._multiprocessors
-        wide = self._row_tiles * 8 == WIDE_ROWS
-        tiles, kb = (WIDE_TILES, WIDE_KB) if wide else (LINEAR_TILES, LINEAR_KB)
-        if name == "residual" and wide:
-            tiles = wide_residual_tiles(shape, processors)
-        elif name == "residual":
-            tiles, kb = residual_tiling(shape, processors)
-        kind = self._weights.kind
+        rows, kind = 8 * self._row_tiles, self._weights.kind
+        tiles, kb = product_tiling(name, rows, self._shape, self._multiprocessors, kind == "int8")
         shared = _linear_shared_bytes(self._row_tiles, tiles, kb, int8=kind == "int8")
         grid = matrix.features // 16 // tiles
         self._add(f"{name}_{self._row_tiles}_{kind}", grid, THREADS, shared, argument)
@@ -609,7 +612,7 @@ def _query_scale(shape: ModelConfig) -> float:
 def _linear_shared_bytes(row_tiles: int, tiles: int, kb: int, int8: bool) -> int:
     """As LinearShape in linear.h: the factors of the norm, then the rings, whose place the sums take."""
     rows = 8 * row_tiles
-    pieces = 4 if rows == WIDE_ROWS else 8  # of 16 bytes, in a weight's row
+    pieces = 4 if rows * (1 + int8) > 32 else 8  # of 16 bytes, in a weight's row
     stage = 16 * WARPS * (16 * pieces * tiles + rows * pieces * (2 if int8 else 1))
     stages = max(2, min(8, kb * 1024 // stage))
     sums = 4 * WARPS * tiles * 16 * (rows + 1)
@@ -626,21 +629,24 @@ _LETTERS: Final[dict[Any, str]] = {
     c.c_int: "i", c.c_uint: "I", c.c_ulonglong: "Q", c.c_float: "f", c.c_double: "d"
 }  # fmt: skip
 _HEADER: Final = 4  # fields that are one word each
-_BY_ROW: Final = ("token", "position", "path", "part", "sequence", "parent")  # "slot" is always whole
+_BY_ROW: Final = ("token", "position", "path", "part", "sequence", "parent")
 _PATH: Final = tuple(Struct(f"{count}i") for count in range(MAX_DEPTH + 1))
-_UNUSED: Final = tuple((-1,) * (MAX_ROWS - count) for count in range(MAX_ROWS + 1))  # slots of other rows
+_UNUSED: Final = tuple((-1,) * count for count in range(MAX_ROWS + 1))  # slots of other rows
 # seed, choice, shift of the index, inverse temperature, top-k, top-p, logit of min-p, history, penalties
 _GREEDY: Final = (0, 0, 0, 0.0, 0, 1.0, -math.inf, -1, 1.0, 0.0, 0.0)
 
 
 @cache
-def _layout(rows: int, sequences: int) -> Struct:
-    """PassInput without its paths, for so many rows and sequences; what lies beyond them becomes zero."""
-    parts, at = [f"={_HEADER}i"], 4 * _HEADER
+def _layout(rows: int, sequences: int, bucket: int) -> Struct:
+    """PassInput without its paths, for so many rows and sequences; what lies beyond them becomes zero.
+
+    Slots are those of the whole bucket.
+    """
+    parts, at = [f"@{_HEADER}i"], 4 * _HEADER
     fields: Any = args.PassInput._fields_[_HEADER:-1]
     for name, kind in fields:
         field, letter = getattr(args.PassInput, name), _LETTERS[kind._type_]
-        count = MAX_ROWS if name == "slot" else rows if name in _BY_ROW else sequences
+        count = bucket if name == "slot" else rows if name in _BY_ROW else sequences
         parts.append(f"{field.offset - at}x{count}{letter}")
         at = field.offset + count * c.sizeof(kind._type_)
     return Struct("".join(parts))
@@ -658,7 +664,9 @@ class _InputWriter:
         self._memory = _words(words).cast("B")
         self._paths = args.PassInput.path_slot.offset
 
-    def fill(self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], number: int) -> None:
+    def fill(
+        self, rows: PassRows, tables: Sequence[int], histories: Sequence[int], number: int, bucket: int
+    ) -> None:
         count, sequences, paths = len(rows.tokens), rows.sequences, 0
         records = []
         for s, table, history in zip(sequences, tables, histories, strict=True):
@@ -671,14 +679,14 @@ class _InputWriter:
             records.append(begin + (_GREEDY if s.sampler is None else _sampler(s, s.sampler, history)))
         columns = records[0] if len(records) == 1 else chain(*zip(*records, strict=True))
 
-        _layout(count, len(sequences)).pack_into(
+        _layout(count, len(sequences), bucket).pack_into(
             self._memory,
             0,
             *(number, count, len(sequences), paths),
             *rows.tokens,
             *rows.positions,
             *rows.slots,
-            *_UNUSED[count],
+            *_UNUSED[bucket - count],
             *rows.path,
             *rows.part,
             *rows.sequence,

@@ -1,8 +1,8 @@
 """CudaTarget: the target protocol over the CUDA kernels."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, cast, overload
 
 import torch
 from torch import Tensor
@@ -39,6 +39,36 @@ class _Results:
     tokens: list[int] = field(default_factory=list)  # of all passes but the last
 
 
+class _ChosenTokens(Sequence[int]):
+    """The tokens of the passes of one call: whoever reads them waits for the last of these passes."""
+
+    def __init__(self, chosen: Callable[[PassRows], list[int]], results: _Results) -> None:
+        self._chosen, self._results = chosen, results
+        self._count = sum(len(rows.scored) for rows in results.passes)
+        self._tokens: list[int] | None = None
+
+    def read(self) -> list[int]:
+        if self._tokens is None:
+            self._tokens = self._results.tokens + self._chosen(self._results.passes[-1])
+        return self._tokens
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.read())
+
+    def __eq__(self, other: object) -> bool:
+        return self.read() == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        return self.read()[at]
+
+
 class CudaTarget(PagedTarget[_FeedRecord]):
     """A row's bits depend on its sequence alone: not on other rows, batches, chunks of a prompt or the cache.
 
@@ -67,6 +97,7 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             self._launcher, self._weights, self._rows, self.max_context, config.max_batch
         )
         self._lent: dict[tuple[int, int], Tensor] = {}  # rows of the logits' buffer
+        self._last: _ChosenTokens | None = None  # of the pass that may still be running
         self.vocab_size = shape.vocab_size
         self.layers, self.layer_share = shape.layers, layer_share(shape)
         self._all_layers = tuple(range(shape.layers))
@@ -86,9 +117,9 @@ class CudaTarget(PagedTarget[_FeedRecord]):
         return self._weights.embeddings(self.fingerprint)
 
     def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
-        tapped = tuple(sorted(set(taps)))
-        if tapped and not 0 <= tapped[0] <= tapped[-1] < self.layers:
-            raise ValueError(f"taps={tapped!r}: the model has layers 0 to {self.layers - 1}")
+        """Returns once the pass is on its way: whoever reads the tokens waits for it."""
+        tapped = self._check_taps(taps) if taps else ()
+        self._finish_last()
         for feed in feeds:  # before any row is written: a full cache leaves every sequence as it was
             self._cache.extend(feed.seq_id, len(feed.tokens) + _depth(feed.draft))
         self._spare.reset()
@@ -105,15 +136,26 @@ class CudaTarget(PagedTarget[_FeedRecord]):
             firsts.append(firsts[-1] + len(one))
             self._feeds[feed.seq_id] = _FeedRecord(base, tuple(feed.tokens), feed.draft, one.slots[fed:])
         hidden = {layer: _joined(parts) for layer, parts in results.hidden.items()}
-        tokens: list[int] = results.tokens
-        scores = Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens)
-        tokens += self._chosen(results.passes[-1])
-        if not tokens or max(tokens) < 0:
-            tokens.clear()
-        return scores
+        tokens: Sequence[int] = ()
+        if any(one.chosen for one in results.passes):
+            tokens = self._last = _ChosenTokens(self._chosen, results)
+        return Scores(self._logits(results), tuple(starts[:-1]), tuple(firsts[:-1]), hidden, tokens, True)
+
+    def _check_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
+        tapped = tuple(sorted(set(taps)))
+        if not 0 <= tapped[0] <= tapped[-1] < self.layers:
+            raise ValueError(f"taps={tapped!r}: the model has layers 0 to {self.layers - 1}")
+        return tapped
+
+    def _finish_last(self) -> None:
+        """The next pass overwrites the tokens of the last one: they are read now, if nobody has."""
+        if self._last is not None:
+            self._last.read()
+            self._last = None
 
     def skip_forward(self, feeds: Sequence[Feed], starts: Sequence[int], layers: Sequence[int]) -> Scores:
         check_layers(layers, self.layers)
+        self._finish_last()
         self._reserve_skip_rows(feeds, starts)
         rows = [
             self._feed_rows(feed, NO_DRAFT, start, len(feed.tokens) - 1)
@@ -134,14 +176,14 @@ class CudaTarget(PagedTarget[_FeedRecord]):
     def _feed_rows(
         self, feed: Feed, draft: Draft, start: int, scored_from: int, sampler: Sampler | None = None
     ) -> FeedRows:
-        for tokens in (feed.tokens, draft.tokens):
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-                raise ValueError(f"a token is not one of the model's {self.vocab_size}")
 
         def slots(first: int, end: int) -> list[int]:
             return self._cache.slots(feed.seq_id, first, end)
 
-        return feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
+        rows = feed_rows(feed.seq_id, feed.tokens, draft, start, slots, self._spare, scored_from, sampler)
+        if not 0 <= min(rows.tokens) <= max(rows.tokens) < self.vocab_size:
+            raise ValueError(f"a token is not one of the model's {self.vocab_size}")
+        return rows
 
     def _run(self, feeds: Sequence[FeedRows], layers: tuple[int, ...], taps: tuple[int, ...]) -> _Results:
         """Launches the passes. The tokens of the last one are still to be waited for."""

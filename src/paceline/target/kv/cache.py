@@ -249,6 +249,10 @@ class PagedCache:
         """The slots of rows [start, stop), written or not."""
         pages, size = self._pages(seq_id), self.block
         self._check_rows(pages, start, stop)
+        first = start // size
+        if stop <= (first + 1) * size and start < stop:  # in one block
+            shift = (pages.table[first] - first) * size
+            return list(range(start + shift, stop + shift))
         slots: list[int] = []
         while start < stop:
             end = min(stop, (start // size + 1) * size)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection, func, insert, inspect, select, text, update
 
 from paceline.errors import StoreError
-from paceline.trace.store.schema import METADATA, VERSIONS
+from paceline.trace.store.schema import GATE_TABLES, METADATA, VERSIONS
 
 Step = Callable[[Connection], None]
 
@@ -14,9 +14,14 @@ def _add_metadata(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE paceline_requests ADD COLUMN metadata JSON NOT NULL DEFAULT '{}'"))
 
 
+def _add_gate_tables(connection: Connection) -> None:
+    """As they are now: whoever changes one of them writes their definition of version 3 down here first."""
+    METADATA.create_all(connection, tables=GATE_TABLES)
+
+
 # STEPS[n - 1] takes a store from version n to n + 1; once released, a step stays as it is.
 # A new store is made as METADATA says, so a step and METADATA change together.
-STEPS: tuple[Step, ...] = (_add_metadata,)
+STEPS: tuple[Step, ...] = (_add_metadata, _add_gate_tables)
 
 ONE_AT_A_TIME = 0x706163656C696E65  # of PostgreSQL's advisory locks, the one for making and changing tables
 

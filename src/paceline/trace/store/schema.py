@@ -45,6 +45,10 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(?:\\|u([0-9a-f]{4}))", lambda c: chr(int(c[1], 16)) if c[1] else "\\", text)
 
 
+def _key() -> Column[int]:
+    return Column("key", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)  # in order of saving
+
+
 def _json(name: str, optional: bool = False) -> Column[Any]:
     # Not JSONB, which refuses what JSON may say: \u0000 and lone surrogates.
     return Column(name, JSON(none_as_null=True), nullable=optional)
@@ -69,7 +73,7 @@ VERSIONS: Final = Table("paceline_schema_version", METADATA, Column("version", I
 REQUESTS: Final = Table(
     "paceline_requests",
     METADATA,
-    Column("key", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),  # in order of saving
+    _key(),
     Column("id", AnyText, nullable=False, unique=True),
     _seconds("created"),
     *(_text(name) for name in ("model", "route", "endpoint", "tenant", "accept")),
@@ -99,6 +103,62 @@ ROUNDS: Final = Table(
     _text("finish", optional=True),
     sqlite_with_rowid=False,  # one tree instead of a table and an index
 )
+
+PAIRS: Final = Table(
+    "paceline_pairs",
+    METADATA,
+    _key(),
+    Column("id", AnyText, nullable=False, unique=True),
+    _seconds("created"),
+    _text("experiment"),
+    _json("pair"),
+    Index("paceline_pairs_experiment", "experiment", "created"),
+)
+
+SERVED: Final = Table(  # who answered a user, of routes that have a candidate
+    "paceline_served",
+    METADATA,
+    _key(),
+    _seconds("created"),
+    *(_text(name) for name in ("request", "response", "client", "experiment", "route", "cohort", "arm")),
+    Index("paceline_served_request", "request"),
+    Index("paceline_served_response", "response"),
+    Index("paceline_served_created", "created"),
+)
+
+FEEDBACK: Final = Table(
+    "paceline_feedback",
+    METADATA,
+    _key(),
+    _seconds("created"),
+    *(_text(name) for name in ("request", "experiment", "route", "cohort", "arm")),
+    _text("thumbs", optional=True),
+    Column("escalation", Boolean, nullable=False),
+    Index("paceline_feedback_experiment", "experiment", "created"),
+)
+
+ROLLOUTS: Final = Table(
+    "paceline_rollouts",
+    METADATA,
+    Column("experiment", AnyText, primary_key=True),
+    _text("state"),
+    _seconds("share"),  # of users that the candidate serves
+    _seconds("since"),
+    _count("version"),  # grows with every change: of two writers, one comes too late
+)
+
+ROLLOUT_CHANGES: Final = Table(  # the audit: never updated, never pruned
+    "paceline_rollout_changes",
+    METADATA,
+    _key(),
+    _seconds("created"),
+    *(_text(name) for name in ("experiment", "actor", "reason", "from_state", "to_state")),
+    *(_seconds(name) for name in ("from_share", "to_share")),
+    _json("verdict", optional=True),
+    Index("paceline_rollout_changes_experiment", "experiment"),
+)
+
+GATE_TABLES: Final = (PAIRS, SERVED, FEEDBACK, ROLLOUTS, ROLLOUT_CHANGES)
 
 SUMMARY: Final = tuple(c for c in REQUESTS.columns if c.name not in TEXT)  # what a list shows
 

@@ -5,7 +5,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -105,6 +105,14 @@ class Store:
             if stored != latest():
                 with self._writing.begin() as connection:
                     migrate(connection)
+
+    @contextmanager
+    def transaction(self, purpose: str, writes: bool = False) -> Iterator[Connection]:
+        """For tables that have their own code. purpose: begins the message of an error."""
+        if writes:
+            self._renew_if_gone()
+        with connect.errors(purpose), (self._writing if writes else self._engine).begin() as connection:
+            yield connection
 
     def save(self, record: RequestRecord, rounds: Sequence[RoundRecord]) -> None:
         """All of it or nothing. An id is saved once."""

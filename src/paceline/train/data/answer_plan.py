@@ -28,6 +28,7 @@ class AnswersConfig:
     )
     only_calls: bool = False  # only prompts whose recorded answer called a tool
     held_out: float = SHARE  # of the conversations
+    answers_from: str = ""  # URL of a vLLM server that writes them; "": written here
     seed: int = 0
     rollout: Rollout = field(default_factory=Rollout)
     engine: EngineConfig = field(default_factory=EngineConfig)

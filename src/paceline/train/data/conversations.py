@@ -73,6 +73,10 @@ def _of_line(line: bytes, rejected: RejectionCounts) -> Conversation | None:
     if not isinstance(record, dict):
         rejected["not a JSON object"] += 1
         return None
+    if "baseline" in record and "candidate" in record:  # a pair of the gate
+        body = record.get("request")
+        request = {**body, "params": body} if isinstance(body, dict) else {}
+        return _conversation({"messages": None, **request}, rejected, last_only=True)
     exported = "output_ids" in record  # by `paceline trace export`: each request is an object of its own
     return _conversation(record, rejected, last_only=exported)
 

@@ -48,7 +48,7 @@ def make_answers(
 ) -> AnswerSet:
     """The answers of `model` to the prompts in `sources`; the same settings give the same answers.
 
-    On a GPU TrainDecoder writes them, hundreds at once; on a CPU the engine does.
+    On a GPU TrainDecoder writes them, hundreds at once; on a CPU the engine does; or a vLLM server elsewhere.
     """
     config, progress = config or AnswersConfig(), progress or _no_progress
     path = hub.resolve(model)
@@ -59,7 +59,9 @@ def make_answers(
     if config.synthetic or config.synthetic_chats:
         prompts = _with_synthetic(path, tokenizer, prompts, config, longest, progress)
     planned = plan_answers(prompts.prompts, config)
-    if placement(config.engine)[0].type == "cpu":
+    if config.answers_from:
+        answers, unanswered = _via_server(path, tokenizer, planned, config, progress)
+    elif placement(config.engine)[0].type == "cpu":
         answers, unanswered = _via_engine(model, planned, config, progress)
     else:
         answers, unanswered = via_rollout(path, tokenizer, planned, config, progress)
@@ -134,6 +136,26 @@ def _call(tokenizer: Tokenizer, compiler: Compiler, prompt: Prompt) -> Cursor:
     constraint = OutputSpec(prompt.tools, "required").constraint(tokenizer.tool_format, prompt_end)
     assert constraint is not None
     return compiler.cursor(constraint)
+
+
+def _via_server(
+    path: Path,
+    tokenizer: Tokenizer,
+    planned: Sequence[PlannedAnswer],
+    config: AnswersConfig,
+    progress: Progress,
+) -> tuple[Answers, int]:
+    """Nothing is constrained. The model here must be the server's: its hidden states are computed here."""
+    from paceline.loading import model_fingerprint
+    from paceline.train.data.server_answers import server_answers
+
+    free = [replace(plan, required=False) for plan in planned]
+    outputs = server_answers(
+        config.answers_from, tokenizer, free, config.rollout, partial(progress, "answers")
+    )
+    vocab_size = open_checkpoint(path).shape.vocab_size
+    answered = list(zip(free, outputs, strict=True))
+    return _answers(answered, tokenizer, vocab_size, model_fingerprint(path)), 0
 
 
 def _via_engine(

@@ -6,7 +6,8 @@
 // wait. The one exception is PassInput, which `take` writes: the first product lets its successor start only after its
 // own wait, so everything from the first `attend` on may read it early.
 //
-// Defined when building: RESIDUAL_TILES, RESIDUAL_KB and WIDE_RESIDUAL_TILES (see graphs.py), WITH_INT8, WITHOUT_BF16.
+// Defined when building: the tiles and the KB of shared memory of blocks that add to the residual stream, for up to 16,
+// for 32 and for 64 rows (see graphs.py), WITH_INT8, WITHOUT_BF16.
 
 #ifdef ON_CPU
 #include "cpu_shim.h"
@@ -21,10 +22,11 @@
 #ifndef RESIDUAL_TILES
 #define RESIDUAL_TILES 1
 #define RESIDUAL_KB 110
-#define WIDE_RESIDUAL_TILES 1
+#define RESIDUAL_TILES_32 1
+#define RESIDUAL_TILES_64 1
 #endif
 constexpr int LINEAR_TILES = 2, LINEAR_KB = 110;  // two blocks share a multiprocessor
-constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // for 64 rows, one block to a multiprocessor
+constexpr int WIDE_TILES = 4, WIDE_KB = 200;      // one block to a multiprocessor
 
 constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles <= 8 ? 2 : 1; }
 
@@ -37,17 +39,17 @@ constexpr int blocks_per_sm(int row_tiles, int tiles) { return row_tiles * tiles
     LINEAR_KERNEL(gated_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, GatedEpilogue)                 \
     LINEAR_KERNEL(store_##ROW_TILES##_##TYPE, ROW_TILES, TILES, KB, W, StoreEpilogue)                 \
     LINEAR_KERNEL(residual_##ROW_TILES##_##TYPE, ROW_TILES, LAST_TILES, LAST_KB, W, ResidualEpilogue)
-#define LINEAR_BUCKETS(TYPE, W)                                                       \
+#define LINEAR_BUCKETS(TYPE, W, TILES_32)                                             \
     LINEAR_KERNELS(1, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
     LINEAR_KERNELS(2, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
-    LINEAR_KERNELS(4, TYPE, W, LINEAR_TILES, LINEAR_KB, RESIDUAL_TILES, RESIDUAL_KB)  \
-    LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, WIDE_RESIDUAL_TILES, WIDE_KB)
+    LINEAR_KERNELS(4, TYPE, W, TILES_32, WIDE_KB, RESIDUAL_TILES_32, WIDE_KB)         \
+    LINEAR_KERNELS(8, TYPE, W, WIDE_TILES, WIDE_KB, RESIDUAL_TILES_64, WIDE_KB)
 
 #ifndef WITHOUT_BF16
-LINEAR_BUCKETS(bf16, BF16)
+LINEAR_BUCKETS(bf16, BF16, LINEAR_TILES)
 #endif
 #ifdef WITH_INT8
-LINEAR_BUCKETS(int8, INT8)
+LINEAR_BUCKETS(int8, INT8, WIDE_TILES)
 #endif
 
 #define ATTENTION_KERNELS(D)                                                              \

@@ -158,12 +158,12 @@ DEVICE void widen_int8(u32 four, u32& low, u32& high) {
 // How a block of TILES tiles of 16 features works for ROW_TILES * 8 rows.
 //
 // Weights and x go through a ring of stages in shared memory, each warp its own: 128 bytes of each row at a time, the
-// length of a cache line. (Loads into registers share six scoreboards: waiting for an old one waits for new ones.) For 64
-// rows a stage is half as long, so that three of them fit. Pieces of 16 bytes swap places between odd and even rows where
-// lanes would meet in a bank.
+// length of a cache line. (Loads into registers share six scoreboards: waiting for an old one waits for new ones.) Where
+// x is long beside the weights a stage is half as long, so that three of them fit. Pieces of 16 bytes swap places between
+// odd and even rows where lanes would meet in a bank.
 template <int ROW_TILES, int TILES, WeightType W, int SHARED_KB> struct LinearShape {
     static constexpr int ROWS = ROW_TILES * 8;
-    static constexpr int HALVES = ROWS > 32 ? 1 : 2;              // of 64 bytes of a weight's row, in a stage
+    static constexpr int HALVES = ROWS * (W == INT8 ? 2 : 1) > 32 ? 1 : 2;  // of 64 bytes of a weight's row, in a stage
     static constexpr int PER_GROUP = 2 / HALVES;                  // stages that a warp takes of one group of inputs
     static constexpr int GROUP = (W == BF16 ? 32 : 64) * HALVES;  // inputs of a stage
     static constexpr int ROW_PIECES = 4 * HALVES;                 // of 16 bytes, in a row of the weight

@@ -1,0 +1,470 @@
+"""From traffic to advice: for each route the drafters and the length to use, or the reason for none."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from random import Random
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from paceline.advise.outputs import (
+    OutputLimits,
+    Progress,
+    TargetOutput,
+    overhead_ms,
+    prefill_ms,
+    target_outputs,
+    with_hidden,
+)
+from paceline.advise.replay import Decoding, PassCost, Simulation
+from paceline.advise.speedup import MAX_LENGTH, Costs, best_length
+from paceline.advise.traffic import Classify, TracedRequest, Traffic, Workload, sample, workload
+from paceline.config import SpecConfig, require_between, require_min, require_positive, require_whole
+from paceline.drafters import model_free
+from paceline.errors import UsageError
+from paceline.trace.record import RoundRecord, round_record
+from paceline.types import Controller, Drafter
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+FREE_LISTS: Final = (("grammar", "suffix", "ngram"), ("grammar", "suffix"), ("grammar", "ngram"))
+DEFAULT_LENGTH: Final = 8
+LENGTHS: Final = (4, 16)  # tried besides for the best list
+FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
+LOADS: Final = (1, 4, 16)
+MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
+MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
+NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
+SHORT: Final = 16  # tokens of a median answer that counts as short
+UNPREDICTABLE: Final = 1.15  # tokens per pass below which a text is called so
+CONFIDENCE: Final = 0.9  # of intervals
+_TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
+MAX_TOOLS: Final = 16  # in the conditions of a route
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceConfig:
+    requests: int = 24  # of each route, that are answered and replayed
+    concurrency: int = 0  # outputs at once that are planned for; 0: as recorded
+    seed: int = 0  # of the sample and the intervals
+    resamples: int = 1000  # of the bootstrap
+    limits: OutputLimits = field(default_factory=OutputLimits)
+
+    def __post_init__(self) -> None:
+        require_whole(self, "requests", "concurrency", "seed", "resamples")
+        require_min(self, requests=1, concurrency=0, seed=0, resamples=1)
+        require_between(self.limits, 1, 1 << 20, "max_tokens", "max_prompt")
+        require_positive(self.limits, "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean, and the interval that the bootstrap over conversations gives."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A list of drafters at one length, replayed on the traffic of a route."""
+
+    drafters: tuple[str, ...]
+    max_draft: int
+    tokens_per_pass: Interval  # after the first token
+    speedup: Interval  # of decoding
+    turn_speedup: float  # of whole turns, reading of the prompt included
+    accepted_by_source: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.drafters)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPoint:
+    """Drafts that are always this long, where the drafters have as many tokens."""
+
+    draft_length: int
+    tokens_per_pass: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    concurrency: int
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rounds that the traces hold: they ran with the settings of that time."""
+
+    tokens_per_pass: float
+    speedup: float  # of decoding, against plain passes of this machine's cost curve
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAdvice:
+    route: str
+    workload: Workload
+    enabled: bool
+    reason: str
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    lengths: tuple[LengthPoint, ...]
+    loads: tuple[LoadPoint, ...]
+    concurrency: int  # planned for
+    prefill_ms: float  # mean
+    decode_ms: float  # mean, without drafts
+    outputs: int  # replayed
+    replayed: int  # conversations
+    left_out: Mapping[str, int]  # requests without an output, by reason
+    own_text: bool  # the outputs were recorded; else the target answered now
+    measured: Measured | None  # in the traces
+    answered: Measured | None  # by the answers written now, with the default list
+    match: Mapping[str, Any]  # conditions of the route for a routes file; {}: takes everything
+    by_batch: tuple[tuple[int, int, int], ...]  # first and last batch, and the length for them
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What the advice is computed with. drafters: those with weights, by name."""
+
+    llm: "LLM"
+    controller: Callable[[], Controller]  # a new one for each replay
+    fixed: Callable[[], Controller]  # one that always drafts as far as the request allows
+    cost: PassCost
+    classify: Classify
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)
+
+    def lists(self) -> list[tuple[str, ...]]:
+        """The lists that are compared: without weights, and the default one with each of the others."""
+        return [*FREE_LISTS, *((*FREE_LISTS[0], name) for name in self.drafters)]
+
+
+def advise_routes(
+    engine: Engine,
+    traffic: Traffic,
+    config: AdviceConfig | None = None,
+    progress: Progress = lambda *_: None,
+) -> list[RouteAdvice]:
+    """Advice for every route with traffic; the time for answers is shared evenly among them."""
+    config = config or AdviceConfig()
+    routes = traffic.routes()
+    if not routes:
+        why = ", ".join(f"{reason}: {count}" for reason, count in traffic.rejected.items()) or "it is empty"
+        raise UsageError(f"there is no request in this traffic ({why})")
+    advised, started = list[RouteAdvice](), time.monotonic()
+    for number, (route, requests) in enumerate(routes.items()):
+        left = config.limits.seconds - (time.monotonic() - started)
+        share = max(1.0, left / (len(routes) - number))
+        limits = OutputLimits(config.limits.max_tokens, config.limits.max_prompt, share)
+        others = [r for other, rs in routes.items() if other != route for r in rs]
+        one = _RouteAdvisor(engine, config, limits, progress).advise(route, requests, others)
+        if one is not None:
+            advised.append(one)
+    if not advised:
+        raise UsageError("no request of this traffic could be answered or replayed: see the target's context")
+    return advised
+
+
+class _RouteAdvisor:
+    def __init__(
+        self, engine: Engine, config: AdviceConfig, limits: OutputLimits, progress: Progress
+    ) -> None:
+        self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
+        self._overhead_ms = 0.0
+        self._cost = engine.cost
+
+    def advise(
+        self, route: str, requests: Sequence[TracedRequest], others: Sequence[TracedRequest]
+    ) -> RouteAdvice | None:
+        chosen = sample(requests, self._config.requests, Random(f"{self._config.seed} {route}"))
+
+        def report(what: str, done: int, of: int) -> None:
+            self._progress(f"{route}: {what}", done, of)
+
+        outputs, left_out = target_outputs(self._engine.llm, chosen, self._limits, report)
+        outputs = [one for one in outputs if len(one.recorded.output) > 1]
+        if not outputs:
+            return None
+        outputs = self._with_hidden(outputs, report)
+        self._overhead_ms = overhead_ms(outputs)
+        answered = [_rounds(one) for one in outputs if one.rounds]
+        self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
+        figures = workload(requests, [one.tokenized for one in outputs])
+        candidates = self._candidates(outputs, report)
+        best = _best(candidates)
+        planned = self._config.concurrency or max(1, round(figures.concurrency))
+        loads = self._loads(outputs, best, planned)
+        lengths = self._lengths(outputs, best.drafters)
+        plain_ms = sum(self._plain_ms(one) for one in outputs) / len(outputs)
+        enabled, reason = verdict(best, figures, loads, planned, prefill_ms(outputs), plain_ms)
+        return RouteAdvice(
+            route=route,
+            workload=figures,
+            enabled=enabled,
+            reason=reason,
+            best=best,
+            candidates=tuple(candidates),
+            lengths=tuple(lengths),
+            loads=tuple(loads),
+            concurrency=planned,
+            prefill_ms=prefill_ms(outputs),
+            decode_ms=plain_ms,
+            outputs=len(outputs),
+            replayed=len({one.conversation for one in outputs}),
+            left_out=left_out,
+            own_text=not any(one.rounds for one in outputs),
+            measured=measured([request.rounds for request in requests], self._cost),
+            answered=measured(answered, self._cost),
+            match=conditions(requests, others, self._engine.classify),
+            by_batch=length_by_batch(lengths, self._cost, int(figures.prompt_tokens.median)),
+        )
+
+    def _with_hidden(self, outputs: list[TargetOutput], report: Progress) -> list[TargetOutput]:
+        taps = sorted({tap for drafter in self._engine.drafters.values() for tap in drafter.taps})
+        if not taps:
+            return outputs
+        read = []
+        for number, one in enumerate(outputs):
+            report("hidden states", number, len(outputs))
+            read.append(with_hidden(self._engine.llm, one, taps))
+        return read
+
+    def _candidates(self, outputs: Sequence[TargetOutput], report: Progress) -> list[Candidate]:
+        tried: list[Candidate] = []
+        lists = self._engine.lists()
+        for number, drafters in enumerate(lists):
+            report("replays", number, len(lists) + len(LENGTHS))
+            tried.append(self._candidate(outputs, drafters, DEFAULT_LENGTH))
+        best = _best(tried)
+        for number, length in enumerate(LENGTHS, len(lists)):
+            report("replays", number, len(lists) + len(LENGTHS))
+            tried.append(self._candidate(outputs, best.drafters, length))
+        report("replays", len(lists) + len(LENGTHS), len(lists) + len(LENGTHS))
+        return tried
+
+    def _candidate(
+        self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...], length: int
+    ) -> Candidate:
+        decodings = self._simulate(outputs, SpecConfig(drafters, length))
+        reading = prefill_ms(outputs) * len(outputs)
+        plain, fast = sum(d.plain_ms for d in decodings), sum(d.ms for d in decodings)
+        sources: dict[str, int] = {}
+        for decoding in decodings:
+            for name, count in decoding.by_source.items():
+                sources[name] = sources.get(name, 0) + count
+        rates = self._intervals([one.conversation for one in outputs], decodings)
+        return Candidate(drafters, length, *rates, (reading + plain) / (reading + fast), sources)
+
+    def _simulate(
+        self, outputs: Sequence[TargetOutput], spec: SpecConfig, concurrency: int = 1, fixed: bool = False
+    ) -> list[Decoding]:
+        engine = self._engine
+        simulation = Simulation(
+            spec,
+            engine.llm.target,
+            {**model_free(), **engine.drafters},
+            (engine.fixed if fixed else engine.controller)(),
+            self._cost,
+            overhead_ms=self._overhead_ms,
+            concurrency=concurrency,
+        )
+        return simulation.run([one.recorded for one in outputs])
+
+    def _intervals(self, groups: Sequence[str], decodings: Sequence[Decoding]) -> tuple[Interval, Interval]:
+        """Tokens per pass and speed-up, with intervals from resampled conversations."""
+        rng = np.random.default_rng(self._config.seed)
+        totals: dict[str, np.ndarray[Any, Any]] = {}
+        for group, d in zip(groups, decodings, strict=True):
+            figures = np.array([d.tokens, d.passes, d.plain_ms, d.ms])
+            totals[group] = totals.get(group, np.zeros(4)) + figures
+        table = np.stack(list(totals.values()))
+        picks = rng.integers(0, len(table), (self._config.resamples, len(table)))
+        sums = table[picks].sum(axis=1)
+        return _interval(table, sums, 0, 1), _interval(table, sums, 2, 3)
+
+    def _lengths(self, outputs: Sequence[TargetOutput], drafters: tuple[str, ...]) -> list[LengthPoint]:
+        points = [LengthPoint(0, 1.0, 1.0)]
+        for length in FIXED_LENGTHS:
+            done = self._simulate(outputs, SpecConfig(drafters, length, adaptive=False), fixed=True)
+            tokens = sum(d.tokens for d in done) / max(1, sum(d.passes for d in done))
+            points.append(LengthPoint(length, tokens, _ratio(done)))
+        return points
+
+    def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
+        """Copies of an output are other tenants': no memory of one serves another."""
+        spec = SpecConfig(best.drafters, best.max_draft)
+        levels = sorted({*LOADS, planned})
+        points = []
+        for level in levels:
+            copies = max(1, -(-2 * level // len(outputs)))
+            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs]
+            points.append(LoadPoint(level, _ratio(self._simulate(some[: 4 * level + 8], spec, level))))
+        return points
+
+    def _plain_ms(self, one: TargetOutput) -> float:
+        seq, count = one.recorded.seq, len(one.recorded.output) - 1
+        middle = seq.prompt_len + count // 2
+        return count * (self._cost(1, middle) + self._overhead_ms)
+
+
+def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: int, below: int) -> Interval:
+    total = table.sum(axis=0)
+    ratios = sums[:, above] / np.maximum(sums[:, below], 1e-9)
+    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(total[above] / max(total[below], 1e-9)), float(low), float(high))
+
+
+def _ratio(decodings: Sequence[Decoding]) -> float:
+    return sum(d.plain_ms for d in decodings) / max(1e-9, sum(d.ms for d in decodings))
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate:
+    """The fastest; the default list and length if they are about as fast."""
+    top = max(c.speedup.value for c in candidates)
+    good = [c for c in candidates if c.speedup.value >= NEAR_BEST * top]
+    default = FREE_LISTS[0]
+    return min(good, key=lambda c: (c.drafters != default, c.max_draft != DEFAULT_LENGTH, -c.speedup.value))
+
+
+def verdict(
+    best: Candidate,
+    figures: Workload,
+    loads: Sequence[LoadPoint],
+    planned: int,
+    reading_ms: float,
+    decoding_ms: float,
+) -> tuple[bool, str]:
+    """Whether to speculate, and why or why not."""
+    alone, turns = best.speedup, best.turn_speedup
+    loaded = next((point.speedup for point in loads if point.concurrency == planned), alone.value)
+    share = reading_ms / max(1e-9, reading_ms + decoding_ms)
+    if alone.value < MIN_GAIN:
+        if best.tokens_per_pass.value < UNPREDICTABLE:
+            return False, (
+                f"unpredictable text: {best.tokens_per_pass.value:.2f} tokens per pass at best, "
+                "so drafts save less than they cost"
+            )
+        return False, "drafts save as much time as they cost on this machine"
+    if planned > 1 and loaded < MIN_GAIN:
+        return False, (
+            f"saturated by load: {alone.value:.2f} x for one output alone, {loaded:.2f} x "
+            f"for {planned} at once"
+        )
+    if turns < MIN_GAIN and figures.output_tokens.median < SHORT:
+        return False, (
+            f"short answers: {figures.output_tokens.median:.0f} tokens in the median, whole turns gain "
+            f"{100 * (turns - 1):.1f} %"
+        )
+    if turns < MIN_GAIN:
+        return False, (
+            f"prefill-bound: {100 * share:.0f} % of a turn is reading, whole turns gain "
+            f"{100 * (turns - 1):.1f} %"
+        )
+    return True, (
+        f"{best.tokens_per_pass.value:.2f} tokens per pass: decoding {alone.value:.2f} x, "
+        f"whole turns {turns:.2f} x"
+    )
+
+
+def _of_tenant(one: TargetOutput, copy: int) -> TargetOutput:
+    seq = one.recorded.seq
+    return replace(one, recorded=replace(one.recorded, seq=replace(seq, tenant=f"{seq.tenant} {copy}")))
+
+
+def corrected(cost: PassCost, outputs: Sequence[Sequence[RoundRecord]]) -> PassCost:
+    """The cost curve times what passes really took of it: the median for each row count, lines in between.
+
+    The curve has the fastest passes, without the choice of tokens. Only passes of a single output count.
+    More rows take no less time, whatever a noisy moment gave.
+    """
+    ratios: dict[int, list[float]] = {}
+    for rounds in outputs:
+        for r in [r for r in rounds if r.committed][1:]:
+            if r.batch == 1 and r.target_us and r.rows == 1 + r.drafted:
+                ratios.setdefault(r.rows, []).append(r.target_us / 1000 / cost(r.rows, r.start))
+    known = sorted(rows for rows, some in ratios.items() if len(some) >= MIN_ROUNDS)
+    if not known:
+        return cost
+    medians = [median(ratios[rows]) for rows in known]
+    at = _TYPICAL_CONTEXT
+    times = np.maximum.accumulate([cost(n, at) * ratio for n, ratio in zip(known, medians, strict=True)])
+    rising = [float(ms) / cost(n, at) for n, ms in zip(known, times, strict=True)]
+    return lambda rows, context: cost(rows, context) * float(np.interp(rows, known, rising))
+
+
+def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measured | None:
+    """From the rounds of outputs, from their second token on; None: there are none."""
+    tokens = passes = 0
+    spent_ms = plain_ms = 0.0
+    for rounds in outputs:
+        for r in [r for r in rounds if r.committed][1:]:
+            tokens, passes = tokens + r.committed, passes + 1
+            spent_ms += (r.draft_us + r.target_us) / 1000 / max(1, r.batch)
+            plain_ms += r.committed * cost(r.batch, r.start) / max(1, r.batch)
+    return Measured(tokens / passes, plain_ms / spent_ms) if passes and spent_ms else None
+
+
+def _rounds(one: TargetOutput) -> list[RoundRecord]:
+    return [round_record(r, i) for i, r in enumerate(one.rounds)]
+
+
+def conditions(
+    requests: Sequence[TracedRequest], others: Sequence[TracedRequest], classify: Classify
+) -> dict[str, Any]:
+    """Conditions of a routes file that tell these requests from the others; {}: no others, or no difference.
+
+    The class of the prompt, else tools that only these requests offer, else the path.
+    """
+    if not others:
+        return {}
+    classes = {classify(request.body) for request in requests}
+    if len(classes) == 1 and classes.isdisjoint({classify(request.body) for request in others}):
+        return {"prompt": classes.pop()}
+    foreign = {name for request in others for name in request.tools}
+    if own := _cover([set(request.tools) - foreign for request in requests]):
+        return {"tools": own}
+    paths = {request.endpoint for request in requests}
+    if len(paths) == 1 and paths.isdisjoint({request.endpoint for request in others}):
+        return {"path": paths.pop()}
+    return {}
+
+
+def _cover(offered: Sequence[set[str]]) -> list[str]:
+    """A few tools of which nearly every request offers one; [] if some requests offer none."""
+    left, names = [tools for tools in offered if tools], list[str]()
+    if len(left) < len(offered):
+        return []
+    while left and len(names) < MAX_TOOLS:
+        counts = Counter(name for tools in left for name in tools)
+        names.append(min(counts, key=lambda name: (-counts[name], name)))
+        left = [tools for tools in left if names[-1] not in tools]
+    return sorted(names)
+
+
+def length_by_batch(
+    lengths: Sequence[LengthPoint], cost: PassCost, context: int
+) -> tuple[tuple[int, int, int], ...]:
+    """The best length for each number of sequences in a pass, in ranges, from tokens by length."""
+    known = [point.draft_length for point in lengths]
+    tokens = [point.tokens_per_pass for point in lengths]
+    curve = [float(np.interp(k, known, tokens)) for k in range(MAX_LENGTH + 1)]
+    ranges: list[tuple[int, int, int]] = []
+    for batch in range(1, 65):
+        length = best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch))
+        if ranges and ranges[-1][2] == length:
+            ranges[-1] = (ranges[-1][0], batch, length)
+        else:
+            ranges.append((batch, batch, length))
+    return tuple(ranges)

@@ -1,0 +1,192 @@
+"""Outputs of the target to replay: those it wrote in the traces, or its answers to recorded requests.
+
+Text of another model says little about how well this one's can be drafted, so such requests are answered
+again. Speculation changes no token, so the answers are written with drafts.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor, cat
+
+from paceline.advise.replay import RecordedOutput
+from paceline.advise.traffic import TokenizedRequest, TracedRequest
+from paceline.config import SamplingParams
+from paceline.constraints import OutputSpec
+from paceline.errors import PacelineError
+from paceline.types import Feed, Round, Seq
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+CHUNK: Final = 256  # tokens of a pass that reads hidden states
+SAMPLING: Final = frozenset(f.name for f in fields(SamplingParams)) - {"logprobs", "choice", "stop"}
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """One output of the target, ready to be replayed."""
+
+    tokenized: TokenizedRequest
+    recorded: RecordedOutput
+    prefill_ms: float | None  # until the first token, with what the prefix cache held
+    rounds: tuple[Round, ...] = ()  # of an answer that was written now, the first with its first token
+    decode_ms: float = 0.0  # of all rounds but the first
+
+    @property
+    def conversation(self) -> str:
+        return self.tokenized.request.conversation
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimits:
+    max_tokens: int = 256  # of an answer that is written now, where the request sets no lower limit
+    max_prompt: int = 8192  # tokens; longer requests are left out
+    seconds: float = 600.0  # for all answers together
+
+
+def target_outputs(
+    llm: "LLM",
+    requests: Sequence[TracedRequest],
+    limits: OutputLimits,
+    progress: Progress = lambda *_: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[list[TargetOutput], dict[str, int]]:
+    """The outputs, in the order of the requests, and how many have none, by reason."""
+    made: list[TargetOutput] = []
+    left_out: dict[str, int] = {}
+    deadline = clock() + limits.seconds
+    for number, request in enumerate(requests):
+        progress("answers", number, len(requests))
+        if clock() > deadline:
+            left_out["no time was left"] = len(requests) - number
+            break
+        try:
+            made.append(_output(llm, request, limits))
+        except (PacelineError, ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = str(error).splitlines()[0][:100] or type(error).__name__
+            left_out[reason] = left_out.get(reason, 0) + 1
+    progress("answers", len(requests), len(requests))
+    return made, left_out
+
+
+def _output(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> TargetOutput:
+    seq = prepared(llm, request, limits)
+    longest = min(limits.max_prompt, llm.target.max_context - 1)
+    if seq.prompt_len > longest:
+        raise PacelineError(f"prompts of more than {longest} tokens")
+    if _is_own(llm, request):
+        recorded = RecordedOutput(seq, request.output_ids)
+        prefill_ms = None if request.prefill_s is None else 1000 * request.prefill_s
+        return TargetOutput(_tokenized(llm, request, recorded), recorded, prefill_ms)
+    return _answered(llm, request, seq)
+
+
+def _is_own(llm: "LLM", request: TracedRequest) -> bool:
+    """True if this model wrote the recorded output."""
+    own = request.model == llm.name
+    return own and bool(request.output_ids) and max(request.output_ids) < llm.target.vocab_size
+
+
+def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
+    """The request as a sequence, constraint and seed included."""
+    body = request.body
+    own = _is_own(llm, request)
+    sampling: dict[str, Any] = {
+        name: value for name, value in body.items() if name in SAMPLING and value is not None
+    }
+    allowed = body.get("max_completion_tokens") or body.get("max_tokens") or limits.max_tokens
+    most = len(request.output_ids) if own else min(int(allowed), limits.max_tokens)
+    params = SamplingParams(**{**sampling, "max_tokens": most, "min_tokens": 0})
+    output = OutputSpec(
+        tuple(body.get("tools") or ()),
+        body.get("tool_choice") or "auto",
+        bool(body.get("parallel_tool_calls", True)),
+        body.get("response_format"),
+    )
+    messages, text = body.get("messages"), str(body.get("prompt") or "")
+    prompt: Any = request.prompt_ids if own and request.prompt_ids else messages or text
+    seeded = params if params.seed is not None else replace(params, seed=_seed(request.id))
+    return llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+
+
+def _seed(name: str) -> int:
+    """The same request gets the same answer every time."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4])
+
+
+def _tokenized(llm: "LLM", request: TracedRequest, recorded: RecordedOutput) -> TokenizedRequest:
+    prompt = tuple(recorded.seq.tokens[: recorded.seq.prompt_len])
+    return TokenizedRequest(request, prompt, recorded.output, llm.tokenizer.decode(recorded.output))
+
+
+def _answered(llm: "LLM", request: TracedRequest, seq: Seq) -> TargetOutput:
+    before = _copy(seq)
+    started = time.perf_counter()
+    llm.engine.submit(seq)
+    rounds: list[Round] = []
+    first = last = started
+    while not rounds or rounds[-1].finish is None:
+        for r in llm.engine.step():
+            if r.error is not None:
+                raise r.error
+            last = time.perf_counter()
+            if not rounds and r.tokens:
+                first = last
+            if r.tokens or r.finish:
+                rounds.append(r)
+    recorded = RecordedOutput(before, tuple(seq.output))
+    tokenized = _tokenized(llm, request, recorded)
+    return TargetOutput(tokenized, recorded, 1000 * (first - started), tuple(rounds), 1000 * (last - first))
+
+
+def _copy(seq: Seq) -> Seq:
+    """As it is before its first pass."""
+    return replace(
+        seq,
+        tokens=list(seq.tokens),
+        cursor=None if seq.cursor is None else seq.cursor.clone(),
+        stopped_by=None,
+    )
+
+
+def overhead_ms(outputs: Sequence[TargetOutput]) -> float:
+    """Time of a round outside of drafters and target: median of the answers that were written now."""
+    rests = []
+    for one in outputs:
+        inside = sum(r.draft_us + r.target_us for r in one.rounds[1:]) / 1000
+        if len(one.rounds) > 1:
+            rests.append(max(0.0, one.decode_ms - inside) / len(one.rounds[1:]))
+    return median(rests) if rests else 0.0
+
+
+def prefill_ms(outputs: Sequence[TargetOutput]) -> float:
+    """Mean; 0 where nothing was measured."""
+    known = [one.prefill_ms for one in outputs if one.prefill_ms is not None]
+    return fmean(known) if known else 0.0
+
+
+def with_hidden(llm: "LLM", one: TargetOutput, taps: Sequence[int]) -> TargetOutput:
+    """The same with the target's hidden states at these layers: one reading of the whole text."""
+    seq, output = one.recorded.seq, one.recorded.output
+    tokens = [*seq.tokens[: seq.prompt_len], *output]
+    read = Seq("\0advise", tokens, len(tokens), tenant="\0advise")
+    target, parts = llm.target, list[Mapping[int, Tensor]]()
+    target.open(read)
+    try:
+        for start in range(0, len(tokens), CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            hidden = target.forward([Feed(read.id, chunk, scored=False)], taps).hidden
+            parts.append({tap: hidden[tap].clone() for tap in taps})
+            target.keep(read.id, start + len(chunk))
+    finally:
+        target.close(read.id)
+        target.forget(read.tenant)
+    states = {tap: cat([part[tap] for part in parts]) for tap in taps}
+    return replace(one, recorded=replace(one.recorded, hidden=states))

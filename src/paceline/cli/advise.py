@@ -1,0 +1,311 @@
+"""paceline advise: what speculation would bring to recorded traffic, route by route."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.options import MODEL_HELP, EngineOptions, grouped
+from paceline.errors import SettingError, UsageError
+
+if TYPE_CHECKING:
+    from paceline.advise.report import Advice, Training
+    from paceline.advise.traffic import Traffic
+    from paceline.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    """The recorded traffic, and the model it is for."""
+
+    target: Annotated[str, typer.Option(help=MODEL_HELP)]
+    traces: Annotated[
+        list[Path] | None,
+        typer.Option(help="Conversations, or a `paceline trace export`: .jsonl or .jsonl.gz; repeat it."),
+    ] = None
+    store: Annotated[
+        str | None, typer.Option(help="A trace store: a file, or postgresql://...; instead of --traces.")
+    ] = None
+
+    def read(self) -> "Traffic":
+        from paceline.advise.traffic import from_files, from_store
+
+        if bool(self.traces) == (self.store is not None):
+            raise UsageError("give either --traces FILE, or --store URL")
+        if self.store is not None:
+            return from_store(self.store, classify)
+        return from_files(self.traces or [], classify)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateOptions:
+    """Drafters to compare with the default list, which they join."""
+
+    draft_model: Annotated[str | None, typer.Option(help="A smaller model for the drafter `model`.")] = None
+    trained: Annotated[
+        list[str] | None,
+        typer.Option(help="A trained drafter's name or folder; default: all that are here for this model."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class EffortOptions:
+    """How much is answered and replayed."""
+
+    requests: Annotated[int, typer.Option(help="Of each route, at most.")] = 24
+    max_tokens: Annotated[int, typer.Option(help="Of an answer that is written now.")] = 256
+    minutes: Annotated[float, typer.Option(help="For writing answers, all routes together.")] = 10.0
+    concurrency: Annotated[int, typer.Option(help="Outputs at once to plan for; 0: as recorded.")] = 0
+    fit_minutes: Annotated[
+        float, typer.Option(help="For fitting a drafter on part of the traffic; 0: none is fitted.")
+    ] = 0.0
+    seed: Annotated[int, typer.Option(help="Of the sample and the intervals.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Files to write."""
+
+    html: Annotated[Path | None, typer.Option(help="The report as a page, in one file.")] = None
+    routes: Annotated[
+        Path | None,
+        typer.Option(help="A routes file for the server. Routes that it has keep their match and limits."),
+    ] = None
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="All figures as one object; - prints it.")
+    ] = None
+
+
+def classify(body: Mapping[str, Any]) -> str:
+    """The class of a prompt, as routes have it."""
+    from paceline.server.routes import RouteRequest
+
+    return RouteRequest.of_body("", {}, body).prompt
+
+
+@grouped
+def advise(
+    traffic: TrafficOptions,
+    effort: EffortOptions,
+    reports: ReportOptions,
+    drafter: CandidateOptions,
+    engine: EngineOptions,
+) -> None:
+    """Say per route of recorded traffic whether to speculate, with what, and what to expect."""
+    existing = _existing(reports.routes)
+    advice = _advice(traffic, effort, drafter, engine)
+    if reports.html is not None:
+        from paceline.advise.report import html
+
+        reports.html.write_text(html(advice), "utf-8")
+    if reports.routes is not None:
+        from paceline.advise.routes_file import routes_yaml
+
+        reports.routes.write_text(routes_yaml(advice.routes, existing), "utf-8")
+    if reports.json_file == "-":
+        print(json.dumps(advice.as_dict()))
+        return
+    if reports.json_file is not None:
+        Path(reports.json_file).write_text(json.dumps(advice.as_dict(), indent=1) + "\n", "utf-8")
+    _print(advice)
+
+
+def _existing(path: Path | None) -> Mapping[str, Any] | None:
+    """A routes file that is there already must be usable, before any time is spent."""
+    if path is None or not path.exists():
+        return None
+    from paceline.server.routes import RouteError, load
+    from paceline.web.config_file import read
+
+    load(path)
+    data: Mapping[str, Any] = read(path, RouteError)
+    return data
+
+
+def _advice(
+    traffic: TrafficOptions, effort: EffortOptions, drafter: CandidateOptions, engine: EngineOptions
+) -> "Advice":
+    from paceline.advise.advice import AdviceConfig, Engine, advise_routes
+    from paceline.advise.memory_bill import memory_bill
+    from paceline.advise.outputs import OutputLimits
+    from paceline.advise.report import Advice, cost_table
+    from paceline.config import SpecConfig
+    from paceline.drafters import model_free
+    from paceline.engine.control import Fixed, Rate
+    from paceline.llm import LLM
+    from paceline.target.cost import MAX_SPREAD
+
+    recorded = traffic.read()
+    limits = OutputLimits(effort.max_tokens, seconds=60 * effort.minutes)
+    config = AdviceConfig(effort.requests, effort.concurrency, effort.seed, limits=limits)
+    training = _fitted(traffic, effort)
+    llm = LLM(
+        traffic.target,
+        draft_model=drafter.draft_model,
+        trained=drafter.trained or _fitting_heads(traffic.target) or None,
+        spec=SpecConfig(),
+        config=engine.config(),
+    )
+    if not llm.cost:
+        raise SettingError("cache_mb", engine.cache_mb, "more: no pass could be measured in so little")
+    weighty = {name: made for name, made in llm.drafters.items() if name not in model_free()}
+    advisor = Engine(llm, lambda: Rate(llm.cost), Fixed, llm.cost, classify, weighty)
+    routes = advise_routes(advisor, recorded, config, _show_progress)
+    bill = memory_bill(
+        llm.target,
+        llm.target.memory(),
+        _head_bytes(llm),
+        engine.cache_mb,
+        routes,
+        _free(llm.target.describe()),
+    )
+    return Advice(
+        target=Path(traffic.target).stem if traffic.target.endswith(".gguf") else traffic.target,
+        machine=_machine(llm),
+        routes=tuple(routes),
+        memory=bill,
+        costs=cost_table(llm.cost),
+        busy=llm.cost.spread > MAX_SPREAD,
+        rejected=recorded.rejected,
+        training=training,
+        draft_model=drafter.draft_model,
+    )
+
+
+def _machine(llm: "LLM") -> dict[str, str]:
+    from paceline import __version__
+    from paceline.target.hardware import describe
+
+    facts = describe()
+    return {
+        "paceline": __version__,
+        "engine": llm.target.describe(),
+        **{name: str(facts[name]) for name in ("cpu", "cores", "gpu")},
+    }
+
+
+def _fitting_heads(target: str) -> list[str]:
+    """Trained drafters that are here and made for this model, one of each kind."""
+    from paceline import hub
+    from paceline.errors import PacelineError
+    from paceline.heads.head_checkpoint import read_card
+    from paceline.heads.local_heads import available_heads
+    from paceline.loading import model_fingerprint
+
+    own, found = model_fingerprint(hub.resolve(target)), dict[str, str]()
+    for folder in available_heads():
+        try:
+            card = read_card(folder)
+        except PacelineError:
+            continue
+        if card.fingerprint == own:
+            found.setdefault(card.kind, folder.name)
+    return list(found.values())
+
+
+def _head_bytes(llm: "LLM") -> dict[str, int]:
+    """Of the weights on disk, which is about what they take in memory."""
+    return {
+        head.kind: sum(file.stat().st_size for file in head.version.folder.glob("*.safetensors"))
+        for head in llm.heads
+    }
+
+
+def _free(described: str) -> int | None:
+    import torch
+
+    from paceline.target.hardware import available_memory
+
+    if "cuda" in described and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    return available_memory()
+
+
+def _fitted(traffic: TrafficOptions, effort: EffortOptions) -> "Training | None":
+    """A drafter of kind block, which continues one that fits the model if there is one."""
+    if not effort.fit_minutes:
+        return None
+    from paceline.advise.report import Training
+    from paceline.heads.local_heads import drafter_path
+    from paceline.train.data.answer_plan import AnswersConfig
+    from paceline.train.data.rollout import Rollout
+    from paceline.train.head_pipeline import TrainJob, run
+    from paceline.train.recipe import TrainConfig
+
+    start = next((name for name in _fitting_heads(traffic.target)), None)
+    sources = tuple(traffic.traces or ()) or (str(traffic.store),)
+    answers = AnswersConfig(
+        max_prompt=1536,
+        max_prompts=4 * effort.requests,
+        held_out=0.3,
+        rollout=Rollout(max_new=effort.max_tokens),
+    )
+    schedule = TrainConfig(
+        minutes=effort.fit_minutes, seed=effort.seed, tokens_per_batch=2048, anchors=32, eval_steps=1000
+    )
+    with TemporaryDirectory() as folder:
+        job = TrainJob(
+            traffic.target,
+            sources,
+            Path(folder, "fit"),
+            drafter_path(start) if start else None,
+            answers,
+            schedule,
+        )
+        card = run(job, lambda p: _show_progress(f"fit: {p.stage}", int(p.done), int(p.total)))
+    before = card.data.get("before")
+    return Training(
+        card.kind,
+        effort.fit_minutes,
+        int(card.data["answers"]),
+        int(card.data["measured_answers"]),
+        card.tokens_per_pass[-1] if card.tokens_per_pass else 0.0,
+        before["tokens_per_pass"][-1] if before else None,
+    )
+
+
+def _show_progress(what: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r\033[K{what}: {done} of {total}", end=end, file=sys.stderr, flush=True)
+
+
+def _print(advice: "Advice") -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    table = Table("route", "advice", "tokens per pass", "decoding", "turns", "drafters", "length")
+    for one in advice.routes:
+        rate = one.best.tokens_per_pass
+        table.add_row(
+            one.route,
+            "speculate" if one.enabled else "leave it off",
+            f"{rate.value:.2f} ({rate.low:.2f} to {rate.high:.2f})",
+            f"{one.best.speedup.value:.2f} x",
+            f"{one.best.turn_speedup:.2f} x",
+            ", ".join(one.best.drafters),
+            str(one.best.max_draft),
+        )
+    out.print(table)
+    for one in advice.routes:
+        out.print(f"{one.route}: {one.reason}", markup=False)
+    if advice.busy:
+        out.print("The machine was busy while passes were measured: speed-ups are uncertain.")
+    out.print(f"Memory: {advice.memory.verdict}.", markup=False)
+    if (fit := advice.training) is not None:
+        before = "" if fit.before is None else f", {fit.before:.2f} before"
+        gain = f"{fit.tokens_per_pass:.2f} tokens per pass{before}"
+        out.print(f"A drafter fitted for {fit.minutes:g} minutes: {gain}.")
+    _print_flags(out, list(advice.flags.items()))
+
+
+def _print_flags(out: Console, flags: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    for route, engines in flags:
+        for engine, given in engines.items():
+            if given:
+                out.print(f"{route}, {engine}: {given}", markup=False)

@@ -1,0 +1,156 @@
+"""paceline vllm command"""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.options import AsJson, MaxDraft, grouped
+from paceline.config import SpecConfig
+from paceline.errors import UnknownModel, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from paceline.advise.engine_flags import Speculation
+
+vllm_app = typer.Typer(no_args_is_help=True, help="vLLM as the engine.")
+
+
+@vllm_app.callback()
+def vllm() -> None:
+    """vLLM as the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChoice:
+    """The speculation to render: of a route, or of options."""
+
+    routes: Annotated[Path | None, typer.Option(help="A routes file, such as `paceline advise` writes.")] = (
+        None
+    )
+    route: Annotated[str, typer.Option(help="The route's name; needed where the file has several.")] = ""
+    drafters: Annotated[
+        str, typer.Option(help="Without a routes file: drafters, in order; none: plain decoding.")
+    ] = "suffix,ngram"
+    max_draft: MaxDraft = SpecConfig().max_draft
+    trained: Annotated[
+        Path | None, typer.Option(help="A folder written by `paceline drafters export`, or a draft model's.")
+    ] = None
+    plugin: Annotated[
+        bool, typer.Option(help="Run suffix and ngram by paceline's proposer, or by vLLM's own methods.")
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Options of `vllm serve`."""
+
+    port: Annotated[int | None, typer.Option(help="vLLM's default: 8000.")] = None
+    served_model_name: Annotated[str | None, typer.Option(help="The name that requests use.")] = None
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")] = None
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of a prompt with its answer.")] = None
+    max_num_seqs: Annotated[int | None, typer.Option(help="Sequences in a pass.")] = None
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share each layer.")] = None
+    pipeline_parallel_size: Annotated[int | None, typer.Option(help="GPUs that share the layers.")] = None
+    data_parallel_size: Annotated[int | None, typer.Option(help="Copies of the model.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginOptions:
+    """Settings of paceline's proposer inside vLLM."""
+
+    default_tenant: Annotated[
+        str, typer.Option(help="Tenant of requests that name none; without it they share no history.")
+    ] = ""
+    max_batch: Annotated[int, typer.Option(help="Sequences in a pass, beyond which nothing is drafted.")] = 64
+
+
+@vllm_app.command("command")
+@grouped
+def command(
+    model: Annotated[str, typer.Argument(help="The model as vLLM finds it: a folder or a name on a hub.")],
+    choice: RouteChoice,
+    options: VllmOptions,
+    plugin: PluginOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Write the call of `vllm serve` for a route."""
+    from paceline.vllm.proposer import ProposerSettings
+    from paceline.vllm.serve_command import ServeSettings, serve_command
+
+    spec = _speculation(choice)
+    names = tuple(name for name in spec.drafters if name in ("suffix", "ngram"))
+    config = _speculative_config(spec, names if choice.plugin else ())
+    proposer = ProposerSettings(
+        drafters=names or ProposerSettings().drafters,
+        default_tenant=plugin.default_tenant,
+        max_batch=plugin.max_batch,
+    )
+    served = {name: getattr(options, name) for name in VllmOptions.__slots__}
+    words = serve_command(model, config, ServeSettings(**served, proposer=proposer))
+    if as_json:
+        print(json.dumps({"command": words, "speculative_config": config}))
+    else:
+        print(shlex.join(words))
+
+
+def _speculative_config(spec: "Speculation", plugin: tuple[str, ...]) -> dict[str, Any] | None:
+    """plugin: the drafters that paceline's proposer would run; a trained drafter comes before them."""
+    from paceline.advise.engine_flags import vllm_config
+    from paceline.vllm.serve_command import proposer_config
+
+    if spec.max_draft and plugin and not spec.draft_model:
+        return proposer_config(spec.max_draft)
+    return vllm_config(spec)
+
+
+def _speculation(choice: RouteChoice) -> "Speculation":
+    from paceline.advise.engine_flags import Speculation
+
+    base = SpecConfig(tuple(choice.drafters.split(",")), max_draft=choice.max_draft)
+    spec = base if choice.routes is None else _route_spec(choice, base)
+    if choice.trained is not None and spec.max_draft:
+        name, length = _exported(choice.trained)
+        return Speculation((name,), min(spec.max_draft, length or spec.max_draft), str(choice.trained))
+    drafters = tuple(name for name in spec.drafters if name != "none")
+    usable = tuple(name for name in drafters if name in ("suffix", "ngram"))
+    if drafters and spec.max_draft and not usable:
+        raise UsageError(
+            f"vLLM cannot run {', '.join(drafters)} by itself: export a trained drafter with "
+            "`paceline drafters export` and name its folder with --trained, or use suffix or ngram"
+        )
+    return Speculation(usable, spec.max_draft if usable else 0)
+
+
+def _route_spec(choice: RouteChoice, base: SpecConfig) -> SpecConfig:
+    from paceline.server.routes import load
+
+    assert choice.routes is not None
+    routes = {route.name: route for route in load(choice.routes).routes}
+    if not choice.route and len(routes) > 1:
+        raise UsageError(
+            f"{choice.routes.name} has several routes: choose one of {', '.join(routes)} by --route"
+        )
+    if choice.route and choice.route not in routes:
+        raise UsageError(unknown_name("route", choice.route, list(routes)))
+    return routes[choice.route or next(iter(routes))].spec(base)
+
+
+def _exported(folder: Path) -> tuple[str, int]:
+    """The kind of an exported drafter and how far it drafts; 0: as far as it is asked to."""
+    from paceline.convert import METHODS
+
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UnknownModel(
+            f"{folder} is no folder that vLLM loads ({error}): write one with `paceline drafters export`"
+        ) from None
+    kinds = {method: kind for kind, method in METHODS.items()}
+    kind = kinds.get(config.get("speculators_model_type"))
+    if kind is None:
+        return "model", 0
+    methods = config.get("speculators_config", {}).get("proposal_methods") or [{}]
+    return kind, int(methods[0].get("speculative_tokens", 0))

@@ -1,0 +1,281 @@
+"""Mirroring: a share of conversations is answered by baseline and candidate, and recorded as pairs.
+
+The user's leg is never delayed: second legs have their own queue, concurrency and circuit breakers, and what
+does not fit is dropped and counted. The gate executes no tools. Requests whose tools run in the server, or
+that refer to its state, are not mirrored, and a second leg is never stored by its server.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from opentelemetry.trace import Span
+
+from paceline.gate.evaluators import evaluated
+from paceline.gate.gateway.config import MirrorConfig, Route
+from paceline.gate.gateway.exchange import CHUNKED, GENERATING, Exchange, choose, point, request_usage
+from paceline.gate.gateway.metrics import GateMetrics
+from paceline.gate.gateway.spans import EXPERIMENT, PAIR, ROLE, GateSpans, set_leg
+from paceline.gate.gateway.upstream_client import UpstreamClient, UpstreamFailure, UpstreamState
+from paceline.gate.leg_recorder import LegRecorder
+from paceline.gate.pair import Arm, Leg, Order, Pair
+from paceline.web.api_errors import CANCELLED
+
+OPT_OUT: Final = ("x-paceline-mirror", "never")  # a header of requests that must not be mirrored
+MIRRORED: Final = "x-paceline-mirror"  # a header of second legs: the pair's id
+MAX_BYTES: Final = 2**20  # of a body that waits for its second leg
+MAX_SEED: Final = 2**31 - 1
+CLIENT_TOOLS: Final = frozenset({"function", "custom"})  # those that the client runs
+SERVER_STATE: Final = ("previous_response_id", "conversation")
+# Fields that do not change the answer.
+_UNHASHED: Final = frozenset({"seed", "stream", "stream_options", "user", "metadata", "store"})
+
+Save = Callable[[Pair], bool]  # False: there was no room
+
+
+@dataclass(slots=True)
+class _Job:
+    """A second leg."""
+
+    exchange: Exchange
+    config: MirrorConfig
+    span: Span  # of the user's request
+    ended: "asyncio.Future[Leg]"  # the user's leg
+    order: Order
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The second legs of one experiment."""
+
+    waiting: "deque[_Job]" = field(default_factory=deque)
+    running: int = 0
+
+
+class Mirror:
+    """save: takes a pair at its end, without waiting. rng: seeds of requests that have none."""
+
+    def __init__(
+        self, client: UpstreamClient, metrics: GateMetrics, spans: GateSpans, save: Save, rng: Random
+    ) -> None:
+        self._client, self._metrics, self._spans = client, metrics, spans
+        self._save, self._rng = save, rng
+        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._states: dict[str, UpstreamState] = {}  # apart from those of users
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: dict[str, _Job] = {}  # by the id of their exchange, until the user's leg ends
+
+    def admit(self, exchange: Exchange, in_flight: int) -> None:
+        """Decides whether the exchange becomes a pair, and prepares both legs alike. in_flight: of users."""
+        config = exchange.route.mirror
+        if config is None or point(exchange.conversation, f"mirror:{exchange.route.name}") >= config.share:
+            return
+        if (reason := ineligible(exchange)) is not None:
+            self._metrics.mirrored(exchange.route.name, reason)
+            return
+        lane = self._lanes[exchange.route.experiment]
+        if config.shed_above is not None and in_flight > config.shed_above:
+            self._metrics.mirrored(exchange.route.name, "shed")
+            return
+        if len(lane.waiting) >= config.max_waiting:
+            self._metrics.mirrored(exchange.route.name, "queue_full")
+            return
+        exchange.pair_id = f"pair-{secrets.token_hex(12)}"
+        request_usage(exchange)
+        if "seed" not in exchange.body and exchange.path in CHUNKED:
+            exchange.added["seed"] = self._rng.randrange(MAX_SEED)
+
+    def begun(self, exchange: Exchange, candidate_first: bool) -> None:
+        """The user's request is about to be sent."""
+        config = exchange.route.mirror
+        if config is None or not exchange.pair_id:
+            return
+        order: Order = "candidate_first" if candidate_first else "baseline_first"
+        span = self._spans.request(exchange)
+        span.set_attributes({PAIR: exchange.pair_id, EXPERIMENT: exchange.route.experiment})
+        job = _Job(
+            exchange,
+            config,
+            span,
+            asyncio.get_running_loop().create_future(),
+            "concurrent" if config.order == "concurrent" else order,
+        )
+        self._jobs[exchange.id] = job
+        if config.order == "concurrent":
+            self._enqueue(job)
+
+    def finished(self, exchange: Exchange) -> None:
+        """The user's leg has ended, well or not."""
+        job = self._jobs.pop(exchange.id, None)
+        if job is None:
+            return
+        if exchange.error == CANCELLED or exchange.recorder is None:  # half an answer compares with nothing
+            self._metrics.mirrored(exchange.route.name, "client_left")
+            job.ended.cancel()
+            return
+        leg = exchange.recorder.leg()
+        set_leg(job.span, leg)
+        job.ended.set_result(leg)
+        if job.config.order == "after":
+            self._enqueue(job)
+
+    def _enqueue(self, job: _Job) -> None:
+        lane = self._lanes[job.exchange.route.experiment]
+        if len(lane.waiting) >= job.config.max_waiting:
+            self._metrics.mirrored(job.exchange.route.name, "queue_full")
+            return
+        lane.waiting.append(job)
+        self._metrics.mirror_waiting.inc()
+        self._advance(lane)
+
+    def _advance(self, lane: _Lane) -> None:
+        while lane.waiting and lane.running < lane.waiting[0].config.max_concurrent:
+            job = lane.waiting.popleft()
+            self._metrics.mirror_waiting.dec()
+            lane.running += 1
+            self._metrics.mirror_running.inc()
+            task = asyncio.ensure_future(self._run(job))
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._ended(task, lane))
+
+    def _ended(self, task: "asyncio.Task[None]", lane: _Lane) -> None:
+        self._tasks.discard(task)
+        self._metrics.mirror_running.dec()
+        lane.running -= 1
+        if not task.cancelled():
+            task.exception()  # retrieved; legs have no errors of their own
+            self._advance(lane)
+
+    async def _run(self, job: _Job) -> None:
+        exchange, route = job.exchange, job.exchange.route
+        arm: Arm = "candidate" if exchange.arm == "baseline" else "baseline"
+        name = job.config.candidate if arm == "candidate" else _baseline(exchange)
+        state = self._state(name)
+        if state is None or not state.available:
+            self._metrics.mirrored(route.name, "breaker_open")
+            return
+        span = self._spans.leg(exchange, state, job.span)
+        span.set_attributes({PAIR: exchange.pair_id, EXPERIMENT: route.experiment, ROLE: arm})
+        second = await self._second_leg(exchange, job.config, state, span)
+        set_leg(span, second)
+        span.end()
+        try:
+            first = await job.ended
+        except asyncio.CancelledError:
+            if not job.ended.cancelled():
+                raise
+            return  # counted already
+        pair = _pair(exchange, job.order, {exchange.arm: first, arm: second})
+        pair = await asyncio.to_thread(evaluated, pair, exchange.body)  # the scores outlive the texts
+        pair = pair if job.config.text else pair.without_text()
+        self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
+
+    def _state(self, name: str) -> UpstreamState | None:
+        current = self._client.states.get(name)
+        if current is None:
+            return None
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = UpstreamState(current.config, time.monotonic)
+        elif state.config != current.config:
+            state.configure(current.config)
+        return state
+
+    async def _second_leg(
+        self, exchange: Exchange, config: MirrorConfig, state: UpstreamState, span: Span
+    ) -> Leg:
+        body = json.dumps(_second_body(exchange, state), ensure_ascii=False, separators=(",", ":")).encode()
+        headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
+        deadline = asyncio.get_running_loop().time() + config.timeout_s
+        recorder = LegRecorder(state.name)
+        try:
+            async with self._client.send(state, "POST", exchange.path, headers, body, deadline) as answer:
+                recorder.status(answer.status)
+                if answer.streams:
+                    async for data in answer.raw(deadline):
+                        recorder.feed(data)
+                else:
+                    whole = await answer.whole(deadline)
+                    if whole.status < 400:
+                        recorder.body(whole.body)
+        except UpstreamFailure as failure:
+            recorder.fail(failure.code)
+        return recorder.leg()
+
+    async def drain(self, seconds: float) -> None:
+        """Waits for running second legs; those that wait still are dropped."""
+        for lane in self._lanes.values():
+            lane.waiting.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in self._tasks:
+            task.cancel()
+
+
+def ineligible(exchange: Exchange) -> str | None:
+    """Why a request is not mirrored; None: it may be."""
+    body = exchange.body
+    if exchange.path not in GENERATING:
+        return "path"
+    if OPT_OUT in ((name.lower(), value) for name, value in exchange.headers):
+        return "opted_out"
+    if len(exchange.raw) > MAX_BYTES:
+        return "too_large"
+    if any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
+        return "several_choices"
+    if any(body.get(name) is not None for name in SERVER_STATE) or body.get("background"):
+        return "server_state"
+    tools = body.get("tools")
+    kinds = {tool.get("type") if isinstance(tool, dict) else None for tool in tools or ()}
+    if not kinds <= CLIENT_TOOLS or body.get("web_search_options") is not None:
+        return "server_tools"
+    return None
+
+
+def _second_body(exchange: Exchange, state: UpstreamState) -> dict[str, Any]:
+    """As the user's, and never stored."""
+    body = {**exchange.body, **exchange.changes_for(state.upstream)}
+    if exchange.path == "/v1/responses":
+        body["store"] = False  # where it is not given, OpenAI's servers store
+    else:
+        body.pop("store", None)
+    return body
+
+
+def _baseline(exchange: Exchange) -> str:
+    route: Route = exchange.route
+    return choose(route.upstreams, point(exchange.conversation, f"upstream:{route.name}"))
+
+
+def _pair(exchange: Exchange, order: Order, legs: Mapping[Arm, Leg]) -> Pair:
+    body = {**exchange.body, **exchange.added}
+    seed, temperature = body.get("seed"), body.get("temperature")
+    return Pair(
+        id=exchange.pair_id,
+        created=exchange.created,
+        baseline=legs["baseline"],
+        candidate=legs["candidate"],
+        route=exchange.route.name,
+        cohort=exchange.cohort,
+        conversation=exchange.conversation,
+        endpoint=exchange.path,
+        order=order,
+        experiment=exchange.route.experiment,
+        prompt_hash=_prompt_hash(exchange.body),
+        temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        seed=seed if isinstance(seed, int) else None,
+        request=exchange.body,
+    ).compared()
+
+
+def _prompt_hash(body: Mapping[str, Any]) -> str:
+    shaping = {name: value for name, value in body.items() if name not in _UNHASHED}
+    text = json.dumps(shaping, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

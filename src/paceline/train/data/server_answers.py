@@ -1,0 +1,89 @@
+"""The target's answers written by a server that runs it elsewhere: vLLM, which takes and returns token ids.
+
+The prompts are paceline's own token ids, so that both sides mean the same text. No answer is forced to be a
+tool call: the server's grammars are its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from paceline.errors import DataError, SettingError, one_line
+from paceline.text import Tokenizer
+from paceline.train.data.answer_plan import PlannedAnswer
+from paceline.train.data.rollout import Rollout
+
+if TYPE_CHECKING:
+    import httpx
+
+CONCURRENCY: Final = 32  # requests at once: the server batches them
+TIMEOUT_S: Final = 600.0
+
+
+def server_answers(
+    url: str,
+    tokenizer: Tokenizer,
+    planned: Sequence[PlannedAnswer],
+    rollout: Rollout,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """The answers in order. url: ".../v1", or without."""
+    import httpx
+
+    if not url.startswith(("http://", "https://")):
+        raise SettingError("answers_from", url, "http://host:port, with or without /v1")
+    endpoint = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    answers: list[list[int]] = []
+    with (
+        httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client,
+        ThreadPoolExecutor(CONCURRENCY) as pool,
+    ):
+        for answer in pool.map(lambda plan: _answer(client, endpoint, tokenizer, plan, rollout), planned):
+            answers.append(answer)
+            if progress is not None:
+                progress(len(answers), len(planned))
+    return answers
+
+
+def _answer(
+    client: "httpx.Client", endpoint: str, tokenizer: Tokenizer, plan: PlannedAnswer, rollout: Rollout
+) -> list[int]:
+    import httpx
+
+    body: dict[str, Any] = {
+        "prompt": list(plan.job.prompt),
+        "max_tokens": rollout.max_new,
+        "temperature": rollout.temperature if plan.job.sampled else 0.0,
+        "top_p": rollout.top_p if plan.job.sampled else 1.0,
+        "seed": plan.job.seed,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+    try:
+        response = client.post(endpoint, json=body)
+        response.raise_for_status()
+        return _token_ids(response.json()["choices"][0], plan, tokenizer)
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(
+            f"{endpoint} gave no answer to train on: {one_line(error)}; "
+            "expected a vLLM server that runs the target"
+        ) from None
+
+
+def _token_ids(choice: Mapping[str, Any], plan: PlannedAnswer, tokenizer: Tokenizer) -> list[int]:
+    ids, read = choice.get("token_ids"), choice.get("prompt_token_ids")
+    if not isinstance(ids, list) or not ids:
+        raise ValueError("the response has no `token_ids`")
+    if read is not None and read != list(plan.job.prompt):
+        raise ValueError("the server read another prompt than was sent")
+    if max(ids) >= tokenizer.vocab_size or not _same_text(choice.get("text"), tokenizer.decode(ids)):
+        raise ValueError("its tokens mean another text here: the server runs a model with another tokenizer")
+    return ids
+
+
+def _same_text(theirs: object, ours: str) -> bool:
+    """The end token's text is left out by the server; an answer may end within a character."""
+    if not isinstance(theirs, str):
+        return False
+    begin = theirs.rstrip("\ufffd")
+    return ours.startswith(begin) and len(ours) - len(begin) < 32

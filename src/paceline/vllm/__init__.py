@@ -1,0 +1,5 @@
+"""paceline with vLLM as the engine.
+
+proposer        the suffix and n-gram drafters inside vLLM, with a memory for each tenant
+serve_command   the call of `vllm serve` for a route
+"""

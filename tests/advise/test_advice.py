@@ -1,0 +1,256 @@
+"""Advice: verdicts with their reasons, conditions of routes, the files, the page."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.advise.advice import (
+    Candidate,
+    Interval,
+    LengthPoint,
+    LoadPoint,
+    Measured,
+    RouteAdvice,
+    conditions,
+    corrected,
+    length_by_batch,
+    measured,
+    verdict,
+)
+from paceline.advise.memory_bill import MIB, MemoryBill
+from paceline.advise.report import Advice, Training, html
+from paceline.advise.routes_file import routes_yaml
+from paceline.advise.traffic import Spread, TracedRequest, Workload
+from paceline.drafters import DRAFTERS
+from paceline.server.routes import load
+from support.traces import a_round
+
+DEFAULT = ("grammar", "suffix", "ngram")
+WORKLOAD = Workload(
+    requests=40,
+    conversations=10,
+    turns=4.0,
+    prompt_tokens=Spread(900, 2100, 1000.0),
+    output_tokens=Spread(80, 240, 100.0),
+    json_share=0.4,
+    repetition=0.5,
+    prefix_overlap=0.8,
+    temperature=0.0,
+    concurrency=1.5,
+)
+
+
+def candidate(rate: float = 2.4, speedup: float = 1.9, turns: float = 1.4) -> Candidate:
+    rates, speedups = (Interval(x, 0.9 * x, 1.1 * x) for x in (rate, speedup))
+    return Candidate(DEFAULT, 8, rates, speedups, turns, {"suffix": 12})
+
+
+def advised(route: str = "agents", **given: Any) -> RouteAdvice:
+    values: dict[str, Any] = {
+        "workload": WORKLOAD,
+        "enabled": True,
+        "reason": "2.40 tokens per pass",
+        "best": candidate(),
+        "candidates": (candidate(), candidate(2.0, 1.5)),
+        "lengths": (LengthPoint(0, 1.0, 1.0), LengthPoint(4, 2.0, 1.6), LengthPoint(8, 2.4, 1.5)),
+        "loads": (LoadPoint(1, 1.9), LoadPoint(4, 1.2)),
+        "concurrency": 2,
+        "prefill_ms": 300.0,
+        "decode_ms": 700.0,
+        "outputs": 24,
+        "replayed": 8,
+        "left_out": {"prompts of more than 8192 tokens": 2},
+        "own_text": True,
+        "measured": Measured(2.2, 1.7),
+        "answered": None,
+        "match": {"prompt": "tools"},
+        "by_batch": ((1, 8, 4), (9, 64, 0)),
+    }
+    return RouteAdvice(route=route, **(values | given))
+
+
+def an_advice(*routes: RouteAdvice, **given: Any) -> Advice:
+    bill = MemoryBill(
+        {"weights": 98 * MIB}, {"block": 9 * MIB}, 1024 * MIB, 50_000, 800 * MIB, 2, 2340, 8000 * MIB
+    )
+    values: dict[str, Any] = {
+        "target": "smollm2-135m",
+        "machine": {"cpu": "x <y>"},
+        "busy": True,
+        "rejected": {},
+    }
+    costs = {256: dict.fromkeys((1, 2, 3, 4, 6, 8, 12, 16), 4.0)}
+    return Advice(routes=routes, memory=bill, costs=costs, **(values | given))
+
+
+def test_a_route_that_gains_is_advised_with_its_figures() -> None:
+    on, reason = verdict(candidate(), WORKLOAD, [LoadPoint(1, 1.9)], 1, 300, 700)
+    assert on
+    assert reason == "2.40 tokens per pass: decoding 1.90 x, whole turns 1.40 x"
+
+
+@pytest.mark.parametrize(
+    ("best", "figures", "loads", "planned", "reading", "reason"),
+    [
+        (candidate(1.05, 0.99), WORKLOAD, [], 1, 10, "unpredictable text: 1.05 tokens per pass"),
+        (candidate(1.6, 1.0), WORKLOAD, [], 1, 10, "save as much time as they cost"),
+        (candidate(), WORKLOAD, [LoadPoint(16, 0.99)], 16, 10, "saturated by load: 1.90 x .* 0.99 x for 16"),
+        (candidate(turns=1.01), WORKLOAD, [], 1, 9300, "prefill-bound: 93 % of a turn is reading"),
+        (
+            candidate(turns=1.01),
+            replace(WORKLOAD, output_tokens=Spread(5, 9, 6.0)),
+            [],
+            1,
+            9300,
+            "short answers: 5 tokens in the median",
+        ),
+    ],
+)
+def test_a_route_that_gains_nothing_is_left_off_with_the_reason(
+    best: Candidate, figures: Workload, loads: list[LoadPoint], planned: int, reading: float, reason: str
+) -> None:
+    on, why = verdict(best, figures, loads, planned, reading, 700)
+    assert not on
+    assert re.search(reason, why)
+
+
+def request(body: Mapping[str, Any], endpoint: str = "/v1/chat/completions") -> TracedRequest:
+    return TracedRequest("x", "r", "c", body, endpoint)
+
+
+def tools(*names: str) -> dict[str, Any]:
+    return {"tools": [{"function": {"name": name}} for name in names]}
+
+
+def classify(body: Mapping[str, Any]) -> str:
+    return "tools" if body.get("tools") else "chat"
+
+
+def test_conditions_tell_routes_apart() -> None:
+    chats, flights = [request({})], [request(tools("book", "now")), request(tools("cancel", "now"))]
+    shop = [request(tools("pay", "now"))]
+    assert conditions(chats, [], classify) == {}
+    assert conditions(chats, flights, classify) == {"prompt": "chat"}
+    assert conditions(flights, shop, classify) == {"tools": ["book", "cancel"]}
+    assert conditions([request({}, "/v1/completions")], chats, classify) == {"path": "/v1/completions"}
+    assert conditions(chats, chats, classify) == {}
+
+
+def test_measured_figures_leave_out_the_first_token() -> None:
+    rounds = [a_round("r", 0, committed=1, target_us=900_000), a_round("r", 1), a_round("r", 2, committed=1)]
+    figures = measured([rounds], lambda rows, context: 20.0)
+    assert figures is not None
+    assert figures.tokens_per_pass == 2
+    assert figures.speedup == pytest.approx(4 * 20 / (2 * 21.04))
+    assert measured([[]], lambda rows, context: 20.0) is None
+
+
+def test_the_cost_curve_is_corrected_by_what_passes_took() -> None:
+    plain = [a_round("r", i, rows=1, drafted=0, committed=1, target_us=30_000) for i in range(7)]
+    drafted = [a_round("r", i, rows=5, drafted=4, target_us=40_000) for i in range(7)]
+    rare = [a_round("r", i, rows=9, drafted=8, target_us=900_000) for i in range(3)]
+    prompts = [a_round("r", i, rows=200, drafted=4, target_us=900_000) for i in range(9)]
+    real = corrected(lambda rows, context: 10.0, [plain, drafted, rare, prompts])
+    assert [real(rows, 100) for rows in (1, 3, 5, 16)] == pytest.approx([30, 35, 40, 40])
+    noisy = [a_round("r", i, rows=5, drafted=4, target_us=20_000) for i in range(7)]
+    rising = corrected(lambda rows, context: 10.0, [plain, noisy])
+    assert rising(5, 100) == 30
+    same = corrected(lambda rows, context: 10.0, [rare])
+    assert same(9, 100) == 10
+
+
+def test_the_length_falls_as_the_batch_grows() -> None:
+    points = [LengthPoint(k, 1 + k / 4, 1.0) for k in (0, 1, 2, 4, 8, 16)]
+    ranges = length_by_batch(points, lambda rows, context: 10 + max(0, rows - 8), 500)
+    assert ranges[0][0] == 1
+    assert ranges[-1][1:] == (64, 0)
+    assert [first for first, *_ in ranges[1:]] == [last + 1 for _, last, _ in ranges[:-1]]
+    lengths = [length for *_, length in ranges]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_the_routes_file_is_one_that_the_server_takes(tmp_path: Path) -> None:
+    file = tmp_path / "routes.yaml"
+    off = advised("chats", enabled=False, reason="unpredictable text", match={})
+    other = advised("rest", match={}, workload=replace(WORKLOAD, requests=3))
+    file.write_text(routes_yaml([advised(), off, other]))
+    routes = load(file, DRAFTERS).routes
+    assert [route.name for route in routes] == ["agents", "chats"]
+    assert (routes[0].drafters, routes[0].max_draft) == (DEFAULT, 8)
+    assert not routes[1].enabled
+    assert "# rest is left out" in file.read_text()
+
+
+def test_routes_that_exist_keep_their_conditions_and_limits(tmp_path: Path) -> None:
+    existing = {
+        "routes": [
+            {"name": "agents", "match": {"path": "/v1/*"}, "max_tokens": 50, "max_draft": 2},
+            {"name": "all", "priority": 3},
+        ]
+    }
+    file = tmp_path / "routes.yaml"
+    file.write_text(routes_yaml([advised(), advised("new", match={"tools": ["a"]})], existing))
+    routes = load(file, DRAFTERS).routes
+    assert [route.name for route in routes] == ["agents", "new", "all"]
+    assert routes[0].match is not None
+    assert routes[0].match.path == "/v1/*"
+    assert (routes[0].max_tokens, routes[0].max_draft) == (50, 8)
+    assert routes[2].priority == 3
+
+
+def test_the_page_is_one_file_with_its_charts_and_nothing_from_outside() -> None:
+    page = html(an_advice(advised(), advised("chats", enabled=False, reason="short <answers>")))
+    assert page.count("<svg") == 2 + 2 * 2
+    assert "prefers-color-scheme: dark" in page
+    assert "short &lt;answers&gt;" in page
+    assert "x &lt;y&gt;" in page
+    for outside in ("src=", "@import", "url(", "<script", "<link"):
+        assert outside not in page
+    links = re.findall(r'href="([^"]*)"', page)
+    assert links
+    assert all(link.startswith("#") for link in links)
+    assert "Passes were timed while the machine was busy" in page
+    assert "--speculative-config" in page
+
+
+def test_the_page_tells_what_a_fit_reached() -> None:
+    fit = Training("block", 3.0, 40, 12, 1.62, 1.41)
+    page = html(an_advice(advised(), training=fit))
+    assert "1.62" in page
+    assert "1.41" in page
+
+
+def test_other_engines_get_a_fixed_length_that_follows_the_batch() -> None:
+    advice = an_advice(advised(), advised("chats", enabled=False))
+    assert list(advice.flags) == ["agents"]
+    config = json.loads(advice.flags["agents"]["vllm"].split(" ", 1)[1].strip("'"))
+    assert config == {
+        "method": "suffix",
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 0]],
+    }
+
+
+def test_json_holds_every_figure() -> None:
+    figures = json.loads(json.dumps(an_advice(advised()).as_dict()))
+    assert figures["routes"][0]["best"]["tokens_per_pass"]["value"] == 2.4
+    assert figures["memory"]["verdict"] == "the cache holds the planned load"
+    assert figures["flags"]["agents"]["sglang"]
+
+
+@pytest.mark.parametrize(
+    ("needed", "free", "words"),
+    [
+        (500, 100, "holds the planned load"),
+        (1500, 4000, "--cache-mb 1536: the planned load needs 476 MiB more than are set"),
+        (1500, 100, "100 MiB are free: plan for fewer at once"),
+    ],
+)
+def test_the_memory_bill_says_what_to_set(needed: int, free: int, words: str) -> None:
+    bill = MemoryBill({}, {}, 1024 * MIB, 1000, needed * MIB, 4, 2000, free * MIB)
+    assert words in bill.verdict

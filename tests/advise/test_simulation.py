@@ -1,0 +1,166 @@
+"""A simulation takes the passes that the engine takes: same drafting, same controller, no model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from paceline.advise.replay import Decoding, RecordedOutput, Simulation
+from paceline.config import SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine import masking
+from paceline.engine.control import Fixed, Rate
+from paceline.engine.engine import Engine
+from paceline.testing import ToyCursor, ToyTarget
+from paceline.types import Ask, Draft, Drafter, HiddenRows, Round, Seq
+
+PROMPTS = ([1, 2, 3, 4, 1, 2, 3], [5, 6, 5, 6, 5], [7, 1, 2, 3, 9, 9, 9], [2, 3, 4, 1, 2])
+MAX_TOKENS = 40
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a mask may be late, and then the engine drops the draft."""
+    monkeypatch.setattr(masking, "LATE_S", 60.0)
+
+
+def rules(text: tuple[int, ...]) -> set[int] | None:
+    """Every third token has no alternative, the one after it is one of a few."""
+    if len(text) % 3 == 1:
+        return {(sum(text) * 7) % 20}
+    return set(range(8)) if len(text) % 3 == 2 else None
+
+
+def sequences(spec: SpecConfig, constrained: bool) -> list[Seq]:
+    params = SamplingParams(max_tokens=MAX_TOKENS, seed=3, temperature=0.4, top_k=2)
+    return [
+        Seq(f"s{i}", list(p), len(p), params, spec, cursor=ToyCursor(rules) if constrained else None)
+        for i, p in enumerate(PROMPTS)
+    ]
+
+
+def engine_run(spec: SpecConfig, constrained: bool) -> tuple[list[Seq], list[list[Round]]]:
+    """One output after the other, each with its rounds."""
+    engine = Engine(ToyTarget(memory=1), model_free(), Fixed())
+    seqs, rounds = sequences(spec, constrained), []
+    for seq in seqs:
+        engine.submit(seq)
+        own: list[Round] = []
+        while engine.busy:
+            own += engine.step()
+        rounds.append(own)
+    return seqs, rounds
+
+
+def recorded(seqs: Sequence[Seq], constrained: bool) -> list[RecordedOutput]:
+    fresh = sequences(SpecConfig(), constrained)
+    return [RecordedOutput(new, tuple(done.output)) for new, done in zip(fresh, seqs, strict=True)]
+
+
+def cost(rows: int, context: int) -> float:
+    return 10.0 + rows
+
+
+def simulate(outputs: Sequence[RecordedOutput], spec: SpecConfig, **more: int) -> list[Decoding]:
+    return Simulation(spec, ToyTarget(memory=1), model_free(), Fixed(), cost, **more).run(outputs)
+
+
+@pytest.mark.parametrize("constrained", [False, True], ids=["free", "grammar"])
+@pytest.mark.parametrize("length", [1, 4, 8])
+@pytest.mark.parametrize("drafters", [("grammar", "suffix", "ngram"), ("ngram",), ("grammar", "suffix")])
+def test_passes_and_tokens_are_those_of_the_engine(
+    drafters: tuple[str, ...], length: int, constrained: bool
+) -> None:
+    spec = SpecConfig(drafters, length, adaptive=False)
+    seqs, rounds = engine_run(spec, constrained)
+    done = simulate(recorded(seqs, constrained), spec)
+    decoding = [own[1:] for own in rounds]
+    assert [d.passes for d in done] == [len(own) for own in decoding]
+    assert [d.tokens for d in done] == [sum(len(r.tokens) for r in own) for own in decoding]
+    accepted = [sum(len(r.path) for r in own) for own in decoding]
+    assert [sum(d.by_source.values()) for d in done] == accepted
+    assert sum(accepted) > 10  # else nothing was compared
+
+
+def test_a_pass_costs_what_the_curve_says() -> None:
+    spec = SpecConfig(("none",), max_draft=0)
+    seqs, _ = engine_run(spec, constrained=False)
+    for d in simulate(recorded(seqs, constrained=False), spec):
+        assert d.tokens == d.passes == MAX_TOKENS - 1
+        assert d.target_ms == pytest.approx(11 * d.passes)
+        assert d.plain_ms == pytest.approx(d.target_ms)
+
+
+def test_outputs_at_once_share_passes() -> None:
+    spec = SpecConfig(("none",), max_draft=0)
+    seqs, _ = engine_run(spec, constrained=False)
+    done = simulate(recorded(seqs, constrained=False), spec, concurrency=4)
+    assert sum(d.target_ms for d in done) == pytest.approx((10 + 4) * (MAX_TOKENS - 1))
+
+
+def test_a_controller_stops_drafts_that_are_never_accepted() -> None:
+    class Wrong(Drafter):
+        name = "wrong"
+
+        def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [Draft((23,) * ask.budget) for ask in asks]
+
+    seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
+    outputs, spec = recorded(seqs, constrained=False), SpecConfig(("wrong",), 8)
+    target, drafters = ToyTarget(memory=1), {"wrong": Wrong()}
+    fixed = Simulation(replace(spec, adaptive=False), target, drafters, Fixed(), cost).run(outputs)
+    planned = Simulation(spec, target, drafters, Rate(cost), cost).run(outputs)
+    plain_ms = sum(d.plain_ms for d in planned)
+    assert sum(d.target_ms for d in fixed) > 1.6 * plain_ms
+    assert sum(d.target_ms for d in planned) < 1.2 * plain_ms
+
+
+def test_a_draft_in_the_pass_that_ends_the_prompt_counts_as_in_the_engine() -> None:
+    spec, params = SpecConfig(("ngram",), 8, adaptive=False), SamplingParams(max_tokens=30)
+    engine = Engine(ToyTarget(memory=1), model_free(), Fixed())
+    seq = Seq("a", [3], 1, params, spec)
+    engine.submit(seq)
+    while engine.busy:
+        engine.step()
+    prompt = list(seq.tokens)  # each token follows from the one before: the prompt ends in a loop
+    again = Seq("b", prompt, len(prompt), params, spec)
+    engine.submit(again)
+    rounds: list[Round] = []
+    while engine.busy:
+        rounds += engine.step()
+    assert len(rounds[0].tokens) > 1
+    before = Seq("b", prompt[:31], 31, params, spec)
+    (done,) = simulate([RecordedOutput(before, tuple(again.output))], spec)
+    assert (done.passes, done.tokens) == (len(rounds) - 1, 30 - len(rounds[0].tokens))
+
+
+def test_heads_see_the_hidden_states_of_every_committed_row_once() -> None:
+    import torch
+
+    class Head(Drafter):
+        name, taps = "head", (2,)
+
+        def __init__(self) -> None:
+            self.rows: dict[str, list[float]] = {}
+
+        def draft(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [Draft((ask.seq.tokens[-1],) * ask.budget) for ask in asks]
+
+        def on_hidden(self, hidden_rows: Sequence[HiddenRows]) -> None:
+            for rows in hidden_rows:
+                seen = self.rows.setdefault(rows.seq.id, [])
+                assert rows.start == len(seen)
+                seen += rows.hidden[2][:, 0].tolist()
+
+    seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
+    outputs = [
+        RecordedOutput(one.seq, one.output, {2: torch.arange(len(seq.tokens)).float().unsqueeze(1)})
+        for one, seq in zip(recorded(seqs, constrained=False), seqs, strict=True)
+    ]
+    head, spec = Head(), SpecConfig(("head",), 3, adaptive=False)
+    for concurrency in (1, 3):
+        head.rows.clear()
+        target = ToyTarget(memory=1)
+        Simulation(spec, target, {"head": head}, Fixed(), cost, concurrency=concurrency).run(outputs)
+        for i, seq in enumerate(seqs):
+            assert head.rows[f"simulation {i}"] == list(range(len(seq.tokens) - 1))

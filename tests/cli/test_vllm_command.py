@@ -1,0 +1,127 @@
+"""paceline vllm command."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import main
+
+ROUTES = """\
+routes:
+  - name: edits
+    match: {tools: [edit_file]}
+    drafters: [prediction, suffix]
+    max_draft: 16
+  - name: chat
+    match: {prompt: chat}
+    enabled: false
+  - name: rest
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["vllm", "command", "folder/model", *arguments])
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def words(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    return shlex.split(out)
+
+
+def option(command: list[str], name: str) -> Any:
+    return json.loads(command[command.index(name) + 1])
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    return err
+
+
+@pytest.fixture
+def routes(tmp_path: Path) -> str:
+    path = tmp_path / "routes.yaml"
+    path.write_text(ROUTES)
+    return str(path)
+
+
+def test_suffix_and_ngram_run_by_the_proposer(capsys: pytest.CaptureFixture[str]) -> None:
+    command = words(capsys, "--max-draft", "6", "--port", "8001", "--tensor-parallel-size", "2")
+    assert command[:7] == ["vllm", "serve", "folder/model", "--port", "8001", "--tensor-parallel-size", "2"]
+    assert option(command, "--speculative-config") == {
+        "method": "custom_class",
+        "model": "paceline.vllm.proposer.Proposer",
+        "num_speculative_tokens": 6,
+    }
+    assert "--additional-config" not in command
+
+
+def test_the_proposers_settings_are_given_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    command = words(capsys, "--drafters", "ngram", "--default-tenant", "all")
+    expected = {"paceline": {"drafters": ["ngram"], "default_tenant": "all"}}
+    assert option(command, "--additional-config") == expected
+
+
+def test_the_class_of_the_proposer_exists() -> None:
+    from paceline.vllm import proposer
+
+    module, _, name = proposer.CLASS.rpartition(".")
+    assert (module, hasattr(proposer, name)) == (proposer.__name__, True)
+
+
+def test_without_the_plugin_vllm_drafts_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    config = option(words(capsys, "--drafters", "ngram", "--no-plugin"), "--speculative-config")
+    assert (config["method"], config["num_speculative_tokens"]) == ("ngram", 8)
+
+
+@pytest.mark.parametrize(("route", "length"), [("edits", 16), ("rest", 8), ("chat", None)])
+def test_a_route_decides(
+    route: str, length: int | None, routes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = words(capsys, "--routes", routes, "--route", route)
+    if length is None:
+        assert command == ["vllm", "serve", "folder/model"]
+    else:
+        assert option(command, "--speculative-config")["num_speculative_tokens"] == length
+
+
+def test_a_route_is_named_where_there_are_several(routes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "edits, chat, rest" in fails(capsys, "--routes", routes)
+    assert "edits" in fails(capsys, "--routes", routes, "--route", "edit")
+
+
+def test_an_exported_drafter_decides_method_and_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 5}]
+    config = {"speculators_model_type": "eagle3", "speculators_config": {"proposal_methods": methods}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = words(capsys, "--trained", str(tmp_path))
+    expected = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 5}
+    assert option(command, "--speculative-config") == expected
+
+
+def test_a_model_folder_is_a_draft_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    config = option(words(capsys, "--trained", str(tmp_path), "--max-draft", "4"), "--speculative-config")
+    assert config == {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 4}
+
+
+def test_drafters_that_vllm_cannot_run_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "paceline drafters export" in fails(capsys, "--drafters", "grammar,block")
+    assert "paceline drafters export" in fails(capsys, "--trained", str(tmp_path))
+
+
+def test_json_has_the_words_and_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(run(capsys, "--json")[1])
+    assert shown["command"][:2] == ["vllm", "serve"]
+    assert shown["speculative_config"]["method"] == "custom_class"

@@ -1,0 +1,198 @@
+"""Passes that run beside the host: the next one is launched before the rounds of the last are reported."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config import EngineConfig, SamplingParams, SpecConfig
+from paceline.drafters import model_free
+from paceline.engine import engine as engine_module
+from paceline.engine.control import Fixed
+from paceline.engine.engine import Engine
+from paceline.errors import ModelError, ShuttingDown
+from paceline.testing import ToyCursor, ToyTarget
+from paceline.types import Feed, Finish, Round, Scores, Seq
+
+PLAIN = SpecConfig((), max_draft=0)
+
+
+class RunningTarget(ToyTarget):
+    """Its passes run beside the host."""
+
+    fails_at = -1
+
+    def forward(self, feeds: Sequence[Feed], taps: Sequence[int] = ()) -> Scores:
+        if self.passes == self.fails_at:
+            raise ModelError("the device is gone")
+        return replace(super().forward(feeds, taps), running=True)
+
+
+class Heard:
+    """Every round that a sink receives, and the ends."""
+
+    def __init__(self) -> None:
+        self.events: list[Round | tuple[str, Finish]] = []
+
+    def round(self, r: Round) -> None:
+        self.events.append(r)
+
+    def finish(self, seq: Seq, reason: Finish) -> None:
+        self.events.append((seq.id, reason))
+
+
+def a_seq(name: str, max_tokens: int = 9, spec: SpecConfig | None = None, prompt: int = 3) -> Seq:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.8, seed=len(name) + prompt)
+    return Seq(name, [1 + i % 5 for i in range(prompt)], prompt, params, spec or SpecConfig(max_draft=4))
+
+
+def engine(target: ToyTarget, *sinks: Heard, max_batch: int = 16) -> Engine:
+    config = EngineConfig(max_batch=max_batch, prefill_chunk=8)
+    return Engine(target, model_free(), Fixed(), sinks, config)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(engine_module, "MAX_AWAY_NS", 10**18)
+
+
+def plain_text(seq: Seq) -> list[int]:
+    e, alone = engine(ToyTarget()), replace(seq, tokens=list(seq.tokens), spec=PLAIN)
+    e.submit(alone)
+    while e.busy:
+        e.step()
+    return alone.output
+
+
+actions = st.lists(
+    st.tuples(st.integers(0, 6), st.sampled_from(["submit", "submit", "cancel"]), st.integers(1, 20)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(actions, st.integers(1, 4))
+def test_texts_and_reports_are_those_of_plain_decoding(
+    script: list[tuple[int, str, int]], max_batch: int
+) -> None:
+    """Whatever arrives and is cancelled while a pass is on its way."""
+    target, heard = RunningTarget(), Heard()
+    e, cancelled = engine(target, heard, max_batch=max_batch), set()
+    seqs: list[Seq] = []
+    returned: list[Round] = []
+    for steps, action, size in script:
+        if action == "submit":
+            seqs.append(a_seq(f"s{len(seqs)}", size, prompt=2 + size))
+            e.submit(seqs[-1])
+        elif seqs:
+            name = seqs[size % len(seqs)].id
+            cancelled.add(name)
+            e.cancel(name)
+        for _ in range(steps * e.busy):
+            returned += e.step()
+    while e.busy:
+        returned += e.step()
+    for seq in seqs:
+        whole = plain_text(replace(seq, tokens=seq.tokens[: seq.prompt_len]))
+        assert seq.output == (whole[: len(seq.output)] if seq.id in cancelled else whole)
+        of_seq = [event for event in heard.events if isinstance(event, Round) and event.request == seq.id]
+        assert of_seq == [r for r in returned if r.request == seq.id]
+        assert [token for r in of_seq for token in r.tokens] == seq.output
+        ends = [i for i, event in enumerate(heard.events) if isinstance(event, tuple) and event[0] == seq.id]
+        assert len(ends) == 1
+        assert all(heard.events.index(r) < ends[0] for r in of_seq)
+    assert not target._rows
+
+
+def test_the_next_pass_is_on_its_way_when_a_step_returns() -> None:
+    target = RunningTarget()
+    e = engine(target)
+    e.submit(a_seq("a", 4, PLAIN))
+    passes = []
+    while e.busy:
+        e.step()
+        passes.append(target.passes)
+    assert passes == [2, 3, 4, 4]
+
+
+def test_a_target_that_blocks_runs_one_pass_for_each_step() -> None:
+    target = ToyTarget()
+    e = engine(target)
+    e.submit(a_seq("a", 4, PLAIN))
+    e.step()
+    assert target.passes == 1
+
+
+def test_nothing_is_launched_ahead_of_an_arrival_or_for_a_slow_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = RunningTarget()
+    e = engine(target, max_batch=1)
+    e.submit(a_seq("a", 4, PLAIN))
+    e.submit(a_seq("b", 4, PLAIN))
+    e.step()
+    assert target.passes == 1  # b waits
+    e.cancel("b")
+    monkeypatch.setattr(engine_module, "MAX_AWAY_NS", -1)
+    e.step()
+    assert target.passes == 2
+
+
+def test_nothing_is_launched_ahead_where_masks_decide() -> None:
+    target, cursor = RunningTarget(), ToyCursor(lambda tokens: {1, 2} if len(tokens) < 4 else set())
+    e = engine(target)
+    e.submit(replace(a_seq("a", 9, PLAIN), cursor=cursor))
+    e.step()
+    assert target.passes == 1
+    e = engine(target := RunningTarget())
+    seq = a_seq("a", 9, PLAIN)
+    e.submit(replace(seq, params=replace(seq.params, min_tokens=3, stop_tokens=(7,))))
+    e.step()
+    assert target.passes == 1
+
+
+def test_the_rounds_before_a_failed_pass_are_not_lost() -> None:
+    target = RunningTarget()
+    target.fails_at = 2
+    e, seq = engine(target), a_seq("a", 9, PLAIN)
+    e.submit(seq)
+    assert sum(len(r.tokens) for _ in range(2) for r in e.step()) == 2 == len(seq.output)
+    with pytest.raises(ModelError):
+        e.step()
+    target.fails_at = -1
+    assert [r.finish for r in e.give_up(ShuttingDown())] == ["error"]
+    assert not target._rows
+
+
+def test_rows_of_a_pass_are_dropped_with_its_sequences() -> None:
+    target = RunningTarget()
+    e, seq = engine(target), a_seq("a", 9, PLAIN)
+    e.submit(seq)
+    e.step()
+    e.give_up(ShuttingDown())
+    again = a_seq("b", 3, PLAIN)
+    e.submit(again)
+    while e.busy:
+        assert all(r.request == "b" for r in e.step())
+    assert again.output == plain_text(a_seq("b", 3, PLAIN))
+
+
+def test_the_time_of_a_caller_is_not_that_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes a microsecond, the caller a second."""
+    now = [0]
+
+    def clock() -> int:
+        now[0] += 1000
+        return now[0]
+
+    monkeypatch.setattr(engine_module, "perf_counter_ns", clock)
+    e = engine(RunningTarget())
+    e.submit(a_seq("a", 6, PLAIN))
+    times = []
+    while e.busy:
+        times += [r.target_us for r in e.step()]
+        now[0] += 10**9
+    assert max(times[1:]) < 20

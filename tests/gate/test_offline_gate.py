@@ -1,0 +1,245 @@
+"""The offline gate against real HTTP servers: scripted ones, and a toy model with sabotaged candidates."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.gate.sabotage import sabotaged
+from paceline.cli.main import app
+from paceline.errors import UsageError
+from paceline.gate.cases import Case
+from paceline.gate.pair import Divergence, Pair
+from paceline.gate.policy import Policy
+from paceline.gate.replay import GateRun, Judge, Replay, first_divergence, run_gate
+from paceline.gate.upstream import Upstream
+from support.scripted_model import last_words, scripted
+from support.servers import Running, toy_running
+
+QUICK = Policy(rate_margin=0.15, schema_margin=0.15, max_ttft_ratio=100)  # proofs within 30 to 60 pairs
+
+
+def cases(count: int, text: str = "one two three four", **request: Any) -> Iterator[Case]:
+    for i in range(count):
+        body = {
+            "messages": [{"role": "user", "content": f"{i} {text}"}],
+            "temperature": 0,
+            "seed": i,
+            **request,
+        }
+        yield Case(id=f"c{i}", request=body, conversation=f"c{i}")
+
+
+def gate(baseline: str, candidate: str, given: Iterator[Case], **settings: Any) -> GateRun:
+    replay = Replay(
+        baseline=Upstream(name="baseline", url=baseline),
+        candidate=Upstream(name="candidate", url=candidate, extra_body=settings.pop("extra_body", {})),
+        **{"policy": QUICK, "warmup": 1, **settings},
+    )
+    return asyncio.run(run_gate(replay, given))
+
+
+def failed(run: GateRun) -> set[str]:
+    return {f.check for f in run.verdict.findings if f.status == "fail"}
+
+
+def test_a_first_divergence_is_explained_by_the_baselines_log_probabilities() -> None:
+    """The baseline writes its answer again; its lead at the other word says whether it was a tie."""
+
+    def other(request: dict[str, Any]) -> str:
+        return "one four" if "c" in last_words(request) else "one two"
+
+    def token(text: str, lead: float) -> dict[str, Any]:
+        top = [{"token": text, "logprob": -0.5}, {"token": " four", "logprob": -0.5 - lead}]
+        return {"token": text, "logprob": -0.5, "top_logprobs": top}
+
+    for lead, check in ((0.01, set()), (2.0, {"text_agreement"})):
+        written = [token("one", 5.0), token(" two", lead)]
+        with (
+            scripted(lambda request: "one two", logprobs=written) as (baseline, _),
+            scripted(other) as (candidate, _),
+        ):
+            done = gate(baseline, candidate, cases(11, "c"), stop_early=False)
+        found = done.pairs[0].divergence
+        assert found is not None
+        assert found.token == 1
+        assert found.margin == pytest.approx(lead)
+        assert failed(done) & {"text_agreement"} == check
+
+
+def test_the_lead_is_over_the_alternative_that_the_other_text_goes_on_with() -> None:
+    def entry(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    tokens = [
+        {**entry("a", -0.1), "top_logprobs": [entry("a", -0.1)]},
+        {**entry("bc", -0.2), "top_logprobs": [entry("bc", -0.2), entry("b", -1.0), entry("bd", -2.2)]},
+    ]
+    for text, character in (("abd!", 2), ("axy", 1)):  # x is less probable than all that are listed
+        found = first_divergence(tokens, text)
+        assert found is not None
+        assert (found.character, found.token) == (character, 1)
+        assert found.margin == pytest.approx(2.0)
+    assert first_divergence(tokens, "a") == Divergence(1, 1, None)  # it ends where the other goes on
+    assert first_divergence(tokens, "abc") is None
+
+
+def test_a_judge_scores_both_legs_without_their_names() -> None:
+    with (
+        scripted(lambda request: "good answer") as (baseline, _),
+        scripted(lambda request: "bad answer") as (candidate, _),
+    ):
+        done = gate(
+            baseline,
+            candidate,
+            cases(31),
+            judge=Judge(f"{baseline}/judge"),
+            policy=Policy(lossless=False),
+        )
+    assert done.verdict.decision == "roll back"
+    assert failed(done) == {"judge"}
+
+
+def test_a_biased_sampler_is_caught_though_each_answer_is_fine() -> None:
+    words = ("red", "green", "blue")
+
+    def sampler(weights: tuple[int, ...], salt: str) -> Any:
+        def answer(request: dict[str, Any]) -> str:
+            rng = Random(f"{salt} {last_words(request)} {request.get('seed')}")
+            return " ".join(rng.choices(words, weights, k=8))
+
+        return answer
+
+    given = {"policy": Policy(max_ttft_ratio=100), "stop_early": False}
+    with (
+        scripted(sampler((1, 1, 1), "a")) as (baseline, _),
+        scripted(sampler((1, 1, 1), "b")) as (equal, _),
+        scripted(sampler((1, 1, 4), "b")) as (biased, _),
+    ):
+        fair = gate(baseline, equal, cases(101, temperature=1.0), **given)
+        unfair = gate(baseline, biased, cases(101, temperature=1.0), **given)
+    assert "distribution" not in failed(fair)
+    assert "distribution" in failed(unfair)
+    assert unfair.verdict.decision == "roll back"
+
+
+def test_an_upstream_that_is_not_there_is_named() -> None:
+    with scripted(last_words) as (url, _), pytest.raises(UsageError, match="the candidate cannot be used"):
+        gate(url, "http://127.0.0.1:9", cases(1))
+
+
+def test_errors_of_the_candidate_are_findings() -> None:
+    def breaks(request: dict[str, Any]) -> str:
+        raise RuntimeError
+
+    with scripted(last_words) as (url, _), scripted(breaks) as (broken, _):
+        done = gate(url, broken, cases(31))
+    assert done.verdict.decision == "roll back"
+    assert "errors" in failed(done)
+    assert done.pairs[0].candidate.error == "http_500"
+
+
+@pytest.mark.parametrize(
+    ("delay", "code", "decision"), [(0.0, 4, "roll back"), (0.008, 0, "promote"), (None, 3, "hold")]
+)
+def test_the_command_exits_with_its_verdict_and_writes_reports(
+    tmp_path: Path, delay: float | None, code: int, decision: str
+) -> None:
+    traces = tmp_path / "traces.jsonl"
+    count = 5 if delay is None else 80
+    lines = [{"messages": [{"role": "user", "content": f"{i} a <b> c d"}]} for i in range(count)]
+    traces.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rate_margin: 0.15\nmax_ttft_ratio: 100.0\n")
+    files = [tmp_path / name for name in ("r.json", "r.html", "pairs.jsonl")]
+    with (
+        scripted(last_words, delay_s=delay or 0.0) as (baseline, _),
+        scripted(last_words, delay_s=0.0 if delay else 0.008) as (candidate, _),
+    ):
+        arguments = ["gate", "run", "--baseline", baseline, "--candidate", candidate, "--traces", str(traces)]
+        arguments += ["--policy", str(policy), "--json", str(files[0]), "--html", str(files[1])]
+        result = CliRunner().invoke(app, [*arguments, "--pairs", str(files[2])])
+    assert result.exit_code == code, result.output
+    report = json.loads(files[0].read_text())
+    assert report["verdict"] == decision
+    pairs = [Pair.from_json(line) for line in files[2].read_text().splitlines()]
+    assert report["pairs"] == len(pairs)
+    assert len(pairs) < count - 2 or decision == "hold"  # it ends as soon as the verdict is clear
+    assert {pair.order for pair in pairs} == {"baseline_first", "candidate_first"}
+    assert all(leg.completion_tokens == 5 for pair in pairs for leg in pair.legs())
+    assert {"check", "interval", "margin", "status", "missing_pairs"} <= set(report["findings"][0])
+    page = files[1].read_text()
+    assert "<script" not in page
+    assert "http" not in page.replace(baseline, "").replace(candidate, "")
+    assert "a <b> c" not in files[2].read_text()  # no texts unless they are wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ([], "either --traces or --suite"),
+        (["--traces", "x.jsonl", "--baseline-body", "[]"], "a JSON object"),
+        (["--suite", "bfl"], "bfcl"),
+    ],
+)
+def test_a_wrong_option_is_explained(arguments: list[str], fault: str) -> None:
+    url = "http://127.0.0.1:9"
+    result = CliRunner().invoke(app, ["gate", "run", "--baseline", url, "--candidate", url, *arguments])
+    assert fault in str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with toy_running(tmp_path_factory.mktemp("toy")) as server:
+        yield server
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+
+
+@pytest.mark.slow
+def test_speculation_changes_no_text_and_reports_its_acceptance(toy: Running) -> None:
+    """Plain and speculative decoding of one server, as two upstreams with caches of their own."""
+    replay = Replay(
+        baseline=Upstream(
+            name="baseline",
+            url=toy.url,
+            extra_body={"speculative_config": {"disabled": True}, "cache_salt": "a", "remember": False},
+        ),
+        candidate=Upstream(name="candidate", url=toy.url, extra_body={"cache_salt": "b"}),
+        policy=QUICK,
+    )
+    for temperature in (0, 1.0):
+        run = asyncio.run(run_gate(replay, cases(14, max_tokens=24, temperature=temperature)))
+        assert all(pair.same for pair in run.pairs)
+        assert all(pair.baseline.passes for pair in run.pairs)
+        assert any(pair.candidate.draft_tokens for pair in run.pairs)
+        assert not any(pair.baseline.draft_tokens for pair in run.pairs)
+
+
+@pytest.mark.slow
+def test_sabotaged_candidates_are_caught_by_the_check_that_is_theirs(toy: Running) -> None:
+    with sabotaged(toy.url, "changed", every=5) as url:
+        run = gate(toy.url, url, cases(13, max_tokens=16), stop_early=False)
+    assert "text_agreement" in failed(run)
+    with sabotaged(toy.url, "schemas", every=3) as url:
+        run = gate(toy.url, url, cases(41, response_format=FORMAT, max_tokens=40, stop=[]))
+    assert run.verdict.decision == "roll back"
+    assert {"schema_validity", "text_agreement"} & failed(run)
+    schema = next(f for f in run.verdict.findings if f.check == "schema_validity")
+    assert schema.estimate == pytest.approx(1 / 3, abs=0.1)
+    with sabotaged(toy.url, "slower", delay_s=0.02) as url:
+        run = gate(toy.url, url, cases(42, max_tokens=12))
+    assert run.verdict.decision == "roll back"
+    assert "end_to_end" in failed(run)

@@ -1,0 +1,176 @@
+"""Predicted against measured, by route: figures, metrics, the log line, and GET /v1/routes."""
+
+import logging
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from paceline.server.telemetry.route_accounting import (
+    LOG_EVERY_S,
+    WINDOW,
+    Prediction,
+    RouteAccounting,
+)
+from paceline.types import Draft, Round
+from support.metrics import run, samples, some_metrics
+from support.servers import Running
+
+
+def cost(rows: int, context: int) -> float:
+    return 10.0 + rows
+
+
+def a_round(
+    drafted: int = 4, accepted: int = 2, batch: int = 1, slowness: float = 1.0, rows: int = 0
+) -> Round:
+    rows = rows or batch * (1 + drafted)
+    return Round(
+        request="r",
+        start=100,
+        drafters=("suffix",),
+        draft=Draft((7,) * drafted, sources=("suffix",) * drafted),
+        path=tuple(range(accepted)),
+        tokens=(7,) * (accepted + 1),
+        budget=8,
+        batch=batch,
+        rows=rows,
+        draft_us=500,
+        target_us=round(1000 * slowness * cost(rows, 100)),
+        drafted=drafted,
+    )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_speed_up_compares_with_plain_passes_for_the_same_tokens() -> None:
+    accounting = RouteAccounting(cost)
+    for _ in range(10):
+        accounting.add("agents", a_round())
+    figures = accounting.figures("agents")
+    assert figures is not None
+    assert figures.tokens_per_pass == 3
+    assert figures.speedup == pytest.approx(3 * 11 / (15 + 0.5))
+    assert figures.acceptance == 0.5
+    assert accounting.figures("other") is None
+
+
+def test_a_machine_that_is_slower_than_its_curve_gains_as_much() -> None:
+    accounting = RouteAccounting(cost)
+    accounting.add("a", a_round(slowness=3))
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert figures.speedup == pytest.approx(3 * 33 / (45 + 0.5))
+
+
+def test_no_more_is_gained_than_tokens_per_pass() -> None:
+    accounting = RouteAccounting(
+        lambda rows, context: 10.0 / rows
+    )  # as a curve may be where nothing was measured
+    accounting.add("a", a_round())
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert 2.5 < figures.speedup < 3
+
+
+def test_plain_rounds_are_as_fast_as_plain_decoding() -> None:
+    accounting = RouteAccounting(cost)
+    accounting.add("a", replace(a_round(0, 0, batch=4), draft_us=0))
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert figures.speedup == pytest.approx(1)
+
+
+def test_passes_with_a_prompt_in_them_do_not_count() -> None:
+    accounting = RouteAccounting(cost)
+    accounting.add("a", a_round(rows=300))
+    assert accounting.figures("a") is None
+
+
+def test_old_rounds_fade() -> None:
+    accounting = RouteAccounting(cost)
+    for _ in range(WINDOW // 3 + 10):
+        accounting.add("a", a_round())
+    for _ in range(3 * WINDOW):
+        accounting.add("a", a_round(4, 0))
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert figures.tokens_per_pass < 1.3
+    assert figures.tokens <= WINDOW
+
+
+def test_each_state_has_its_reason() -> None:
+    accounting = RouteAccounting(cost)
+    assert accounting.state("a", speculates=True)[0] == "idle"
+    accounting.add("a", a_round())
+    state, reason = accounting.state("a", speculates=True)
+    assert state == "drafting"
+    assert reason == "4.0 tokens drafted a pass, 50 % of them accepted: 2.13 x plain"
+    for _ in range(40):
+        accounting.add("a", a_round(0, 0, batch=8))
+    state, reason = accounting.state("a", speculates=True)
+    assert state == "plain"
+    assert "8 outputs in a pass" in reason
+    assert accounting.state("a", speculates=False)[0] == "off"
+
+
+def test_the_log_compares_now_and_then_and_warns_of_a_wrong_prediction(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    accounting = RouteAccounting(cost, clock)
+    accounting.predict({"a": Prediction(3.0, 2.1), "b": Prediction(5.0, 4.0)})
+    with caplog.at_level(logging.INFO, "paceline"):
+        for _ in range(200):
+            for route in "abc":
+                accounting.add(route, a_round())
+        assert not caplog.records
+        clock.now = LOG_EVERY_S
+        accounting.add("a", a_round())
+        accounting.add("a", a_round())
+    lines = {record.getMessage(): record.levelname for record in caplog.records}
+    assert lines == {
+        "route a: 3.00 tokens per pass (3.00 predicted), 2.13 x plain (2.10 predicted)": "INFO",
+        "route b: 3.00 tokens per pass (5.00 predicted), 2.13 x plain (4.00 predicted): "
+        "ask `paceline advise` again": "WARNING",
+        "route c: 3.00 tokens per pass, 2.13 x plain": "INFO",
+    }
+
+
+def test_metrics_have_both_figures_of_each_route() -> None:
+    metrics = some_metrics()
+    metrics.accounting.predict({"agents": Prediction(2.5, 1.5)})
+    rounds = run(metrics)
+    found = {
+        (name, *sorted(dict(labels).values())): value
+        for (name, labels), value in samples(metrics).items()
+        if name.startswith("paceline_route_")
+    }
+    assert found["paceline_route_speedup", "agents", "predicted"] == 1.5
+    assert found["paceline_route_tokens_per_pass", "agents", "predicted"] == 2.5
+    own: dict[str, list[Round]] = {}
+    for r in rounds:
+        if r.tokens and r.request in ("s1", "s3"):
+            own.setdefault(r.request, []).append(r)
+    decoding = [r for of_output in own.values() for r in of_output[1:]]
+    rate = sum(len(r.tokens) for r in decoding) / len(decoding)
+    assert found["paceline_route_tokens_per_pass", "agents", "measured"] == pytest.approx(rate)
+    assert samples(metrics)["paceline_metrics_faults_total", frozenset()] == 0
+
+
+def test_the_server_says_what_its_routes_do(toy_server: Running) -> None:
+    client = httpx.Client(base_url=toy_server.url, trust_env=False, timeout=60)
+    body = {"model": toy_server.model, "prompt": "ab ab ab ab", "max_tokens": 8, "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    (route,) = client.get("/v1/routes").json()["data"]
+    assert (route["name"], route["drafters"]) == ("default", ["grammar", "suffix", "ngram"])
+    assert route["state"] in ("drafting", "plain")
+    assert route["reason"]
+    assert route["predicted"] is None
+    assert route["measured"]["tokens_per_pass"] >= 1
