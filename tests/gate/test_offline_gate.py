@@ -105,6 +105,7 @@ def test_a_judge_scores_both_legs_without_their_names() -> None:
     assert failed(done) == {"judge"}
 
 
+@pytest.mark.slow
 def test_a_biased_sampler_is_caught_though_each_answer_is_fine() -> None:
     words = ("red", "green", "blue")
 
@@ -145,7 +146,12 @@ def test_errors_of_the_candidate_are_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "code", "decision"), [(0.0, 4, "roll back"), (0.008, 0, "promote"), (None, 3, "hold")]
+    ("delay", "code", "decision"),
+    [
+        pytest.param(0.0, 4, "roll back", marks=pytest.mark.slow),
+        pytest.param(0.008, 0, "promote", marks=pytest.mark.slow),
+        (None, 3, "hold"),
+    ],
 )
 def test_the_command_exits_with_its_verdict_and_writes_reports(
     tmp_path: Path, delay: float | None, code: int, decision: str

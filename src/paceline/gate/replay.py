@@ -167,10 +167,12 @@ async def explained(client: httpx.AsyncClient, baseline: Upstream, pair: Pair) -
         response = await client.post(url, json=request, headers=baseline.headers, timeout=TIMEOUT_S)
         choice = response.raise_for_status().json()["choices"][0]
         same = choice["message"]["content"] == pair.baseline.text
-        found = first_divergence(choice["logprobs"]["content"], pair.candidate.text or "") if same else None
+        explained_by = (
+            first_divergence(choice["logprobs"]["content"], pair.candidate.text or "") if same else None
+        )
     except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
         return pair
-    return pair if found is None else replace(pair, divergence=found)
+    return pair if explained_by is None else replace(pair, divergence=explained_by)
 
 
 def first_divergence(tokens: Sequence[Mapping[str, Any]], text: str) -> Divergence | None:
@@ -179,14 +181,14 @@ def first_divergence(tokens: Sequence[Mapping[str, Any]], text: str) -> Divergen
     The lead is over the longest alternative that the candidate's text goes on with; one that is not among the
     alternatives is less probable than all of them. A text that ends there has no lead: its end is no text.
     """
-    given, done = text.encode("utf-8", "replace"), b""
+    output, done = text.encode("utf-8", "replace"), b""
     for index, token in enumerate(tokens):
         written = _bytes(token)
-        if given.startswith(done + written):
+        if output.startswith(done + written):
             done += written
             continue
         character = common_prefix("".join(_bytes(t).decode("utf-8", "replace") for t in tokens), text)
-        lead = _lead(token, given[len(done) :])
+        lead = _lead(token, output[len(done) :])
         return Divergence(character, index, lead)
     return None
 
@@ -196,8 +198,8 @@ def _lead(token: Mapping[str, Any], rest: bytes) -> float | None:
     if not rest or not others:
         return None
     fitting = [other for other in others if _bytes(other) and rest.startswith(_bytes(other))]
-    least = min(others, key=lambda other: float(other["logprob"]))
-    rival = max(fitting, key=lambda other: len(_bytes(other)), default=least)
+    last = min(others, key=lambda other: float(other["logprob"]))
+    rival = max(fitting, key=lambda other: len(_bytes(other)), default=last)
     return float(token["logprob"] - rival["logprob"])
 
 
