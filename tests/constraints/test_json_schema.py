@@ -153,7 +153,7 @@ def test_a_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(json_schema, "parts", counted)
     chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(300)}
-    last = {"a300": {"properties": {"x": {}}}}
+    last: dict[str, Any] = {"a300": {"properties": {"x": {}}}}
     schema = {"$ref": "#/$defs/a0", "properties": {"y": {}}, "$defs": {**chain, **last}}
     assert json_schema.closed(schema) == schema  # the last one describes only a part of the object
     assert read < 2000

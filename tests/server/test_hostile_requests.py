@@ -12,7 +12,7 @@ import pytest
 from bench.serve.hostile import ATTACKS, Target
 from paceline.constraints import compiler
 from paceline.drafters import prediction
-from paceline.server.openai import completions
+from paceline.server.openai import completions, params
 from paceline.server.openai.params import MAX_STOP_BYTES, MAX_STOPS
 from paceline.types import TokenLogprob
 from paceline.web.api_errors import ApiError
@@ -250,7 +250,7 @@ def test_prompts_of_one_request_share_its_parameters_and_its_prediction(
         return call
 
     monkeypatch.setattr("paceline.llm.PredictionIndex", counted("index", prediction.PredictionIndex))
-    read = counted("parameters", completions.completion_params)
+    read = counted("parameters", params.completion_params)
     monkeypatch.setattr(completions, "completion_params", read)
     body = {"prompt": ["a", "b", "c"], "max_tokens": 2, "prediction": {"content": "some words"}}
     url = f"{toy_server.url}/v1/completions"
@@ -269,7 +269,7 @@ def test_the_offsets_of_log_probabilities_are_summed_once() -> None:
             return super().__len__()
 
     class Piece(bytes):
-        def decode(self, *given: Any) -> str:  # type: ignore[override]
+        def decode(self, *given: Any) -> str:
             return Text(super().decode(*given))
 
     class Tokens:
