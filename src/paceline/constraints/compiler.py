@@ -215,13 +215,14 @@ class Compiler:
             ToolCallOpenings(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon
         )
 
-    def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
-        """A cursor after the text with which a grammar begins, if it accepts that."""
+    def _start(self, grammar: Grammar | None, written: bytes, quick: bool) -> Cursor | None:
+        """A cursor after the text with which a grammar begins, if it accepts that. quick: never compiles."""
         if grammar is None:
             return None
-        cursor = GrammarCursor(grammar)
+        cursor = GrammarCursor(grammar, compiles=not quick)
+        consume = cursor.commit if quick else cursor.advance
         consumed = self._tables.tokenize_bytes(written) if written else []
-        return cursor if all(cursor.advance(token) for token in consumed) else None
+        return cursor if all(consume(token) for token in consumed) else None
 
     def spell(self, text: str) -> str:
         """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""
