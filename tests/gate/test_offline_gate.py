@@ -14,9 +14,10 @@ from bench.gate.sabotage import sabotaged
 from paceline.cli.main import app
 from paceline.errors import UsageError
 from paceline.gate.cases import Case
+from paceline.gate.divergence import first_divergence
 from paceline.gate.pair import Divergence, Pair
 from paceline.gate.policy import Policy
-from paceline.gate.replay import GateRun, Judge, Replay, first_divergence, run_gate
+from paceline.gate.replay import GateRun, Judge, Replay, run_gate
 from paceline.gate.upstream import Upstream
 from support.scripted_model import last_words, scripted
 from support.servers import Running, toy_running

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from opentelemetry.trace import Span
 
+from paceline.gate.divergence import rescoring_request, with_lead
 from paceline.gate.evaluators import evaluated
 from paceline.gate.gateway.config import MirrorConfig, Route
 from paceline.gate.gateway.exchange import CHUNKED, GENERATING, Exchange, choose, point, request_usage
@@ -180,10 +181,10 @@ class Mirror:
         legs: dict[Arm, Leg] = {exchange.arm: first, arm: second}
 
         def make() -> Pair:
-            pair = evaluated(_pair(exchange, job.order, legs), exchange.body)  # the scores outlive the texts
-            return pair if job.config.text else pair.without_text()
+            return evaluated(_pair(exchange, job.order, legs), exchange.body)  # the scores outlive the texts
 
-        pair = await asyncio.to_thread(make)
+        pair = await self._explained(exchange, job.config, await asyncio.to_thread(make), span)
+        pair = pair if job.config.text else pair.without_text()
         self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
 
     def _state(self, name: str) -> UpstreamState | None:
@@ -217,6 +218,24 @@ class Mirror:
         except UpstreamFailure as failure:
             recorder.fail(failure.code)
         return recorder.leg()
+
+    async def _explained(self, exchange: Exchange, config: MirrorConfig, pair: Pair, span: Span) -> Pair:
+        """With the baseline's lead at the first divergence of greedy answers, by a third request."""
+        state = self._state(_baseline(exchange))
+        if state is None or not state.available:
+            return pair
+        request = rescoring_request(pair, _second_body(exchange, state))
+        if request is None:
+            return pair
+        body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode()
+        headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
+        deadline = asyncio.get_running_loop().time() + config.timeout_s
+        try:
+            async with self._client.send(state, "POST", exchange.path, headers, body, deadline) as answer:
+                whole = await answer.whole(deadline)
+            return with_lead(pair, json.loads(whole.body)) if whole.status < 400 else pair
+        except (UpstreamFailure, ValueError):
+            return pair
 
     async def drain(self, seconds: float) -> None:
         """Waits for running second legs; those that wait still are dropped."""
