@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from bench import machine, results_folder, workload
+from bench import machine, pages, results_folder, workload
 from bench.table import Column, Table
 from paceline import LLM, EngineConfig, SpecConfig
 from paceline.advise.advice import AdviceConfig, RouteAdvice, advise_routes
@@ -213,8 +213,15 @@ def main(arguments: Sequence[str]) -> None:
     if llm.cost.spread > MAX_SPREAD:
         print("the machine was busy while passes were measured: speed-ups mean little")
     if args.write:
-        about = {**machine.facts(), "command": machine.command("advise", arguments), "model": args.model}
-        print(results_folder.write({**about, "rows": rows}, f"advise-{machine.called(args.model)}"))
+        name = machine.called(args.model)
+        result = {
+            "machine": {**machine.facts(), "model": name},
+            "command": machine.command("advise", arguments),
+            "rows": rows,
+            "summary": summary(rows),
+        }
+        results_folder.write(result, f"advise-{name}")
+        pages.write()
 
 
 def _path(name: str) -> Path:

@@ -115,6 +115,7 @@ def test_the_gate_reads_its_configuration_and_its_upstreams_are_services(tmp_pat
         hosts = {urlsplit(upstream.url).hostname for upstream in config.upstreams.values()}
         assert hosts == {"baseline", "candidate"} <= names
         assert config.upstreams["candidate"].send_tenant
+        assert [*config.plans] == ["proposer-1"]
 
 
 def test_the_command_of_the_gate_exists() -> None:
@@ -123,6 +124,8 @@ def test_the_command_of_the_gate_exists() -> None:
     commands += [c["args"] for _, pod in pods() for c in pod["containers"] if c["name"] == "gate"]
     serve: Any = get_command(app).commands["gate"].commands["serve"]  # type: ignore[attr-defined]
     options = {name for option in serve.params for name in option.opts}
+    variables = {option.envvar for option in serve.params if option.envvar}
+    assert {*compose["gate-1"]["environment"]} <= variables
     for words in commands:
         assert words[:2] == ["gate", "serve"]
         assert {word for word in words if word.startswith("--")} <= options

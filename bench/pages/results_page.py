@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench import results_folder
+from bench import advise, results_folder
 from bench.compare import table as compare_table
 from bench.constraints import auto_calls, schema_rows, tool_rows
 from bench.drafters import draft_pass
@@ -148,6 +148,17 @@ def inside_vllm(result: Result) -> Lines:
     ]
 
 
+def advice(result: Result) -> Lines:
+    return [
+        *measured(result, "advice"),
+        *Table.of(advise.COLUMNS, result["rows"]).markdown(),
+        f"Predicted / measured: {result['summary']}. Advice is from half of the conversations; the engine "
+        "then answered others, plain and as advised in turns, one at a time. Replay of the same texts: the "
+        "prediction for the very texts that were measured. Other text: answers that differ between the two.",
+        "",
+    ]
+
+
 def schemas(result: Result) -> Lines:
     return [
         *measured(result, "JSON Schemas"),
@@ -190,6 +201,7 @@ KINDS: Final[dict[str, Callable[[Result], Lines]]] = {
     "schemas": schemas,
     "serve": serve,
     "soak": soak,
+    "advise": advice,
     "hostile": soak,
     "vllm": inside_vllm,
     "gpu": gpu.section,

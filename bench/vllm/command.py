@@ -41,6 +41,7 @@ COLUMNS: Final = (
     Column("passes with a draft", "drafts"),
     Column("drafted", "draft_tokens"),
     Column("accepted", "accepted_tokens"),
+    Column("accepted per pass", lambda r: number(r["accepted_per_pass"])),
     Column("accepted per draft", lambda r: number(r["accepted_per_draft"])),
     Column("tokens per pass", lambda r: number(r["tokens_per_pass"])),
     Column("text of plain", lambda r: f"{r['equal']} of {r['answers']}"),
@@ -58,9 +59,9 @@ def modes(length: int) -> dict[str, dict[str, Any] | None]:
     ngram = {"method": "ngram", "num_speculative_tokens": length}
     return {
         PLAIN: None,
-        "vLLM ngram (default)": ngram,
-        "vLLM ngram (2 to 4)": {**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
         PACELINE: proposer_config(length),
+        "vLLM ngram (2 to 4)": {**ngram, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+        "vLLM ngram (default)": ngram,
     }
 
 
@@ -74,8 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Console().print(Table.of(COLUMNS, result["rows"], "vLLM on agents' turns").terminal(1))
     for line in result["ratios"]:
         print(line)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.write:
         print(results_folder.write(result, f"vllm-{machine.called(options.model)}"))
         pages.write()
@@ -91,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--max-tokens", type=int, default=64)
     found.add_argument("--length", type=int, default=8, help="drafted tokens of a pass, at most")
     found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--out", type=Path, help="a JSON file")
+    found.add_argument("--out", type=Path, help="a JSON file, written after each server")
     found.add_argument("--write", action="store_true", help="write bench/results")
     return found
 
@@ -107,6 +106,19 @@ def measure(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]
             context = options.max_prompt + options.max_tokens + options.length
             with serving(model, config, max_model_len=context) as served:
                 answers[mode] = [answer(served, prompt, options.max_tokens) for prompt in prompts]
+            if options.out:  # what there is so far, should a later server not start
+                options.out.write_text(
+                    json.dumps(result_of(options, given, prompts, answers), indent=1) + "\n"
+                )
+    return result_of(options, given, prompts, answers)
+
+
+def result_of(
+    options: argparse.Namespace,
+    given: Sequence[str],
+    prompts: Sequence[Prompt],
+    answers: dict[str, list[Answer]],
+) -> dict[str, Any]:
     rows = table_rows(prompts, answers)
     return {
         "machine": {**machine.facts(), "model": machine.called(options.model)},
@@ -184,7 +196,9 @@ def table_rows(prompts: Sequence[Prompt], answers: dict[str, list[Answer]]) -> l
         for mode, given in answers.items():
             total = sum((given[i].counters for i in places), SpecCounters())
             equal = sum(given[i].text == answers[PLAIN][i].text for i in places)
+            decoding = total.passes - len(places)  # the first token comes with the prompt
             figures = {
+                "accepted_per_pass": total.accepted_tokens / max(1, decoding),
                 "accepted_per_draft": total.accepted_per_draft,
                 "tokens_per_pass": total.tokens_per_pass,
             }
@@ -197,13 +211,11 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[str]:
     """paceline's proposer against each setting of vLLM's n-gram drafter."""
     found = []
     for row in rows:
-        ours = next(r for r in rows if r["kind"] == row["kind"] and r["mode"] == PACELINE)
-        if row["mode"] not in (PACELINE, PLAIN):
-            accepted = ours["accepted_tokens"] / max(1, row["accepted_tokens"])
-            per_draft = ours["accepted_per_draft"] / max(1e-9, row["accepted_per_draft"])
-            per_pass = ours["tokens_per_pass"] / row["tokens_per_pass"]
-            found.append(
-                f"{row['kind']}: {PACELINE} against {row['mode']}: {accepted:.2f} x accepted tokens, "
-                f"{per_draft:.2f} x per draft, {per_pass:.2f} x tokens per pass"
-            )
+        ours = next((r for r in rows if (r["kind"], r["mode"]) == (row["kind"], PACELINE)), None)
+        if ours and row["mode"] not in (PACELINE, PLAIN):
+            names = ("accepted_per_pass", "accepted_per_draft", "tokens_per_pass")
+            times = [
+                f"{ours[name] / row[name]:.2f} x {name.replace('_', ' ')}" for name in names if row[name]
+            ]
+            found.append(f"{row['kind']}, against {row['mode']}: {', '.join(times)}")
     return found

@@ -17,6 +17,7 @@ from paceline.advise.advice import (
     Measured,
     RouteAdvice,
     conditions,
+    corrected,
     length_by_batch,
     measured,
     verdict,
@@ -147,6 +148,20 @@ def test_measured_figures_leave_out_the_first_token() -> None:
     assert figures.tokens_per_pass == 2
     assert figures.speedup == pytest.approx(4 * 20 / (2 * 21.04))
     assert measured([[]], lambda rows, context: 20.0) is None
+
+
+def test_the_cost_curve_is_corrected_by_what_passes_took() -> None:
+    plain = [a_round("r", i, rows=1, drafted=0, committed=1, target_us=30_000) for i in range(7)]
+    drafted = [a_round("r", i, rows=5, drafted=4, target_us=40_000) for i in range(7)]
+    rare = [a_round("r", i, rows=9, drafted=8, target_us=900_000) for i in range(3)]
+    prompts = [a_round("r", i, rows=200, drafted=4, target_us=900_000) for i in range(9)]
+    real = corrected(lambda rows, context: 10.0, [plain, drafted, rare, prompts])
+    assert [real(rows, 100) for rows in (1, 3, 5, 16)] == pytest.approx([30, 35, 40, 40])
+    noisy = [a_round("r", i, rows=5, drafted=4, target_us=20_000) for i in range(7)]
+    rising = corrected(lambda rows, context: 10.0, [plain, noisy])
+    assert rising(5, 100) == 30
+    same = corrected(lambda rows, context: 10.0, [rare])
+    assert same(9, 100) == 10
 
 
 def test_the_length_falls_as_the_batch_grows() -> None:

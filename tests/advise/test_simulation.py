@@ -1,6 +1,7 @@
 """A simulation takes the passes that the engine takes: same drafting, same controller, no model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -56,8 +57,11 @@ def recorded(seqs: Sequence[Seq], constrained: bool) -> list[RecordedOutput]:
     return [RecordedOutput(new, tuple(done.output)) for new, done in zip(fresh, seqs, strict=True)]
 
 
+def cost(rows: int, context: int) -> float:
+    return 10.0 + rows
+
+
 def simulate(outputs: Sequence[RecordedOutput], spec: SpecConfig, **more: int) -> list[Decoding]:
-    cost = lambda rows, context: 10.0 + rows  # noqa: E731
     return Simulation(spec, ToyTarget(memory=1), model_free(), Fixed(), cost, **more).run(outputs)
 
 
@@ -103,13 +107,31 @@ def test_a_controller_stops_drafts_that_are_never_accepted() -> None:
 
     seqs, _ = engine_run(SpecConfig(("none",), max_draft=0), constrained=False)
     outputs, spec = recorded(seqs, constrained=False), SpecConfig(("wrong",), 8)
-    cost = lambda rows, context: 10.0 * rows  # noqa: E731
     target, drafters = ToyTarget(memory=1), {"wrong": Wrong()}
-    fixed = Simulation(SpecConfig(("wrong",), 8, adaptive=False), target, drafters, Fixed(), cost).run(
-        outputs
-    )
+    fixed = Simulation(replace(spec, adaptive=False), target, drafters, Fixed(), cost).run(outputs)
     planned = Simulation(spec, target, drafters, Rate(cost), cost).run(outputs)
-    assert sum(d.target_ms for d in planned) < 0.3 * sum(d.target_ms for d in fixed)
+    plain_ms = sum(d.plain_ms for d in planned)
+    assert sum(d.target_ms for d in fixed) > 1.6 * plain_ms
+    assert sum(d.target_ms for d in planned) < 1.2 * plain_ms
+
+
+def test_a_draft_in_the_pass_that_ends_the_prompt_counts_as_in_the_engine() -> None:
+    spec, params = SpecConfig(("ngram",), 8, adaptive=False), SamplingParams(max_tokens=30)
+    engine = Engine(ToyTarget(memory=1), model_free(), Fixed())
+    seq = Seq("a", [3], 1, params, spec)
+    engine.submit(seq)
+    while engine.busy:
+        engine.step()
+    prompt = list(seq.tokens)  # each token follows from the one before: the prompt ends in a loop
+    again = Seq("b", prompt, len(prompt), params, spec)
+    engine.submit(again)
+    rounds: list[Round] = []
+    while engine.busy:
+        rounds += engine.step()
+    assert len(rounds[0].tokens) > 1
+    before = Seq("b", prompt[:31], 31, params, spec)
+    (done,) = simulate([RecordedOutput(before, tuple(again.output))], spec)
+    assert (done.passes, done.tokens) == (len(rounds) - 1, 30 - len(rounds[0].tokens))
 
 
 def test_heads_see_the_hidden_states_of_every_committed_row_once() -> None:
@@ -138,7 +160,6 @@ def test_heads_see_the_hidden_states_of_every_committed_row_once() -> None:
     head, spec = Head(), SpecConfig(("head",), 3, adaptive=False)
     for concurrency in (1, 3):
         head.rows.clear()
-        cost = lambda rows, context: 1.0  # noqa: E731
         target = ToyTarget(memory=1)
         Simulation(spec, target, {"head": head}, Fixed(), cost, concurrency=concurrency).run(outputs)
         for i, seq in enumerate(seqs):

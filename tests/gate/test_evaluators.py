@@ -42,6 +42,11 @@ def test_a_remote_reference_is_never_fetched() -> None:
     assert not follows({}, {"$ref": "http://127.0.0.1:9/schema.json"})
 
 
+def test_an_endless_pattern_ends() -> None:
+    """Python's re would hold all threads for hours."""
+    assert not follows("a" * 60 + "!", {"type": "string", "pattern": r"^(?=(a+)+$)(a|aa)+$"})
+
+
 @pytest.mark.parametrize(
     ("leg", "score"),
     [
@@ -118,6 +123,14 @@ def test_imports_of_the_prompt_are_kept() -> None:
         "from typing import List\n\ndef f(x):\n", "```python\ndef f(x: List): return x\n```", "f"
     )
     assert made.startswith("from typing import List\n")
+
+
+@pytest.mark.parametrize(
+    "request_", [{"tools": 3}, {"tools": ["x"]}, {"stop": 5}, {"response_format": "x"}, {"messages": [1]}]
+)
+def test_a_request_that_cannot_be_read_gets_no_score(request_: dict[str, Any]) -> None:
+    pair = Pair(id="p", created=0, baseline=said("x"), candidate=said("x"))
+    assert evaluated(pair, request_).baseline.scores == {}
 
 
 def test_both_legs_are_scored_and_a_failed_one_is_not() -> None:

@@ -69,6 +69,16 @@ def test_a_machine_that_is_slower_than_its_curve_gains_as_much() -> None:
     assert figures.speedup == pytest.approx(3 * 33 / (45 + 0.5))
 
 
+def test_no_more_is_gained_than_tokens_per_pass() -> None:
+    accounting = RouteAccounting(
+        lambda rows, context: 10.0 / rows
+    )  # as a curve may be where nothing was measured
+    accounting.add("a", a_round())
+    figures = accounting.figures("a")
+    assert figures is not None
+    assert 2.5 < figures.speedup < 3
+
+
 def test_plain_rounds_are_as_fast_as_plain_decoding() -> None:
     accounting = RouteAccounting(cost)
     accounting.add("a", replace(a_round(0, 0, batch=4), draft_us=0))

@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import pytest
 
+from paceline.cli import main
 from paceline.errors import DataError, SettingError
 from paceline.gate.pair import Leg, Pair
+from paceline.gate.store import GateStore
 from paceline.text import Tokenizer
 from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
 from paceline.train.data.conversations import read
@@ -137,3 +139,21 @@ def test_a_pair_that_had_to_call_a_tool_is_known_as_such(tmp_path: Path) -> None
     (tmp_path / "pairs.jsonl").write_text(f"{pair.to_json()}\n{free.to_json()}")
     rejected: Counter[str] = Counter()
     assert [talk.called for talk in read([tmp_path / "pairs.jsonl"], rejected)] == [True, False]
+
+
+def test_the_gates_store_exports_pairs_to_train_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/gate.db"
+    store = GateStore.open(url)
+    body = {"messages": [user("Hi")]}
+    pair = Pair(id="p", created=1.0, baseline=Leg(), candidate=Leg(), request=body, experiment="one")
+    store.save_pair(pair)
+    store.save_pair(replace(pair, id="q", experiment="two"))
+    store.close()
+    with pytest.raises(SystemExit):
+        main(["gate", "export", "one", "--store", url])
+    (tmp_path / "pairs.jsonl").write_text(capsys.readouterr().out)
+    rejected: Counter[str] = Counter()
+    (found,) = read([tmp_path / "pairs.jsonl"], rejected)
+    assert found.opening == "Hi"

@@ -116,6 +116,19 @@ def test_requests_without_a_tenant_or_not_to_be_remembered_leave_nothing(extra: 
     assert runner.step(b=TEXT[:6], c=TEXT[:6]) == {"b": [], "c": []}
 
 
+def test_requests_without_a_tenant_displace_no_memory() -> None:
+    runner = Runner(max_tokens=40)
+    runner.add("a", [1, 2], tenant="acme")
+    runner.step(a=TEXT)
+    runner.remove("a")
+    for i in range(3):
+        runner.add(f"b{i}", list(range(100, 120)))
+        runner.step(**{f"b{i}": [5]})
+        runner.remove(f"b{i}")
+    runner.add("c", [3, 4], tenant="acme")
+    assert runner.step(c=TEXT[:6]) == {"c": TEXT[6:12]}
+
+
 def test_a_default_tenant_is_that_of_all_who_name_none() -> None:
     runner = Runner(default_tenant="all")
     runner.add("a", [1, 2])
@@ -137,9 +150,8 @@ def test_requests_keep_their_text_when_rows_move() -> None:
 def test_nothing_is_drafted_while_a_prompt_is_read() -> None:
     runner = Runner()
     runner.add("a", TEXT)
-    runner.add("b", TEXT)
-    drafts = runner.step(a=TEXT[:3])
-    assert drafts == {"a": TEXT[3:9], "b": []}
+    runner.add("b", [*TEXT, *TEXT[:3]])
+    assert runner.step(a=TEXT[:3]) == {"a": TEXT[3:9], "b": []}
 
 
 def test_a_draft_ends_before_the_longest_context() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.gate.pair import Leg
 from paceline.gate.spec_counters import SpecCounters, read_counters
 from paceline.gate.upstream import Upstream, run_leg
 from paceline.text import Tokenizer
-from paceline.train.data.answer_plan import AnswersConfig, plan_answers
+from paceline.train.data.answer_plan import AnswersConfig, PlannedAnswer, plan_answers
 from paceline.train.data.prompts import Prompt
 from paceline.train.data.rollout import Rollout
 from paceline.train.data.server_answers import server_answers
@@ -32,6 +33,7 @@ pytestmark = [
 ]
 
 MODEL, K, MAX_TOKENS = "smollm2", 6, 40
+ROLLOUT = Rollout(max_new=MAX_TOKENS)
 QUESTIONS = (
     "Repeat this line three times: The order W-20471 goes to 18 Quarry Lane, Ashford.",
     "What is rain? Answer in two sentences.",
@@ -64,25 +66,43 @@ def counters(url: str) -> SpecCounters:
     return read_counters(httpx.get(f"{url}/metrics", timeout=60).text)
 
 
+@dataclass(frozen=True)
+class Plain:
+    """Answers of a server without speculation."""
+
+    texts: list[str]
+    planned: list[PlannedAnswer]  # a greedy and a sampled answer to each question
+    answers: list[list[int]]
+    again: list[list[int]]
+
+
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> list[str]:
-    """The answers without speculation; one server at a time."""
+def plain(folder: Path, smollm2_path: Path) -> Plain:
+    """One server at a time: this one has ended before the next one starts."""
+    tokenizer = Tokenizer.load(smollm2_path)
+    prompts = [
+        Prompt(tuple(tokenizer.encode(tokenizer.render([user(question)]))), False, (user(question),))
+        for question in QUESTIONS
+    ]
+    planned = plan_answers(prompts, AnswersConfig(greedy=1.0, per_prompt=2))
     with serving(folder, served_model_name=MODEL, max_model_len=1024) as served:
-        client = client_of(f"http://127.0.0.1:{served.port}")
-        return [answer(client, question)[0] for question in QUESTIONS]
+        url = f"http://127.0.0.1:{served.port}"
+        texts = [answer(client_of(url), question)[0] for question in QUESTIONS]
+        twice = [server_answers(url, tokenizer, planned, ROLLOUT) for _ in range(2)]
+    return Plain(texts, planned, *twice)
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path, plain: list[str]) -> Iterator[str]:
+def url(folder: Path, plain: Plain) -> Iterator[str]:
     """With the proposer."""
     with serving(folder, proposer_config(K), served_model_name=MODEL, max_model_len=1024) as served:
         yield f"http://127.0.0.1:{served.port}"
 
 
-def test_the_text_is_that_of_plain_decoding_and_drafts_are_accepted(url: str, plain: list[str]) -> None:
+def test_the_text_is_that_of_plain_decoding_and_drafts_are_accepted(url: str, plain: Plain) -> None:
     before = counters(url)
     answers = [answer(client_of(url), question) for question in QUESTIONS]
-    assert [text for text, _ in answers] == plain
+    assert [text for text, _ in answers] == plain.texts
     grown = counters(url) - before
     assert grown.accepted_tokens == sum(figures["accepted_tokens"] for _, figures in answers) > 0
     assert grown.draft_tokens == sum(figures["draft_tokens"] for _, figures in answers)
@@ -109,7 +129,7 @@ def test_a_request_that_is_not_remembered_leaves_nothing(url: str) -> None:
     assert first == second < MAX_TOKENS / 2
 
 
-def test_requests_at_once_get_their_own_texts(url: str, plain: list[str]) -> None:
+def test_requests_at_once_get_their_own_texts(url: str, plain: Plain) -> None:
     async def ask_all() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=300) as client:
             replies = await asyncio.gather(
@@ -126,10 +146,10 @@ def test_requests_at_once_get_their_own_texts(url: str, plain: list[str]) -> Non
             )
         return [reply.choices[0].message.content or "" for reply in replies]
 
-    assert asyncio.run(ask_all()) == plain * 2
+    assert asyncio.run(ask_all()) == plain.texts * 2
 
 
-def test_a_streamed_leg_of_the_gate_has_text_and_figures(url: str, plain: list[str]) -> None:
+def test_a_streamed_leg_of_the_gate_has_text_and_figures(url: str, plain: Plain) -> None:
     async def leg() -> Leg:
         request = {
             "model": MODEL,
@@ -141,14 +161,14 @@ def test_a_streamed_leg_of_the_gate_has_text_and_figures(url: str, plain: list[s
             return await run_leg(client, Upstream(name="vllm", url=url), "/v1/chat/completions", request)
 
     found = asyncio.run(leg())
-    assert (found.ok, found.text) == (True, plain[0])
+    assert (found.ok, found.text) == (True, plain.texts[0])
     assert found.completion_tokens is not None
     assert found.draft_tokens
     assert found.accepted_tokens == sum(i * n for i, n in enumerate(found.acceptance_histogram)) > 0
     assert 0 < len(found.chunk_s) < found.completion_tokens  # accepted tokens come together
 
 
-def test_through_the_gate_the_tenant_is_the_clients_key(url: str, plain: list[str], tmp_path: Path) -> None:
+def test_through_the_gate_the_tenant_is_the_clients_key(url: str, plain: Plain, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     alice, bob = (api_keys.add(keys, name, {}) for name in ("alice", "bob"))
     upstream = {"name": "vllm", "url": url, "send_tenant": True}
@@ -156,20 +176,22 @@ def test_through_the_gate_the_tenant_is_the_clients_key(url: str, plain: list[st
     with gate(tmp_path, config, keys=str(keys)) as running:
         asked = ((alice, "bob"), (alice, "bob"), (bob, "alice"))
         answers = [answer(client_of(running.url, key), QUESTIONS[1], tenant=claims) for key, claims in asked]
-    assert {text for text, _ in answers} == {plain[1]}
+    assert {text for text, _ in answers} == {plain.texts[1]}
     first, again, other = (figures["accepted_tokens"] for _, figures in answers)
     assert first == other < again
 
 
-def test_the_server_writes_answers_to_train_on(url: str, plain: list[str], smollm2_path: Path) -> None:
+def test_a_server_writes_answers_to_train_on(plain: Plain, smollm2_path: Path) -> None:
     tokenizer = Tokenizer.load(smollm2_path)
-    prompts = [
-        Prompt(tuple(tokenizer.encode(tokenizer.render([user(question)]))), False, (user(question),))
-        for question in QUESTIONS
-    ]
-    config = AnswersConfig(greedy=1.0, per_prompt=2)
-    planned = plan_answers(prompts, config)
-    answers = server_answers(url, tokenizer, planned, Rollout(max_new=MAX_TOKENS))
-    texts = [tokenizer.decode(ids, skip_special=True) for ids in answers]
-    assert texts[::2] == plain  # every other is sampled
-    assert all(len(ids) <= MAX_TOKENS for ids in answers)
+    texts = [tokenizer.decode(ids, skip_special=True) for ids in plain.answers]
+    assert texts[::2] == plain.texts
+    assert plain.answers == plain.again  # by their seeds
+    assert texts[1::2] != plain.texts
+    assert all(len(ids) <= MAX_TOKENS for ids in plain.answers)
+
+
+def test_a_server_with_drafts_writes_the_same_answers(url: str, plain: Plain, smollm2_path: Path) -> None:
+    """Greedy ones: vLLM 0.32 reads temperatures wrongly where it speculates on a CPU, with any drafter."""
+    greedy = [plan for plan in plain.planned if not plan.job.sampled]
+    answers = server_answers(url, Tokenizer.load(smollm2_path), greedy, ROLLOUT)
+    assert answers == plain.answers[::2]

@@ -3,8 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,12 +35,14 @@ FREE_LISTS: Final = (("grammar", "suffix", "ngram"), ("grammar", "suffix"), ("gr
 DEFAULT_LENGTH: Final = 8
 LENGTHS: Final = (4, 16)  # tried besides for the best list
 FIXED_LENGTHS: Final = (1, 2, 4, 8, 16)  # of the curve by length
-LOADS: Final = (1, 2, 4, 8, 16, 32)
-MIN_GAIN: Final = 1.02  # speed-up below which speculation is left off
+LOADS: Final = (1, 4, 16)
+MIN_ROUNDS: Final = 5  # of one row count, before their times correct the cost curve
+MIN_GAIN: Final = 1.03  # speed-up below which speculation is left off
 NEAR_BEST: Final = 0.95  # share of the best speed-up at which the default list and length are preferred
 SHORT: Final = 16  # tokens of a median answer that counts as short
 UNPREDICTABLE: Final = 1.15  # tokens per pass below which a text is called so
 CONFIDENCE: Final = 0.9  # of intervals
+_TYPICAL_CONTEXT: Final = 512  # tokens, at which curves are compared
 MAX_TOOLS: Final = 16  # in the conditions of a route
 
 
@@ -180,6 +183,7 @@ class _RouteAdvisor:
     ) -> None:
         self._engine, self._config, self._limits, self._progress = engine, config, limits, progress
         self._overhead_ms = 0.0
+        self._cost = engine.cost
 
     def advise(
         self, route: str, requests: Sequence[TracedRequest], others: Sequence[TracedRequest]
@@ -195,6 +199,8 @@ class _RouteAdvisor:
             return None
         outputs = self._with_hidden(outputs, report)
         self._overhead_ms = overhead_ms(outputs)
+        answered = [_rounds(one) for one in outputs if one.rounds]
+        self._cost = corrected(self._engine.cost, answered or [request.rounds for request in requests])
         figures = workload(requests, [one.tokenized for one in outputs])
         candidates = self._candidates(outputs, report)
         best = _best(candidates)
@@ -219,10 +225,10 @@ class _RouteAdvisor:
             replayed=len({one.conversation for one in outputs}),
             left_out=left_out,
             own_text=not any(one.rounds for one in outputs),
-            measured=measured([request.rounds for request in requests], self._engine.cost),
-            answered=measured([_rounds(one) for one in outputs], self._engine.cost),
+            measured=measured([request.rounds for request in requests], self._cost),
+            answered=measured(answered, self._cost),
             match=conditions(requests, others, self._engine.classify),
-            by_batch=length_by_batch(lengths, self._engine.cost, int(figures.prompt_tokens.median)),
+            by_batch=length_by_batch(lengths, self._cost, int(figures.prompt_tokens.median)),
         )
 
     def _with_hidden(self, outputs: list[TargetOutput], report: Progress) -> list[TargetOutput]:
@@ -270,7 +276,7 @@ class _RouteAdvisor:
             engine.llm.target,
             {**model_free(), **engine.drafters},
             (engine.fixed if fixed else engine.controller)(),
-            engine.cost,
+            self._cost,
             overhead_ms=self._overhead_ms,
             concurrency=concurrency,
         )
@@ -297,16 +303,20 @@ class _RouteAdvisor:
         return points
 
     def _loads(self, outputs: Sequence[TargetOutput], best: Candidate, planned: int) -> list[LoadPoint]:
-        """Only as many at once as there are outputs: a simulation of 16 needs more than 16 of them."""
+        """Copies of an output are other tenants': no memory of one serves another."""
         spec = SpecConfig(best.drafters, best.max_draft)
-        levels = sorted({*(load for load in LOADS if load <= max(planned, len(outputs))), planned})
-        repeated = [*outputs] * -(-2 * levels[-1] // len(outputs))
-        return [LoadPoint(n, _ratio(self._simulate(repeated if n > 1 else outputs, spec, n))) for n in levels]
+        levels = sorted({*LOADS, planned})
+        points = []
+        for level in levels:
+            copies = max(1, -(-2 * level // len(outputs)))
+            some = [_of_tenant(one, copy) for copy in range(copies) for one in outputs]
+            points.append(LoadPoint(level, _ratio(self._simulate(some[: 4 * level + 8], spec, level))))
+        return points
 
     def _plain_ms(self, one: TargetOutput) -> float:
         seq, count = one.recorded.seq, len(one.recorded.output) - 1
         middle = seq.prompt_len + count // 2
-        return count * (self._engine.cost(1, middle) + self._overhead_ms)
+        return count * (self._cost(1, middle) + self._overhead_ms)
 
 
 def _interval(table: np.ndarray[Any, Any], sums: np.ndarray[Any, Any], above: int, below: int) -> Interval:
@@ -368,6 +378,32 @@ def verdict(
     )
 
 
+def _of_tenant(one: TargetOutput, copy: int) -> TargetOutput:
+    seq = one.recorded.seq
+    return replace(one, recorded=replace(one.recorded, seq=replace(seq, tenant=f"{seq.tenant} {copy}")))
+
+
+def corrected(cost: PassCost, outputs: Sequence[Sequence[RoundRecord]]) -> PassCost:
+    """The cost curve times what passes really took of it: the median for each row count, lines in between.
+
+    The curve has the fastest passes, without the choice of tokens. Only passes of a single output count.
+    More rows take no less time, whatever a noisy moment gave.
+    """
+    ratios: dict[int, list[float]] = {}
+    for rounds in outputs:
+        for r in [r for r in rounds if r.committed][1:]:
+            if r.batch == 1 and r.target_us and r.rows == 1 + r.drafted:
+                ratios.setdefault(r.rows, []).append(r.target_us / 1000 / cost(r.rows, r.start))
+    known = sorted(rows for rows, some in ratios.items() if len(some) >= MIN_ROUNDS)
+    if not known:
+        return cost
+    medians = [median(ratios[rows]) for rows in known]
+    at = _TYPICAL_CONTEXT
+    times = np.maximum.accumulate([cost(n, at) * ratio for n, ratio in zip(known, medians, strict=True)])
+    rising = [float(ms) / cost(n, at) for n, ms in zip(known, times, strict=True)]
+    return lambda rows, context: cost(rows, context) * float(np.interp(rows, known, rising))
+
+
 def measured(outputs: Sequence[Sequence[RoundRecord]], cost: PassCost) -> Measured | None:
     """From the rounds of outputs, from their second token on; None: there are none."""
     tokens = passes = 0
@@ -424,9 +460,11 @@ def length_by_batch(
     known = [point.draft_length for point in lengths]
     tokens = [point.tokens_per_pass for point in lengths]
     curve = [float(np.interp(k, known, tokens)) for k in range(MAX_LENGTH + 1)]
+    batches = range(1, 65)
+    best = [best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch)) for batch in batches]
+    falling = np.maximum.accumulate(best[::-1])[::-1].tolist()  # a fuller pass never gets longer drafts
     ranges: list[tuple[int, int, int]] = []
-    for batch in range(1, 65):
-        length = best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch))
+    for batch, length in zip(batches, falling, strict=True):
         if ranges and ranges[-1][2] == length:
             ranges[-1] = (ranges[-1][0], batch, length)
         else:

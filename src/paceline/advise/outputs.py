@@ -4,10 +4,11 @@ Text of another model says little about how well this one's can be drafted, so s
 again. Speculation changes no token, so the answers are written with drafts.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, cat
@@ -111,7 +112,13 @@ def prepared(llm: "LLM", request: TracedRequest, limits: OutputLimits) -> Seq:
     )
     messages, text = body.get("messages"), str(body.get("prompt") or "")
     prompt: Any = request.prompt_ids if own and request.prompt_ids else messages or text
-    return llm.prepare(prompt, params.seeded(), output, tenant=request.tenant or request.route).seq
+    seeded = params if params.seed is not None else replace(params, seed=_seed(request.id))
+    return llm.prepare(prompt, seeded, output, tenant=request.tenant or request.route).seq
+
+
+def _seed(name: str) -> int:
+    """The same request gets the same answer every time."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4])
 
 
 def _tokenized(llm: "LLM", request: TracedRequest, recorded: RecordedOutput) -> TokenizedRequest:
@@ -150,13 +157,13 @@ def _copy(seq: Seq) -> Seq:
 
 
 def overhead_ms(outputs: Sequence[TargetOutput]) -> float:
-    """Time of a round outside of drafters and target, mean over the answers that were written now."""
-    rests, rounds = [], 0
+    """Time of a round outside of drafters and target: median of the answers that were written now."""
+    rests = []
     for one in outputs:
         inside = sum(r.draft_us + r.target_us for r in one.rounds[1:]) / 1000
-        rests.append(max(0.0, one.decode_ms - inside))
-        rounds += len(one.rounds[1:])
-    return sum(rests) / rounds if rounds else 0.0
+        if len(one.rounds) > 1:
+            rests.append(max(0.0, one.decode_ms - inside) / len(one.rounds[1:]))
+    return median(rests) if rests else 0.0
 
 
 def prefill_ms(outputs: Sequence[TargetOutput]) -> float:

@@ -14,6 +14,7 @@ gate_app.command("run")(run)
 gate_app.command("status")(gate_status.status)
 gate_app.command("set")(gate_status.set_share)
 gate_app.command("rollback")(gate_status.rollback)
+gate_app.command("export")(gate_status.export)
 
 
 @gate_app.command("serve")
@@ -37,7 +38,10 @@ def serve_gate(
         typer.Option(help="A name that the gate is reached by, besides localhost; *: any."),
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Where pairs and rollouts go: a file, a URL, or none.")
+        str | None,
+        typer.Option(
+            envvar="PACELINE_GATE_STORE", help="Where pairs and rollouts go: a file, a URL, or none."
+        ),
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that running requests get on SIGTERM.")] = 30.0,
 ) -> None:

@@ -1,9 +1,10 @@
-"""paceline gate status, set, rollback"""
+"""paceline gate status, set, rollback, export"""
 
 import getpass
 import json
 import socket
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,9 @@ SHOWN_CHANGES = 5
 out = Console(highlight=False, soft_wrap=True)
 
 Config = Annotated[str, typer.Option(help="The gate's YAML file.")]
-StoreUrl = Annotated[str | None, typer.Option(help="The gate's store: a file or a URL.")]
+StoreUrl = Annotated[
+    str | None, typer.Option(envvar="PACELINE_GATE_STORE", help="The gate's store: a file or a URL.")
+]
 Experiment = Annotated[str, typer.Argument(help="An experiment of the file.")]
 Reason = Annotated[str, typer.Option(help="For the audit.")]
 
@@ -70,6 +73,18 @@ def rollback(experiment: Experiment, config: Config, reason: Reason, store: Stor
     plans, opened = _opened(config, store)
     _plan(plans, experiment)
     _change(opened, experiment, "rolled_back", 0.0, reason)
+
+
+def export(
+    experiment: Annotated[str, typer.Argument(help="The experiment of the pairs.")],
+    store: StoreUrl = None,
+) -> None:
+    """Print the pairs of an experiment, one JSON object a line; those with text can be trained on."""
+    from paceline.gate.store import GateStore
+
+    with closing(GateStore.open(store, create=False)) as opened:
+        for pair in opened.pairs(experiment):
+            print(pair.to_json())
 
 
 def _opened(config: str, url: str | None) -> "tuple[dict[str, Plan], GateStore]":

@@ -10,6 +10,7 @@ URL (`replay.Judge`). No evaluator ever executes a tool.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ Evaluator = Callable[[Mapping[str, Any], Leg, Reference], float | None]  # None:
 _BROKEN_CALL: Final = re.compile(r"<\|?tool_call|<function=|\"arguments\"\s*:|\"parameters\"\s*:\s*\{")
 _WORD: Final = re.compile(r"[^\W\d_]{3,}|\d[\d.,]*\d|\d")
 _FENCE: Final = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
+_BACKTRACKS: Final = 10_000  # of one pattern: a client's pattern may be endless
 _COMMON_WORDS: Final = """
 about according after all also and any are based been before between both but can could did does each for from
 given had has have her his how however into its just may might more most not one only other our out over
@@ -122,9 +124,14 @@ def evaluated(pair: Pair, request: Mapping[str, Any], reference: Reference | Non
 
 
 def _scored(leg: Leg, request: Mapping[str, Any], reference: Reference) -> Leg:
+    """A request that no evaluator can read, since a client may send anything, gets no score."""
     if not leg.ok:
         return leg
-    scores = {e.__name__: value for e in EVALUATORS if (value := e(request, leg, reference)) is not None}
+    scores: dict[str, float] = {}
+    for evaluator in EVALUATORS:
+        with suppress(AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            if (value := evaluator(request, leg, reference)) is not None:
+                scores[evaluator.__name__] = value
     return replace(leg, scores={**leg.scores, **scores})
 
 
@@ -145,14 +152,16 @@ def offered_tools(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def follows(value: Any, schema: Any) -> bool:
-    """Never fetches a remote reference: what cannot be resolved is not followed."""
-    import jsonschema
-    from referencing import Registry
+    """Fetches no remote reference, and tries no pattern for long: what cannot be checked is not followed."""
+    import jsonschema_rs
 
-    kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACKS)
     try:
-        return bool(kind(schema, registry=Registry()).is_valid(value))
-    except Exception:  # a broken schema, an unresolvable reference, a pattern that is no expression
+        validator = jsonschema_rs.validator_for(
+            schema, pattern_options=patterns, validate_formats=False, offline=True
+        )
+        return validator.is_valid(value)
+    except ValueError:  # a broken schema, an unresolvable reference, an endless pattern
         return False
 
 
@@ -192,8 +201,8 @@ def _canonical(value: Any) -> Any:
 
 def words(text: str) -> set[str]:
     """Content words and numbers; a plural counts as its singular."""
-    found = (word.lower().rstrip(".,") for word in _WORD.findall(text))
-    return {word.removesuffix("s") if len(word) > 3 else word for word in found if word not in _COMMON}
+    lowered = (word.lower().rstrip(".,") for word in _WORD.findall(text))
+    return {word.removesuffix("s") if len(word) > 3 else word for word in lowered if word not in _COMMON}
 
 
 def code_answer(prompt: str, text: str, entry_point: str) -> str:

@@ -104,8 +104,10 @@ class RouteAccounting:
         sums.draft_us += r.draft_us / r.batch
         sums.target_us += r.target_us / r.batch
         if self._cost is not None:
-            sums.curve_us += 1000 * self._cost(r.rows, r.start) / r.batch
-            sums.plain_us += 1000 * len(r.tokens) * self._cost(r.batch, r.start) / r.batch
+            plain = self._cost(r.batch, r.start)
+            curve = max(plain, self._cost(r.rows, r.start))  # curves may cross where they are extrapolated
+            sums.curve_us += 1000 * curve / r.batch
+            sums.plain_us += 1000 * len(r.tokens) * plain / r.batch
         if sums.tokens > WINDOW:
             sums.halve()
         self._active.add(route)
