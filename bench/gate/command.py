@@ -2,6 +2,7 @@
 
 import sys
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
@@ -14,6 +15,7 @@ from bench.gate.operating import (
     promoted_with_breaks,
     sampler,
     speed_runs,
+    whole_verdicts,
 )
 
 
@@ -40,6 +42,10 @@ def lines(runs: int, rng: np.random.Generator) -> Iterator[str]:
         yield f"A/A, 1,000 pairs, a look after each, {at}: {same.decided:.1%} false verdicts on speed"
         yield f"10 % slower, {at}: rolled back within 200 pairs in {within:.1%}, median {median:.0f} pairs"
         yield f"20 % less time, {at}: gain proven within 200 pairs in {proven:.1%}"
+    for ratio in (1.0, 0.8):
+        verdicts = Counter(whole_verdicts(ratio, runs=few, pairs=400, every=40, rng=rng))
+        shown = ", ".join(f"{decision} {count}" for decision, count in verdicts.most_common())
+        yield f"all checks, ratio {ratio}, 400 pairs with equal texts, a look every 40, {few} runs: {shown}"
     for rate in (0.0, 0.005, 0.01, 0.02):
         open_ = promoted_with_breaks(rate, runs=few, pairs=3000, rng=rng)
         yield f"{rate:.1%} schema breaks in a cohort, 3,000 pairs: harmlessness proven in {open_:.1%} of runs"

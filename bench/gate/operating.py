@@ -1,6 +1,6 @@
 """Operating characteristics of the gate: simulated pairs, a look after every pair, its own formulas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log
 
@@ -13,7 +13,7 @@ from paceline.gate.pair import Leg, Pair
 from paceline.gate.policy import DISTRIBUTION_SHARE, HARM_SHARE, LATENCY_WEIGHTS, Policy
 from paceline.gate.stats.bounded_mean import running_log_wealth_below
 from paceline.gate.stats.mean import MIN_SAMPLES, running_radius
-from paceline.gate.verdict import GAINS
+from paceline.gate.verdict import GAINS, decide
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -50,18 +50,25 @@ def speed_runs(
     correlation: float = 1.0,
     policy: Policy | None = None,
 ) -> SpeedRuns:
-    """Log ratios of the three latencies around log(ratio), as `checks.latency` and `verdict` decide them.
+    """Log ratios of the three latencies around log(ratio).
 
     correlation: of the three. At 1 they are one number, the hardest case for finding harm.
     """
-    policy = policy or Policy()
     shared = rng.normal(size=(runs, pairs))
-    promoted = np.zeros((runs, pairs), dtype=bool)
-    rolled_back = np.zeros((runs, pairs), dtype=bool)
-    for name, weight in LATENCY_WEIGHTS.items():
+    logs = {}
+    for name in LATENCY_WEIGHTS:
         own = rng.normal(size=(runs, pairs))
         noise = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
-        n, mean, deviation = running_moments(log(ratio) + spread * noise)
+        logs[name] = log(ratio) + spread * noise
+    return speed_decisions(logs, policy or Policy())
+
+
+def speed_decisions(logs: Mapping[str, Floats], policy: Policy) -> SpeedRuns:
+    """The gate's decisions after each pair, for many runs at once. logs: log ratios by latency check."""
+    promoted = np.zeros(logs["tpot"].shape, dtype=bool)
+    rolled_back = np.zeros(logs["tpot"].shape, dtype=bool)
+    for name, weight in LATENCY_WEIGHTS.items():
+        n, mean, deviation = running_moments(logs[name])
         enough = n >= MIN_SAMPLES
         harm = policy.alpha * HARM_SHARE * weight
         lower = mean - running_radius(n, deviation, 2 * harm)
@@ -84,6 +91,37 @@ def naive_false_verdicts(*, runs: int, pairs: int, rng: np.random.Generator, spr
     """The share of A/A runs in which a z-test at 5 % after every pair ever finds a difference."""
     n, mean, deviation = running_moments(spread * rng.normal(size=(runs, pairs)))
     return float(((np.abs(mean) > 1.96 * deviation / np.sqrt(n)) & (n >= MIN_SAMPLES)).any(axis=-1).mean())
+
+
+def whole_verdicts(ratio: float, *, runs: int, pairs: int, every: int, rng: np.random.Generator) -> list[str]:
+    """The first verdict that is not "hold" of each run, by all checks together; else "hold"."""
+    verdicts = []
+    for _ in range(runs):
+        made = [
+            timed_pair(i, ratio * np.exp(0.3 * rng.normal()), np.exp(0.5 * rng.normal()))
+            for i in range(pairs)
+        ]
+        looks = (decide(made[:n], Policy()).decision for n in range(every, pairs + 1, every))
+        verdicts.append(next((look for look in looks if look != "hold"), "hold"))
+    return verdicts
+
+
+def timed_pair(number: int, ratio: float, scale: float) -> Pair:
+    """Greedy, with equal texts of 20 tokens. scale: of both legs."""
+
+    def leg(seconds: float) -> Leg:
+        times = tuple(seconds * (5 + i) / 25 for i in range(21))
+        return Leg(
+            status=200,
+            finish_reason="stop",
+            seconds=times[-1],
+            chunk_s=times,
+            completion_tokens=21,
+            text="same",
+        )
+
+    pair = Pair(id=str(number), created=0.0, baseline=leg(scale), candidate=leg(scale * ratio), temperature=0)
+    return pair.compared()
 
 
 def promoted_with_breaks(

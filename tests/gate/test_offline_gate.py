@@ -14,9 +14,10 @@ from bench.gate.sabotage import sabotaged
 from paceline.cli.main import app
 from paceline.errors import UsageError
 from paceline.gate.cases import Case
+from paceline.gate.divergence import first_divergence
 from paceline.gate.pair import Divergence, Pair
 from paceline.gate.policy import Policy
-from paceline.gate.replay import GateRun, Judge, Replay, first_divergence, run_gate
+from paceline.gate.replay import GateRun, Judge, Replay, run_gate
 from paceline.gate.upstream import Upstream
 from support.scripted_model import last_words, scripted
 from support.servers import Running, toy_running
@@ -105,6 +106,7 @@ def test_a_judge_scores_both_legs_without_their_names() -> None:
     assert failed(done) == {"judge"}
 
 
+@pytest.mark.slow
 def test_a_biased_sampler_is_caught_though_each_answer_is_fine() -> None:
     words = ("red", "green", "blue")
 
@@ -145,7 +147,12 @@ def test_errors_of_the_candidate_are_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("delay", "code", "decision"), [(0.0, 4, "roll back"), (0.008, 0, "promote"), (None, 3, "hold")]
+    ("delay", "code", "decision"),
+    [
+        pytest.param(0.0, 4, "roll back", marks=pytest.mark.slow),
+        pytest.param(0.008, 0, "promote", marks=pytest.mark.slow),
+        (None, 3, "hold"),
+    ],
 )
 def test_the_command_exits_with_its_verdict_and_writes_reports(
     tmp_path: Path, delay: float | None, code: int, decision: str

@@ -85,6 +85,7 @@ def test_answers_that_nobody_read_are_not_promoted() -> None:
     assert any("has read the answers" in reason for reason in verdict.reasons)
 
 
+@pytest.mark.slow
 def test_schema_breaks_in_one_cohort_block_promotion() -> None:
     """1 % of one cohort in three: over all pairs it is a third of that."""
     cohorts = ("a", "b", "c")

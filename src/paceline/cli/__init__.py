@@ -7,7 +7,7 @@ render     coloured tokens, summaries, pictures, progress bars
 serve      serve
 gate       gate serve
 gate_run   gate run
-gate_status gate status, gate set, gate rollback
+gate_status gate status, gate set, gate rollback, gate export
 check      routes check, schema check
 keys       keys new, keys ls, keys rm
 trace      trace ls, trace show, trace export

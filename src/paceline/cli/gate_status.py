@@ -23,7 +23,9 @@ SHOWN_CHANGES = 5
 out = Console(highlight=False, soft_wrap=True)
 
 Config = Annotated[str, typer.Option(help="The gate's YAML file.")]
-StoreUrl = Annotated[str | None, typer.Option(help="The gate's store: a file or a URL.")]
+StoreUrl = Annotated[
+    str | None, typer.Option(envvar="PACELINE_GATE_STORE", help="The gate's store: a file or a URL.")
+]
 Experiment = Annotated[str, typer.Argument(help="An experiment of the file.")]
 Reason = Annotated[str, typer.Option(help="For the audit.")]
 

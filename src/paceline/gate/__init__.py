@@ -9,6 +9,7 @@ policy         margins and error rates
 stats/         intervals that hold however often somebody looks
 checks/        a finding for each question: latency, texts, quality, operations, cost
 verdict        promote, hold or roll back, from the findings
+divergence     where two answers part: a tie of two tokens, or a bug
 cases          requests to replay, from recorded traces
 suites         public sets with known answers, as cases
 evaluators     scores of one answer: schemas, tool calls, groundedness, tests of code

@@ -201,8 +201,8 @@ def _canonical(value: Any) -> Any:
 
 def words(text: str) -> set[str]:
     """Content words and numbers; a plural counts as its singular."""
-    found = (word.lower().rstrip(".,") for word in _WORD.findall(text))
-    return {word.removesuffix("s") if len(word) > 3 else word for word in found if word not in _COMMON}
+    lowered = (word.lower().rstrip(".,") for word in _WORD.findall(text))
+    return {word.removesuffix("s") if len(word) > 3 else word for word in lowered if word not in _COMMON}
 
 
 def code_answer(prompt: str, text: str, entry_point: str) -> str:

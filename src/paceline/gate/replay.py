@@ -7,16 +7,17 @@ gets the warm caches or the quiet moments. Verdicts hold however often they are 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import httpx
 
 from paceline.errors import UsageError, one_line
-from paceline.gate.cases import CHAT, Case
+from paceline.gate.cases import Case
+from paceline.gate.divergence import rescoring_request, with_lead
 from paceline.gate.evaluators import Reference, evaluated
-from paceline.gate.pair import Divergence, Leg, Order, Pair, common_prefix
+from paceline.gate.pair import Leg, Order, Pair
 from paceline.gate.policy import Policy
 from paceline.gate.upstream import TIMEOUT_S, Upstream, http_client, run_leg, served_models
 from paceline.gate.verdict import Verdict, decide
@@ -137,9 +138,7 @@ async def _run_pair(
     pair = await asyncio.to_thread(evaluated, pair, case.request, case.reference)
     if replay.judge is not None and pair.ok:
         pair = await _judged(client, replay.judge, pair, case)
-    if pair.greedy and pair.same is False:
-        pair = await explained(client, arms[0], pair)
-    return pair
+    return await explained(client, arms[0], pair)
 
 
 async def _judged(client: httpx.AsyncClient, judge: Judge, pair: Pair, case: Case) -> Pair:
@@ -153,54 +152,13 @@ async def _judged(client: httpx.AsyncClient, judge: Judge, pair: Pair, case: Cas
 
 
 async def explained(client: httpx.AsyncClient, baseline: Upstream, pair: Pair) -> Pair:
-    """With the baseline's lead of its own token over the candidate's, at the first divergence.
-
-    The baseline writes its answer again with log-probabilities. Only texts of chats have them; the divergence
-    of others, and of answers that are not the same again, stays unexplained.
-    """
-    if pair.endpoint != CHAT or pair.request is None or pair.baseline.tool_calls or pair.candidate.tool_calls:
+    """With the baseline's lead at the first divergence, where it can be had."""
+    request = rescoring_request(pair, baseline.body(pair.request or {}))
+    if request is None:
         return pair
-    request = {**baseline.body(pair.request), "stream": False, "logprobs": True, "top_logprobs": 20}
-    request.pop("stream_options", None)
     url = baseline.endpoint(pair.endpoint)
     try:
         response = await client.post(url, json=request, headers=baseline.headers, timeout=TIMEOUT_S)
-        choice = response.raise_for_status().json()["choices"][0]
-        same = choice["message"]["content"] == pair.baseline.text
-        found = first_divergence(choice["logprobs"]["content"], pair.candidate.text or "") if same else None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
+        return with_lead(pair, response.raise_for_status().json())
+    except (httpx.HTTPError, ValueError):
         return pair
-    return pair if found is None else replace(pair, divergence=found)
-
-
-def first_divergence(tokens: Sequence[Mapping[str, Any]], text: str) -> Divergence | None:
-    """Of the baseline's tokens, each with its alternatives, from the candidate's text.
-
-    The lead is over the longest alternative that the candidate's text goes on with; one that is not among the
-    alternatives is less probable than all of them. A text that ends there has no lead: its end is no text.
-    """
-    given, done = text.encode("utf-8", "replace"), b""
-    for index, token in enumerate(tokens):
-        written = _bytes(token)
-        if given.startswith(done + written):
-            done += written
-            continue
-        character = common_prefix("".join(_bytes(t).decode("utf-8", "replace") for t in tokens), text)
-        lead = _lead(token, given[len(done) :])
-        return Divergence(character, index, lead)
-    return None
-
-
-def _lead(token: Mapping[str, Any], rest: bytes) -> float | None:
-    others = [other for other in token["top_logprobs"] if _bytes(other) != _bytes(token)]
-    if not rest or not others:
-        return None
-    fitting = [other for other in others if _bytes(other) and rest.startswith(_bytes(other))]
-    least = min(others, key=lambda other: float(other["logprob"]))
-    rival = max(fitting, key=lambda other: len(_bytes(other)), default=least)
-    return float(token["logprob"] - rival["logprob"])
-
-
-def _bytes(token: Mapping[str, Any]) -> bytes:
-    raw = token.get("bytes")
-    return bytes(raw) if raw is not None else str(token["token"]).encode()

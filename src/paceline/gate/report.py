@@ -77,11 +77,13 @@ def bar(finding: Finding) -> Bar | None:
     neutral = 1.0 if finding.unit == "ratio" else 0.0
     reach = 2.5 * max(abs(finding.margin - neutral), abs(finding.estimate - neutral), 1e-3)
 
-    def place(value: float) -> float:
+    def percent(value: float) -> float:
         return round(100 * min(1.0, max(0.0, (value - neutral + reach) / (2 * reach))), 2)
 
-    left, right = place(finding.interval.lower), place(finding.interval.upper)
-    return Bar(left, max(0.5, right - left), place(finding.estimate), place(finding.margin), place(neutral))
+    left, right = percent(finding.interval.lower), percent(finding.interval.upper)
+    return Bar(
+        left, max(0.5, right - left), percent(finding.estimate), percent(finding.margin), percent(neutral)
+    )
 
 
 def scatter(pairs: Sequence[Pair]) -> dict[str, Any] | None:
@@ -96,9 +98,9 @@ def scatter(pairs: Sequence[Pair]) -> dict[str, Any] | None:
     flat = [value for point in points for value in point if value]
     low, high = log(min(flat)), log(max(flat))
     span = max(high - low, 1e-6)
-    place = [(100 * (log(b or 1) - low) / span, 100 - 100 * (log(c or 1) - low) / span) for b, c in points]
+    scaled = [(100 * (log(b or 1) - low) / span, 100 - 100 * (log(c or 1) - low) / span) for b, c in points]
     return {
-        "points": [(round(x, 1), round(y, 1)) for x, y in place],
+        "points": [(round(x, 1), round(y, 1)) for x, y in scaled],
         "low_ms": 1000 * min(flat),
         "high_ms": 1000 * max(flat),
     }

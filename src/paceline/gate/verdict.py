@@ -120,31 +120,31 @@ def all_findings(
     for pair in pairs:
         segments[pair.segment].append(pair)
     several = len(segments) > 1
-    found = findings_of(pairs, policy, 0.5 if several else 1.0)
-    found += [_gain(check, pairs, policy) for check in GAINS]
-    found.append(operations.feedback(feedback, policy, Alpha(policy.alpha, _others_harm(policy, 1.0))))
+    findings = findings_of(pairs, policy, 0.5 if several else 1.0)
+    findings += [_gain(check, pairs, policy) for check in GAINS]
+    findings.append(operations.feedback(feedback, policy, Alpha(policy.alpha, _others_harm(policy, 1.0))))
     if several:
         for (route, cohort), members in sorted(segments.items()):
             required = len(members) >= policy.min_segment_share * len(pairs)
             share = 0.5 / len(segments)
-            found += [
+            findings += [
                 in_segment(finding, route, cohort, required and finding.family in ("quality", "operations"))
                 for finding in findings_of(members, policy, share)
             ]
-    return tuple(found)
+    return tuple(findings)
 
 
 def findings_of(pairs: Sequence[Pair], policy: Policy, harm_share: float) -> list[Finding]:
     """harm_share: of each family's error rate, for proofs of harm."""
     proof = policy.alpha
     speed = policy.alpha * HARM_SHARE * harm_share
-    found = [
+    findings = [
         check(pairs, policy, Alpha(proof, speed * LATENCY_WEIGHTS[name])) for name, check in LATENCY.items()
     ]
     others = Alpha(proof, _others_harm(policy, harm_share))
-    found += [check(pairs, policy, others) for check in (*TAILS, *CONTENT, *OTHERS)]
+    findings += [check(pairs, policy, others) for check in (*TAILS, *CONTENT, *OTHERS)]
     sampled = Alpha(proof, policy.alpha * DISTRIBUTION_SHARE * harm_share)
-    return [*found, agreement.distribution(pairs, policy, sampled)]
+    return [*findings, agreement.distribution(pairs, policy, sampled)]
 
 
 def _others_harm(policy: Policy, share: float) -> float:

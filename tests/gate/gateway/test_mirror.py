@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
@@ -15,11 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from paceline.gate.gateway.spans import GateSpans
 from paceline.gate.pair import Pair
-from paceline.gate.store import GateStore
+from paceline.gate.store import GateStore, Rollout
 from paceline.web.api_keys import add
 from paceline.web.otel import Exporter
+from support.clients import run
 from support.servers import IDLE_S, until
 from support.upstreams import WORDS, Gate, Upstream, gate, upstream
+
+if TYPE_CHECKING:
+    from support.servers import Running
 
 TEXT = "".join(WORDS)
 
@@ -40,7 +44,11 @@ def _fresh(both: tuple[Upstream, Upstream]) -> Iterator[None]:
 
 @contextmanager
 def mirroring(
-    folder: Path, both: tuple[Upstream, Upstream], settings: dict[str, Any] | None = None, **mirror: Any
+    folder: Path,
+    both: tuple[Upstream, Upstream],
+    settings: dict[str, Any] | None = None,
+    route: dict[str, Any] | None = None,
+    **mirror: Any,
 ) -> Iterator[Gate]:
     config = {
         "upstreams": [{"name": one.name, "url": one.url} for one in both],
@@ -49,6 +57,7 @@ def mirroring(
                 "name": "all",
                 "upstreams": {"base": 1},
                 "mirror": {"candidate": "cand", "share": 1.0, "text": True, **mirror},
+                **(route or {}),
             }
         ],
     }
@@ -276,3 +285,65 @@ def test_spans_of_both_legs_share_a_trace_and_the_pairs_id(
     assert request["gen_ai.usage.output_tokens"] == 5
     traces = {one.requests[0]["headers"]["traceparent"].split("-")[1] for one in both}
     assert traces == {f"{by_name['chat m'].context.trace_id:032x}"}
+
+
+def test_a_real_server_with_and_without_speculation_makes_pairs_of_equal_text(
+    toy_server: "Running", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = {"speculative_config": {"disabled": True}}
+    eager = {"speculative_config": {"drafters": ["ngram"], "adaptive": False}, "metrics": True}
+    config = {
+        "upstreams": [
+            {"name": "plain", "url": toy_server.url, "extra_body": plain},
+            {"name": "speculative", "url": toy_server.url, "extra_body": eager},
+        ],
+        "routes": [
+            {
+                "name": "all",
+                "upstreams": {"plain": 1},
+                "mirror": {"candidate": "speculative", "share": 1.0, "text": True},
+            }
+        ],
+    }
+    store = str(tmp_path / "gate.db")
+    with gate(tmp_path, config, store=store) as running:
+        client = running.client()
+        for number in range(3):
+            prompt: Any = [{"role": "user", "content": f"again and again {number} again and again"}]
+            request: Any = {"model": "toy", "messages": prompt, "temperature": 2.0, "max_tokens": 24}
+            assert list(client.chat.completions.create(**request, stream=True))
+            assert client.chat.completions.create(**request).choices
+        recorded = pairs(running, tmp_path, 6, "all-speculative")
+    assert [pair.same for pair in recorded] == [True] * 6
+    assert all(pair.seed is not None and pair.ok for pair in recorded)
+    assert len({pair.conversation for pair in recorded}) == 3
+    assert {pair.baseline.completion_tokens for pair in recorded} == {24}
+    assert {pair.baseline.draft_tokens for pair in recorded} <= {None, 0}
+    assert any(pair.candidate.draft_tokens for pair in recorded)
+    assert all(pair.baseline.ttft_s for pair in recorded)
+    code, out, _ = run(capsys, "gate", "export", "all-speculative", "--store", store)
+    assert code == 0
+    assert [Pair.from_json(line) for line in out.splitlines()] == recorded
+
+
+def test_users_of_a_promoted_candidate_are_paired_with_the_baseline_which_takes_over_if_it_fails(
+    both: tuple[Upstream, Upstream], tmp_path: Path
+) -> None:
+    store = GateStore.open(str(tmp_path / "gate.db"))
+    assert store.change(Rollout("all-cand"), "promoted", 1.0, "test", "trusted")
+    promotion = {"automatic": False}
+    with mirroring(tmp_path, both, route={"promotion": promotion, "retries": {"backoff_s": 0}}) as running:
+        assert ask(running.client()) == "cand " + TEXT
+        (pair,) = pairs(running, tmp_path, 1)
+        assert (pair.baseline.upstream, pair.candidate.upstream) == ("base", "cand")
+        assert pair.order == "candidate_first"
+        both[1].behaviour = "status 503"
+        assert ask(running.client(), "again") == "base " + TEXT
+        _, failed = pairs(running, tmp_path, 2)
+        ids = (one["headers"]["x-request-id"] for one in both[1].requests)
+        answered = [served.arm for id in ids if (served := store.served(id)) is not None]
+    assert failed.candidate.fallback
+    assert failed.candidate.retries == 1
+    assert not failed.baseline.fallback
+    assert answered == ["candidate", "baseline"]
+    store.close()

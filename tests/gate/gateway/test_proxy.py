@@ -233,6 +233,7 @@ def test_keys_open_routes_limits_hold_and_the_gates_key_stays_at_the_gate(
     limited = api_keys.add(file, "carol", {"tokens_per_minute": 20})
     settings = config(upstreams, keys=["alice", "carol"], limits={"requests_per_minute": 5})
     settings["upstreams"][0]["api_key_env"] = "UPSTREAM_KEY"
+    settings["routes"].insert(0, {"name": "b", "match": {"model": "b"}, "upstreams": {"b": 1}})
     with gate(tmp_path, settings, keys=str(file)) as running:
         with pytest.raises(openai.AuthenticationError):
             streamed(running.client("wrong"))
@@ -240,6 +241,8 @@ def test_keys_open_routes_limits_hold_and_the_gates_key_stays_at_the_gate(
             streamed(running.client(bob))
         assert streamed(running.client(alice)) == "a " + TEXT
         assert upstreams[0].requests[-1]["headers"]["authorization"] == "Bearer secret-of-a"
+        assert streamed(running.client(bob), model="b") == "b " + TEXT
+        assert "authorization" not in upstreams[1].requests[-1]["headers"]
         chunks = list(running.client(limited).chat.completions.create(**HELLO, stream=True))
         assert all(chunk.usage is None and chunk.choices for chunk in chunks)  # asked for by the gate alone
         streamed(running.client(limited))  # into debt

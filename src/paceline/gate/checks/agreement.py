@@ -13,6 +13,7 @@ from paceline.gate.policy import Policy
 from paceline.gate.stats.bounded_mean import Counts, upper_bound
 from paceline.gate.stats.permutation import (
     FIRST_LOOK,
+    MAX_PERMUTATIONS,
     PERMUTATIONS,
     alpha_at_look,
     look,
@@ -128,7 +129,7 @@ def _permutation(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding
     level = alpha_at_look(alpha.harm, index)
     p_value = equality_p_value(texts[:used], np.random.default_rng(policy.seed), alpha.harm)
     status: Status = "fail" if p_value <= level else "pass" if used >= MIN_DISTRIBUTION_PAIRS else "undecided"
-    found = "the texts differ" if status == "fail" else "no difference found, which is no proof of equality"
+    outcome = "the texts differ" if status == "fail" else "no difference found, which is no proof of equality"
     return Finding(
         check="distribution",
         family="quality",
@@ -139,7 +140,7 @@ def _permutation(pairs: Sequence[Pair], policy: Policy, alpha: Alpha) -> Finding
         pairs=used,
         missing_pairs=MIN_DISTRIBUTION_PAIRS - used if status == "undecided" else None,
         required=policy.lossless,
-        message=f"{found}: p = {p_value:.4f} at level {level:.4f} ({used} pairs)",
+        message=f"{outcome}: p = {p_value:.4f} at level {level:.4f} ({used} pairs)",
     )
 
 
@@ -149,7 +150,7 @@ def equality_p_value(pairs: Sequence[Pair], rng: np.random.Generator, alpha: flo
     for pair in pairs:
         groups[pair.prompt_hash or pair.id].append(pair)
     repeated = [group for group in groups.values() if len(group) >= _MIN_REPEATS]
-    permutations = max(PERMUTATIONS, round(40 / alpha))
+    permutations = min(MAX_PERMUTATIONS, max(PERMUTATIONS, round(40 / alpha)))
     shared = swap_p_value(*_outputs(pairs), rng, permutations)
     if sum(map(len, repeated)) < len(pairs) / 2:
         return shared

@@ -73,15 +73,15 @@ def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha
     if not times:
         return skipped(check, "speed", "ratio", "no pair has it")
     baseline, candidate = np.array(times).T
-    wide, narrow = alpha.proof, alpha.harm  # one-sided on two legs each
+    wide, narrow = alpha.proof / 2, alpha.harm / 2  # either leg may err
     b_proof, c_proof = quantile_interval(baseline, p, wide), quantile_interval(candidate, p, wide)
     b_harm, c_harm = quantile_interval(baseline, p, narrow), quantile_interval(candidate, p, narrow)
     upper = c_proof.upper / b_proof.lower if b_proof.lower > 0 else float("inf")
     lower = c_harm.lower / b_harm.upper if c_harm.lower > 0 else 0.0
     estimate = float(np.quantile(candidate, p) / np.quantile(baseline, p))
     status = status_of(estimate - 1, Interval(lower - 1, upper - 1), policy.max_quantile_ratio - 1)
-    least = samples_for_upper(p, alpha.proof)
-    few = f"; an upper bound needs {least} pairs" if len(times) < least else ""
+    needed = samples_for_upper(p, wide)
+    few = f"; an upper bound needs {needed} pairs" if len(times) < needed else ""
     quantiles = f"{np.quantile(baseline, p):.3f} s and {np.quantile(candidate, p):.3f} s"
     return Finding(
         check=check,
@@ -92,7 +92,7 @@ def _quantile(check: str, p: float, pairs: Sequence[Pair], policy: Policy, alpha
         interval=Interval(lower, upper),
         margin=policy.max_quantile_ratio,
         pairs=len(times),
-        missing_pairs=max(0, least - len(times)) or None,
+        missing_pairs=max(0, needed - len(times)) or None,
         required=False,
         message=f"p{round(100 * p)} of baseline and candidate: {quantiles}{few}",
     )

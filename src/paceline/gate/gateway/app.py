@@ -145,7 +145,8 @@ class GateApp:
         self.client.start()
         background = [asyncio.ensure_future(self._prune())]
         if self.promoter is not None:
-            await self.promoter.look()  # before the first request: it may be in any stage
+            # Before the first request: the rollout may be in any stage.
+            await asyncio.to_thread(self.promoter.refresh, self.config().plans)
             background.append(asyncio.ensure_future(self.promoter.run()))
         self.open = True
         yield
@@ -320,7 +321,7 @@ class GateApp:
             experiment=exchange.route.experiment,
             route=exchange.route.name,
             cohort=exchange.cohort,
-            arm=exchange.arm,
+            arm=exchange.answered_by,
         )
         self.writer.submit(lambda: store.save_served(served))
 

@@ -64,9 +64,17 @@ class Exchange:
     @property
     def arm(self) -> Arm:
         """Who was to answer the user."""
+        return self._arm(self.tried[0] if self.tried else "")
+
+    @property
+    def answered_by(self) -> Arm:
+        """Who did: the baseline, where it took over."""
+        return self._arm(self.upstream)
+
+    def _arm(self, upstream: str) -> Arm:
         mirror = self.route.mirror
-        chosen = bool(self.tried) and mirror is not None and self.tried[0] == mirror.candidate
-        return "candidate" if chosen and not self.route.is_aa else "baseline"
+        is_candidate = mirror is not None and upstream == mirror.candidate and not self.route.is_aa
+        return "candidate" if is_candidate else "baseline"
 
     @property
     def upstream(self) -> str:

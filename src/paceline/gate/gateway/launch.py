@@ -1,5 +1,6 @@
 """Builds a gate from its settings and runs it."""
 
+import gc
 import logging
 import signal
 from concurrent.futures import ProcessPoolExecutor
@@ -106,5 +107,7 @@ def run(settings: GateSettings) -> None:
     app = build(settings)
     config = uvicorn_config(app, settings)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # modules are no garbage: a pass over them would hold up every stream
     where = f"http://{settings.host}:{sockets[0].getsockname()[1]}/v1"
     DrainingServer(config, app.drain, app.stop, settings.drain_s, f"the gate is on {where}").run(sockets)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from opentelemetry.trace import Span
 
+from paceline.gate.divergence import rescoring_request, with_lead
 from paceline.gate.evaluators import evaluated
 from paceline.gate.gateway.config import MirrorConfig, Route
 from paceline.gate.gateway.exchange import CHUNKED, GENERATING, Exchange, choose, point, request_usage
@@ -174,6 +175,7 @@ class Mirror:
             return  # counted already
         pair = _pair(exchange, job.order, {exchange.arm: first, arm: second})
         pair = await asyncio.to_thread(evaluated, pair, exchange.body)  # the scores outlive the texts
+        pair = await self._explained(exchange, job.config, pair, span)
         pair = pair if job.config.text else pair.without_text()
         self._metrics.mirrored(route.name, "recorded" if self._save(pair) else "store_full")
 
@@ -208,6 +210,24 @@ class Mirror:
         except UpstreamFailure as failure:
             recorder.fail(failure.code)
         return recorder.leg()
+
+    async def _explained(self, exchange: Exchange, config: MirrorConfig, pair: Pair, span: Span) -> Pair:
+        """With the baseline's lead at the first divergence of greedy answers, by a third request."""
+        state = self._state(_baseline(exchange))
+        if state is None or not state.available:
+            return pair
+        request = rescoring_request(pair, _second_body(exchange, state))
+        if request is None:
+            return pair
+        body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode()
+        headers = self._spans.propagated([*exchange.headers, (MIRRORED, exchange.pair_id)], span)
+        deadline = asyncio.get_running_loop().time() + config.timeout_s
+        try:
+            async with self._client.send(state, "POST", exchange.path, headers, body, deadline) as answer:
+                whole = await answer.whole(deadline)
+            return with_lead(pair, json.loads(whole.body)) if whole.status < 400 else pair
+        except (UpstreamFailure, ValueError):
+            return pair
 
     async def drain(self, seconds: float) -> None:
         """Waits for running second legs; those that wait still are dropped."""

@@ -161,8 +161,6 @@ class Proxy:
             except UpstreamFailure as failure:
                 self._metrics.failure(exchange.route.name, state.name, failure.code)
                 span.set_attribute("error.type", failure.code)
-                if exchange.recorder is not None:
-                    exchange.recorder.set(retries=len(exchange.tried) - 1)
                 if not progress.begun and self._may_retry(exchange):
                     await asyncio.sleep(self._backoff(exchange))
                     continue
@@ -178,6 +176,8 @@ class Proxy:
         """The upstream's own error response, or one of ours; as an event, where the response has begun."""
         exchange.error = failure.code
         if exchange.recorder is not None:
+            if failure.answer is not None:
+                exchange.recorder.status(failure.answer.status)
             exchange.recorder.fail(failure.code)
         if failure.answer is not None and not progress.opened:
             yield _head(state, failure.answer)
@@ -197,7 +197,8 @@ class Proxy:
         if exchange.pair_id and exchange.recorder is None:
             exchange.recorder = LegRecorder(state.name)
         if exchange.recorder is not None:
-            exchange.recorder.set(upstream=state.name, fallback=len(set(exchange.tried)) > 1)
+            retries, fallback = len(exchange.tried) - 1, len(set(exchange.tried)) > 1
+            exchange.recorder.set(upstream=state.name, retries=retries, fallback=fallback)
         async with sending as answer:
             self._answers.add(answer)
             try:

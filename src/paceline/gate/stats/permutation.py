@@ -19,6 +19,7 @@ from paceline.gate.stats.mean import Floats
 
 MAX_CHARACTERS: Final = 400  # compared of each text
 PERMUTATIONS: Final = 999
+MAX_PERMUTATIONS: Final = 20_000
 FIRST_LOOK: Final = 50  # samples of each sampler
 LAST_LOOK: Final = 5  # at 1,600 samples
 _PART: Final = 1000  # permutations at once
