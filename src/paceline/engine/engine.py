@@ -314,9 +314,7 @@ class Engine:
                 scheduled.append(Scheduled(seq, fed, scored, masks=FREE if ready is None else ready))
         return scheduled, ends
 
-    def _forward(
-        self, scheduled: Sequence[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]
-    ) -> Scores:
+    def _forward(self, scheduled: Sequence[Scheduled], masks_of: Mapping[str, Callable[[], Masks]]) -> Scores:
         feeds = [
             Feed(s.seq.id, s.fed, s.draft, s.scored, sampler_of(s.seq, masks_of.get(s.seq.id)))
             for s in scheduled
