@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # least rank there is, 19, and must get a share of the cores.
 PYTEST = nice -n 15 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture drafter clean
+.PHONY: setup demo quick test check suite quick-suite bench bench-peers vllm picture advisepicture drafter clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,15 @@ picture: setup
 	$(BIN)/paceline pull qwen2.5-coder-1.5b
 	$(BIN)/paceline generate --model qwen2.5-coder-1.5b --chat --schema examples/order.json --seed 7 --show --compare \
 	  --prompt "$(ORDER) to 12 St James Square, London. As JSON, please." --svg docs/images/generate.svg
+
+# The picture in docs/advise.md, from the traces in DATA, on a quiet machine with Chromium.
+TRACES = apibank bfcl_single_turn mint_code_actions tau_bench_airline_gpt4o
+advisepicture: setup
+	$(BIN)/paceline pull smollm2-135m
+	$(BIN)/paceline advise --target smollm2-135m $(foreach name,$(TRACES),--traces $(DATA)/traces/$(name).jsonl.gz) \
+	  --requests 16 --max-tokens 96 --concurrency 4 --html report.html
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1280,1080 --screenshot=docs/images/advise.png \
+	  "file://$(CURDIR)/report.html"
 
 bench-peers: setup
 	$(BIN)/paceline pull smollm2-135m

@@ -100,6 +100,15 @@ def test_tool_calls_are_read_from_the_text() -> None:
     assert [call.name for call in taken.result().tool_calls] == ["get"]
 
 
+def test_the_text_of_a_call_that_was_cut_off_is_no_content() -> None:
+    taken = output("hermes")
+    written = 'Yes.<tool_call>\n{"name": "get", "arguments": {"a'
+    taken.take(a_round(written, finish="length"))
+    assert taken.result().content == taken.content
+    assert taken.content.strip() == "Yes."
+    assert taken.result().text == written
+
+
 class Source:
     def __init__(self, *rounds: Round) -> None:
         self.rounds = list(rounds)

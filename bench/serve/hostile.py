@@ -14,6 +14,7 @@ import random
 import re
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -100,6 +101,11 @@ def regex(server: Target, pattern: str) -> int:
 def schema(server: Target, schema: Any, **fields: Any) -> int:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return server.chat(response_format=form, **fields)
+
+
+def tool(server: Target, parameters: dict[str, Any]) -> int:
+    function = {"name": "f", "parameters": {"type": "object", **parameters}}
+    return server.chat(tools=[{"type": "function", "function": function}])
 
 
 @attack(400)
@@ -195,6 +201,60 @@ def doubling_rules(server: Target) -> int:
 def doubling_terminals(server: Target) -> int:
     rules = "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(40))
     return server.chat(structured_outputs={"grammar": f"start: T0\n{rules}\nT40: /[a-z]/"})
+
+
+@attack(200, 400)
+def grammar_without_end(server: Target) -> int:
+    """The only text that fits goes on for ever."""
+    return server.chat(structured_outputs={"grammar": "start: /a*/ start"}, max_tokens=64)
+
+
+@attack(400)
+def alternatives_in_a_tool(server: Target) -> int:
+    return tool(server, {"anyOf": [{}] * 45_000})
+
+
+@attack(400)
+def chain_of_references_in_a_tool(server: Target) -> int:
+    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "properties": {}} for i in range(4000)}
+    return tool(server, {"$ref": "#/$defs/a0", "properties": {}, "$defs": chain})
+
+
+@attack(400)
+def many_tools_of_which_many_are_allowed(server: Target) -> int:
+    tools = [{"name": f"tool{i}"} for i in range(20_000)]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": tools[-1:] * 20_000}
+    return server.chat(tools=tools, tool_choice=allowed)
+
+
+@attack(400)
+def forty_thousand_messages(server: Target) -> int:
+    return server.chat(messages=[*HELLO, {"role": "assistant", "content": "Hi"}] * 20_000)
+
+
+@attack(400)
+def twenty_thousand_system_items(server: Target) -> int:
+    return server.post("/v1/responses", {"input": [{"role": "system", "content": "x" * 330}] * 20_000})
+
+
+@attack(400)
+def long_texts_at_once(server: Target) -> int:
+    """Each just short enough to be tokenized."""
+    body = {"messages": [{"role": "user", "content": " a1" * 200_000}], "max_tokens": 1}
+    with ThreadPoolExecutor(16) as pool:
+        return max(pool.map(lambda _: server.post(CHAT, body), range(16)))
+
+
+@attack(400)
+def large_schema_for_many_prompts(server: Target) -> int:
+    properties = {f"p{i}": {"enum": ["a"] * 60} for i in range(4000)}
+    return server.completion(prompt=["a"] * 128, structured_outputs={"json": {"properties": properties}})
+
+
+@attack(200)
+def large_prediction_for_many_prompts(server: Target) -> int:
+    text = {"type": "content", "content": "abc " * 1_700_000}
+    return server.completion(prompt=["a"] * 128, prediction=text, max_tokens=1)
 
 
 @attack(400)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any, Final, TypeGuard
 
@@ -24,6 +24,14 @@ from paceline.types import Cursor, Drafter, Round, Seq, Sink, Target
 MAX_TOKEN_CHARACTERS: Final = 8  # of a prediction that are read for each token of the context
 PROMPT_END: Final = 16  # last characters of a plain prompt that may open the model's reasoning
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # plain text, its tokens, or chat messages
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt that fits the context, and the end of its text that may open the model's reasoning."""
+
+    tokens: list[int]
+    end: str
 
 
 class LLM:
@@ -97,26 +105,42 @@ class LLM:
         self.engine.replace_drafter(drafter)
         self.drafters[drafter.name] = drafter
 
-    def prepare(
+    def encode(
         self,
         prompt: Prompt,
-        params: SamplingParams,
         output: OutputSpec = UNCONSTRAINED,
         *,
-        spec: SpecConfig | None = None,
-        prediction: str = "",
-        tenant: str = "",
-        remember: bool = True,
         template: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
-    ) -> RequestOutput:
-        """Encodes the prompt and compiles the constraint of a request. May be called from any thread.
+    ) -> EncodedPrompt:
+        """Renders and tokenizes a prompt. May be called from any thread.
 
         template: variables of the chat template. The two after it: as for `stream`.
         """
         rendering = self._rendering(prompt, add_generation_prompt, continue_final_message)
-        tokens, prompt_end = self._encode(prompt, output, rendering, dict(template or {}))
+        tokens, end = self._encode(prompt, output, rendering, dict(template or {}))
+        if len(tokens) >= (limit := self.target.max_context):
+            raise PromptTooLong.of(str(len(tokens)), limit, self.engine.config.max_model_len > 0)
+        return EncodedPrompt(tokens, end)
+
+    def prepare(
+        self,
+        prompt: Prompt | EncodedPrompt,
+        params: SamplingParams,
+        output: OutputSpec = UNCONSTRAINED,
+        *,
+        spec: SpecConfig | None = None,
+        prediction: str | Sequence[int] = "",
+        tenant: str = "",
+        remember: bool = True,
+    ) -> RequestOutput:
+        """Compiles the constraint of a request and indexes its prediction. May be called from any thread.
+
+        prediction: a text, or the index that another prompt of the request has.
+        """
+        encoded = prompt if isinstance(prompt, EncodedPrompt) else self.encode(prompt, output)
+        tokens, prompt_end = encoded.tokens, encoded.end
         if spec is None:
             first = ("prediction",) if prediction and self._default_drafters else ()
             spec = replace(self.spec, drafters=(*first, *self.spec.drafters))
@@ -127,7 +151,7 @@ class LLM:
             params=params,
             spec=spec,
             tenant=tenant,
-            prediction=self._prediction(prediction) if prediction else (),
+            prediction=self._prediction(prediction) if isinstance(prediction, str) else prediction,
             cursor=self._cursor(output, prompt_end, params.ignore_eos),
             remember=remember,
         )
@@ -144,9 +168,11 @@ class LLM:
                 offered = ToolSchemas(unmarked.schemas, self.constraints.checker(unmarked))
         return OutputParser(parse, format, output.only_calls, offered, output.parallel_tool_calls)
 
-    def _prediction(self, text: str) -> PredictionIndex:
+    def _prediction(self, text: str) -> Sequence[int]:
         """As much of the text as the context could hold, indexed once for all choices of a request."""
         limit = self.target.max_context
+        if not text:
+            return ()
         tokens = self.tokenizer.encode(text[: MAX_TOKEN_CHARACTERS * limit], special=False)
         return PredictionIndex(tokens[:limit])
 
@@ -214,15 +240,18 @@ class LLM:
             whitespace,
         )
         request = self.prepare(
-            prompt,
+            self.encode(
+                prompt,
+                output_spec,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            ),
             _params(params, sampling),
             output_spec,
             spec=spec,
             prediction=prediction,
             tenant=tenant,
             remember=remember if learn is None else learn,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
         )
         check_drafters(request.seq.spec, self.drafters)
         self.engine.submit(request.seq)

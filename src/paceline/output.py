@@ -245,6 +245,9 @@ class RequestOutput:
     def result(self) -> Result:
         stats, text, cursor = self.stats(), self.text, self.seq.cursor
         complete = self.finish == "stop" and (cursor is None or cursor.finished)
+        read = self.parser.read(text, complete)
+        if self.finish == "length":
+            read["content"] = self.content  # without the beginning of a call that was cut off
         return Result(
             **{f.name: getattr(stats, f.name) for f in fields(stats)},
             text=text,
@@ -252,7 +255,7 @@ class RequestOutput:
             sources=tuple(self.sources),
             seed=self.seq.params.noise_seed,
             logprobs=tuple(self.logprobs),
-            **self.parser.read(text, complete),
+            **read,
         )
 
 

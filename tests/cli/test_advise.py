@@ -1,10 +1,13 @@
 """paceline advise: its options. tests/advise has the rest."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from paceline.cli import main
+from paceline.cli.advise import EffortOptions, TrafficOptions, _fitted
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -30,3 +33,27 @@ def test_a_routes_file_that_is_unusable_is_found_before_any_time_is_spent(
 
 def test_missing_traffic_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "none.jsonl does not exist" in failure(capsys, "--traces", str(tmp_path / "none.jsonl"))
+
+
+def test_a_fit_is_bounded_in_time_and_measured_on_other_conversations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs: list[Any] = []
+
+    def run(job: Any, report: Any) -> SimpleNamespace:
+        jobs.append(job)
+        data = {"answers": 40, "measured_answers": 12, "before": {"tokens_per_pass": [1.2, 1.4]}}
+        return SimpleNamespace(kind="block", data=data, tokens_per_pass=(1.3, 1.6))
+
+    monkeypatch.setattr("paceline.train.head_pipeline.run", run)
+    monkeypatch.setattr("paceline.cli.advise._fitting_heads", lambda target: [])
+    traffic = TrafficOptions("smollm2-135m", traces=[tmp_path / "a.jsonl"])
+    assert _fitted(traffic, EffortOptions()) is None
+    fit = _fitted(traffic, EffortOptions(fit_minutes=2.5, requests=10))
+    assert fit is not None
+    assert (fit.tokens_per_pass, fit.before, fit.answers, fit.measured_answers) == (1.6, 1.4, 40, 12)
+    (job,) = jobs
+    assert job.train.minutes == 2.5
+    assert job.answers.max_prompts == 40
+    assert job.answers.held_out > 0
+    assert not job.folder.exists()  # nothing is left behind

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.constraints import Json, tool_calls
+from paceline.constraints import Json, json_schema, tool_calls
 from paceline.constraints.json_schema import closed
 from paceline.constraints.text_matcher import fits
 from paceline.errors import ConstraintError
@@ -112,3 +112,48 @@ def test_tools_nested_without_end() -> None:
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(ConstraintError, match="nested too deeply"):
         tool_calls([a_tool(parameters=deep)], "auto", FORMATS["hermes"])
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "prefixItems"])
+def test_a_schema_is_closed_without_a_copy_for_each_of_its_parts(
+    keyword: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = 0
+
+    class Index(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = int.__hash__
+
+    real = json_schema.parts
+
+    def indexed(schema: Any) -> Any:
+        return (
+            (key, Index(name) if isinstance(name, int) else name, part) for key, name, part in real(schema)
+        )
+
+    monkeypatch.setattr(json_schema, "parts", indexed)
+    inner = {"type": "object", "properties": {"a": {}}}
+    found = json_schema.closed({keyword: [inner] * 300})
+    assert found == {keyword: [{**inner, "additionalProperties": False}] * 300}
+    assert compared < 1000
+
+
+def test_a_chain_of_references_is_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    real = json_schema.parts
+
+    def counted(schema: Any) -> Any:
+        nonlocal read
+        read += 1
+        return real(schema)
+
+    monkeypatch.setattr(json_schema, "parts", counted)
+    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(300)}
+    last: dict[str, Any] = {"a300": {"properties": {"x": {}}}}
+    schema = {"$ref": "#/$defs/a0", "properties": {"y": {}}, "$defs": {**chain, **last}}
+    assert json_schema.closed(schema) == schema  # the last one describes only a part of the object
+    assert read < 2000

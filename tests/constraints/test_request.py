@@ -164,3 +164,21 @@ def test_errors_survive_a_process_boundary() -> None:
     assert (error.reason, error.param, str(error)) == ("no", "tools[1]", "tools[1]: no")
     assert error.within("tools") is error
     assert ConstraintError("no").within("tools").param == "tools"
+
+
+def test_allowed_tools_are_looked_up_and_not_searched() -> None:
+    compared = 0
+
+    class Name(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(f"tool{i}") for i in range(200)]
+    tools = [{"name": name} for name in names]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "tool199"}] * 200}
+    assert list(OutputSpec(tools=tools, tool_choice=choice)._tools) == ["tool199"]
+    assert compared < 2000

@@ -3,12 +3,13 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, tool_calls
+from paceline.constraints import Choice, Compiler, Json, Lark, Regex, StructuralTag, compiler, tool_calls
 from paceline.constraints.draft_masks import masks, words
 from paceline.constraints.grammars import after as once_seen
 from paceline.text import Tokenizer
@@ -353,3 +354,43 @@ def test_an_end_that_is_ignored_is_text() -> None:
     assert not cursor.finished
     assert not cursor.fork().finished
     assert cursor.advance(ID["x"])
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, tag: StructuralTag) -> tuple[Cursor, list[str]]:
+    """A cursor before its trigger, whose grammar another output has broken; and the compilations since."""
+    made = Compiler(TOKENIZER, VOCAB)
+    cursor = made.cursor(tag)
+    (grammar,) = made._grammars._values.values()
+    grammar._source.broken = True
+    compiled: list[str] = []
+    real = compiler.compile_grammar
+
+    def counted(*given: Any) -> Any:
+        compiled.append("again")
+        return real(*given)
+
+    monkeypatch.setattr(compiler, "compile_grammar", counted)
+    return cursor, compiled
+
+
+def test_a_committed_trigger_compiles_nothing_in_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor, compiled = broken(monkeypatch, THINKING)
+    for token in ids("</think", ">["):
+        assert cursor.commit(token)
+    assert cursor.unsettled
+    assert not cursor.finished
+    assert compiled == []
+    cursor.settle()
+    assert compiled
+    assert not cursor.unsettled
+    assert allowed(cursor, VOCAB) == allowed(after(COMPILER, THINKING, ids("</think", ">[")), VOCAB)
+
+
+def test_hints_beyond_a_trigger_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor, compiled = broken(monkeypatch, THINKING)
+    hints = cursor.hints()
+    assert hints.advance(ID["</think"])
+    hints.advance(ID[">["])
+    hints.advance(ID["k>"])
+    assert compiled == []
+    assert not cursor.unsettled

@@ -1,6 +1,7 @@
 """Requests that do their worst: each is answered, and the streams of others go on meanwhile."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,11 @@ import pytest
 from bench.serve.hostile import ATTACKS, Target
 from paceline.constraints import compiler
 from paceline.drafters import prediction
+from paceline.server.openai import completions, params
 from paceline.server.openai.params import MAX_STOP_BYTES, MAX_STOPS
+from paceline.types import TokenLogprob
+from paceline.web.api_errors import ApiError
+from paceline.web.request_body import INLINE_BYTES
 from support.servers import Running
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -24,6 +29,9 @@ QUICK = (
     "hundred thousand stops",
     "long stop",
     "doubling rules",
+    "grammar without end",
+    "alternatives in a tool",
+    "many tools of which many are allowed",
 )
 SLOW = (
     "nested repetitions",
@@ -31,6 +39,10 @@ SLOW = (
     "long constant",
     "doubling terminals",
     "deep schema",
+    "chain of references in a tool",
+    "forty thousand messages",
+    "twenty thousand system items",
+    "large schema for many prompts",
 )
 
 
@@ -153,3 +165,118 @@ def test_a_prediction_is_indexed_once_outside_the_engine_and_cut_to_the_context(
     ((thread, tokens),) = made
     assert not thread.startswith("paceline-engine")
     assert tokens == toy_server.app.engine.llm.target.max_context
+
+
+LARGE: list[Any] = [{"role": "user", "content": "x" * INLINE_BYTES}]
+
+
+@pytest.mark.parametrize(
+    ("function", "path", "body"),
+    [
+        ("chat.chat_params", "chat/completions", {"messages": LARGE}),
+        ("completions.completion_params", "completions", {"prompt": LARGE[0]["content"]}),
+        ("responses.as_chat", "responses", {"input": LARGE}),
+        ("responses.chat_params", "responses", {"input": LARGE}),
+    ],
+)
+def test_a_large_body_is_read_beside_the_event_loop(
+    toy_server: Running, monkeypatch: pytest.MonkeyPatch, function: str, path: str, body: dict[str, Any]
+) -> None:
+    threads: list[str] = []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        raise ApiError(400, "noted")
+
+    monkeypatch.setattr(f"paceline.server.openai.{function}", noted)
+    for sent in (body, {next(iter(body)): "x" if path != "chat/completions" else HELLO}):
+        url = f"{toy_server.url}/v1/{path}"
+        assert httpx.post(url, json=sent, timeout=60, trust_env=False).status_code == 400
+    large, small = threads
+    assert large.startswith("paceline-body")
+    assert not small.startswith("paceline-body")
+
+
+def test_large_prompts_are_encoded_one_after_another_and_small_ones_meanwhile(
+    toy_server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = toy_server.app.engine.llm
+    real, encoding, leave = llm.encode, threading.Semaphore(0), threading.Event()
+
+    def waits(prompt: Any, *given: Any, **more: Any) -> Any:
+        if prompt != HELLO:
+            encoding.release()
+            assert leave.wait(60)
+        return real(prompt, *given, **more)
+
+    monkeypatch.setattr(llm, "encode", waits)
+    threads = [
+        threading.Thread(target=chat, args=(toy_server,), kwargs={"messages": LARGE}) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert encoding.acquire(timeout=60)
+        assert text(chat(toy_server))
+        assert not encoding.acquire(timeout=0.2)
+    finally:
+        leave.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_no_grammar_is_compiled_for_a_prompt_that_is_too_long(
+    toy_server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiles(*given: Any) -> Any:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(compiler, "compile_grammar", compiles)
+    response = chat(toy_server, messages=LARGE, structured_outputs={"regex": "[d-f]{7}"})
+    assert response.status_code == 400
+    assert "shorten the prompt" in response.text
+
+
+def test_prompts_of_one_request_share_its_parameters_and_its_prediction(
+    toy_server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, real: Any) -> Any:
+        def call(*given: Any) -> Any:
+            counts[name] += 1
+            return real(*given)
+
+        return call
+
+    monkeypatch.setattr("paceline.llm.PredictionIndex", counted("index", prediction.PredictionIndex))
+    read = counted("parameters", params.completion_params)
+    monkeypatch.setattr(completions, "completion_params", read)
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 2, "prediction": {"content": "some words"}}
+    url = f"{toy_server.url}/v1/completions"
+    response = httpx.post(url, json=body, timeout=60, trust_env=False)
+    assert len(response.json()["choices"]) == 3
+    assert counts == {"index": 1, "parameters": 1}
+
+
+def test_the_offsets_of_log_probabilities_are_summed_once() -> None:
+    lengths = 0
+
+    class Text(str):
+        def __len__(self) -> int:
+            nonlocal lengths
+            lengths += 1
+            return super().__len__()
+
+    class Piece(bytes):
+        def decode(self, *given: Any) -> str:
+            return Text(super().decode(*given))
+
+    class Tokens:
+        def piece(self, token: int) -> bytes:
+            return Piece(b"ab" * token)
+
+    logprobs = [TokenLogprob(i % 3, -1.0, ()) for i in range(300)]
+    lists = completions._logprob_lists(Tokens(), logprobs, 5)  # type: ignore[arg-type]
+    assert lists["text_offset"][:5] == [5, 5, 7, 11, 11]
+    assert lengths <= 600

@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,36 @@ from paceline import EngineConfig
 from paceline.server.launch import ServerSettings, build, draining_server, uvicorn_config
 from paceline.trace.store import Store
 from support.servers import START_S, toy_chat_model, until
+
+
+def test_a_third_ctrl_c_cuts_connections(tmp_path: Path) -> None:
+    """A client that does not read keeps its connection after the second one."""
+    engine = EngineConfig("cpu", cache_mb=64)
+    settings = ServerSettings(str(toy_chat_model(tmp_path)), engine=engine, store="none", drain_s=600)
+    app = build(settings)
+    server = draining_server(uvicorn_config(app, settings, port=0), app, settings, "serving")
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert until(lambda: server.started, START_S)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    body = json.dumps(
+        {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True, "logprobs": 20}
+    )
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", port))
+        client.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        connections: set[Any] = server.server_state.connections
+        assert until(lambda: any(not c.flow._is_writable_event.is_set() for c in connections), 60)
+        for _ in range(2):
+            server.handle_exit(signal.SIGINT, None)
+        thread.join(1)
+        assert thread.is_alive()
+        assert not server.force_exit
+        server.handle_exit(signal.SIGINT, None)
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_second_ctrl_c_ends_streams_with_the_last_event_and_saves_their_traces(

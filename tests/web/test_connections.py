@@ -28,7 +28,7 @@ from paceline.web.connections import (
     ConnectionLimits,
     Connections,
 )
-from paceline.web.request_body import LimitedBodies
+from paceline.web.request_body import INLINE_BYTES, LimitedBodies
 from paceline.web.streaming import cancelled_by_disconnect
 
 PATIENCE_S = 30
@@ -248,14 +248,16 @@ def test_a_flood_of_requests_on_one_connection_is_cut_off(server: Server) -> Non
 
 
 def test_bodies_in_memory_have_a_limit_together() -> None:
-    with serving(max_bodies=1000) as server:
+    large = 2 * INLINE_BYTES
+    with serving(max_bodies=large) as server:
         url = f"http://127.0.0.1:{server.port}/size"
-        assert httpx.post(url, content=b"x" * 1000, trust_env=False).status_code == 200
+        assert httpx.post(url, content=b"x" * large, trust_env=False).status_code == 200
         with server.connect() as other:
-            other.sendall(POST + b"Content-Length: 1000\r\n\r\n" + b"x" * 600)
-            refusals = httpx.Client(trust_env=False)
-            until(lambda: refusals.post(url, content=b"x" * 500).status_code == 429)
-        until(lambda: refusals.post(url, content=b"x" * 500).status_code == 200)
+            other.sendall(POST + b"Content-Length: %d\r\n\r\n" % large + b"x" * (large - 1))
+            client = httpx.Client(trust_env=False)
+            until(lambda: client.post(url, content=b"x" * (INLINE_BYTES + 1)).status_code == 429)
+            assert client.post(url, content=b"x" * 500).status_code == 200  # a small one is not refused
+        until(lambda: client.post(url, content=b"x" * large).status_code == 200)
 
 
 # Times

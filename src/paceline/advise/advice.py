@@ -460,9 +460,11 @@ def length_by_batch(
     known = [point.draft_length for point in lengths]
     tokens = [point.tokens_per_pass for point in lengths]
     curve = [float(np.interp(k, known, tokens)) for k in range(MAX_LENGTH + 1)]
+    batches = range(1, 65)
+    best = [best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch)) for batch in batches]
+    falling = np.maximum.accumulate(best[::-1])[::-1].tolist()  # a fuller pass never gets longer drafts
     ranges: list[tuple[int, int, int]] = []
-    for batch in range(1, 65):
-        length = best_length(curve, Costs(lambda rows: cost(rows, context), batch=batch))
+    for batch, length in zip(batches, falling, strict=True):
         if ranges and ranges[-1][2] == length:
             ranges[-1] = (ranges[-1][0], batch, length)
         else:

@@ -2,6 +2,7 @@
 
 request.py          OutputSpec: the constraint that a request's parameters mean; tool calls
 grammars.py         Json, Regex, Lark, Choice: each as rules of one Lark grammar
+forced_text.py      Lark grammars in which forced text may have no end
 offered_tools.py    ToolSchemas: calls found in free text against the tools of their request
 json_schema.py      JSON Schemas as data, and safe changes to them
 python_types.py     Python types as constraints, and the values of their texts

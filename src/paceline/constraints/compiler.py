@@ -7,7 +7,6 @@ large or exceed these limits are compiled in another process first (sandbox.py).
 import hashlib
 import json
 import re
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from paceline.constraints.cursor import Grammar, GrammarCursor, lower_priority
 from paceline.constraints.explain import explain
+from paceline.constraints.forced_text import NO_FORCING
 from paceline.constraints.grammars import (
     LARK_COMMENT,
     PARAM_COMMENT,
@@ -159,21 +159,21 @@ class Compiler:
             raise
 
     def _compile(self, rules: str) -> Grammar:
-        tables, size = self._tables, BYTES_PER_CHARACTER * len(rules)
+        tables, size, forces = self._tables, BYTES_PER_CHARACTER * len(rules), NO_FORCING not in rules
         if len(rules) <= MAX_SMALL:
             small = _limits(rules, small=True)
-            forced = self._limits.forced_bytes
+            forced = self._limits.forced_bytes if forces else None
             try:
-                return Grammar(lambda: compile_grammar(rules, tables, small, forced), tables, size)
+                return Grammar(lambda: compile_grammar(rules, tables, small, forced), tables, size, forces)
             except _LimitReached:
                 pass  # it may still be within the limits of a large one
         limits = _limits(rules)
-        error, taken = self._sandbox.compile(rules, limits)
+        error, taken = self._sandbox.compile(rules, limits, forces)
         if error is not None:
             raise _error(error, rules)
-        make = partial(compile_grammar, rules, tables, limits)
+        make = partial(compile_grammar, rules, tables, limits, None)
         with ThreadPoolExecutor(1, "paceline-compile", lower_priority) as pool:
-            return pool.submit(Grammar, make, tables, max(size, taken)).result()
+            return pool.submit(Grammar, make, tables, max(size, taken), forces).result()
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -215,13 +215,14 @@ class Compiler:
             ToolCallOpenings(calls.schemas), self._pieces, partial(self._start, grammar), self._with_colon
         )
 
-    def _start(self, grammar: Grammar | None, written: bytes) -> Cursor | None:
-        """A cursor after the text with which a grammar begins, if it accepts that."""
+    def _start(self, grammar: Grammar | None, written: bytes, quick: bool) -> Cursor | None:
+        """A cursor after the text with which a grammar begins, if it accepts that. quick: never compiles."""
         if grammar is None:
             return None
-        cursor = GrammarCursor(grammar)
+        cursor = GrammarCursor(grammar, compiles=not quick)
+        consume = cursor.commit if quick else cursor.advance
         consumed = self._tables.tokenize_bytes(written) if written else []
-        return cursor if all(cursor.advance(token) for token in consumed) else None
+        return cursor if all(consume(token) for token in consumed) else None
 
     def spell(self, text: str) -> str:
         """Fixed text as items of a rule: special tokens as single tokens, the rest as strings."""
@@ -274,9 +275,12 @@ def compile_grammar(
     grammar: str,
     tables: "LLTokenizer",
     limits: Mapping[str, int] | None = None,
-    max_forced: int = sys.maxsize,
+    max_forced: int | None = None,
 ) -> "LLMatcher":
-    """A matcher at the start of the grammar; every output gets a copy. max_forced: bytes of fixed text."""
+    """A matcher at the start of the grammar; every output gets a copy.
+
+    max_forced: bytes of fixed text at its start. None: any number.
+    """
     matcher, error = compiled(_library(), tables, grammar, dict(limits or LIMITS), max_forced)
     if error is not None:
         raise _error(error, grammar)

@@ -46,8 +46,15 @@ class Source:
 class Grammar:
     """A compiled grammar, copied for each output. Compiled again after an error, by the next output."""
 
-    def __init__(self, make: "Callable[[], LLMatcher]", tokenizer: "LLTokenizer", size: int = 0) -> None:
+    def __init__(
+        self,
+        make: "Callable[[], LLMatcher]",
+        tokenizer: "LLTokenizer",
+        size: int = 0,
+        forces: bool = True,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.forces = forces  # it may prescribe text; the text of one that does not may have no end
         self.eos = frozenset(tokenizer.eos_tokens)
         self._compiled_size = size  # bytes, by estimate
         self._make = make
@@ -59,8 +66,10 @@ class Grammar:
         """A source of its own for one output, which no other can break."""
         return Source(self._make())
 
-    def source(self) -> Source:
-        """The one that outputs share. May compile: not for the engine's thread."""
+    def source(self, compiles: bool = True) -> Source:
+        """The one that outputs share. compiles: not for the engine's thread; without it, it may be broken."""
+        if not compiles:
+            return self._source
         with self._compiling:
             if self._source.broken:
                 self._source, self._slow_s = self.compile(), 0.0
@@ -88,9 +97,9 @@ class _TokenList:
 
 
 class GrammarCursor(Cursor):
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, compiles: bool = True) -> None:
         self._grammar = grammar
-        self._source = grammar.source()
+        self._source = grammar.source(compiles)
         self._matcher = self._source.matcher.deep_copy()
         self._shared = False  # with a fork
         self._behind = False  # the matcher has not consumed all tokens, and cannot go on
@@ -100,7 +109,7 @@ class GrammarCursor(Cursor):
         self._recovers = True  # from errors of the matcher
         self._consumed: _TokenList | None = None
         self._ended = False
-        self._stopped = self._matcher.is_stopped()  # only an end may follow
+        self._stopped = not self._source.broken and self._matcher.is_stopped()  # only an end may follow
 
     @property
     def finished(self) -> bool:
@@ -223,7 +232,9 @@ class GrammarCursor(Cursor):
 
     def canonical(self) -> list[int]:
         """Text that ends within a word is left alone: the model would write the whole word as one token."""
-        text = b"" if self.finished else self._query_or(lambda matcher: matcher.compute_ff_bytes(), b"")
+        if self.finished or not self._grammar.forces:
+            return []
+        text = self._query_or(lambda matcher: matcher.compute_ff_bytes(), b"")
         if not text or b"\xff" in text or text[-1:].isalnum() or text.endswith(b"_"):
             return []
         return self._grammar.tokenizer.tokenize_bytes(text)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, get_args
 
+from paceline.constraints.forced_text import NO_FORCING, forced_text_ends
 from paceline.errors import ConstraintError, short
 
 Spell = Callable[[str], str]  # fixed text as items of a rule: special tokens are single tokens
@@ -90,7 +91,7 @@ class Lark:
     def rules(self, name: str, spell: Spell) -> str:
         _limited(self.text, "grammar")
         text = self.text if name == "start" else f"{name}: %lark {{\n{self.text}\n}}"
-        return f"{LARK_COMMENT}\n{text}"
+        return "\n".join([LARK_COMMENT, text, *([] if forced_text_ends(self.text) else [NO_FORCING])])
 
 
 @dataclass(frozen=True, slots=True)

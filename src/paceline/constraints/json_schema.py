@@ -1,6 +1,8 @@
 """JSON Schemas as data: walking their subschemas, and changes that are safe."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 # Keywords that hold subschemas; everything else in a schema is data.
@@ -65,12 +67,22 @@ def closed(schema: Any) -> Any:
     """Adds additionalProperties: false wherever one schema alone describes an object.
 
     Most tools refuse arguments that they do not know, and a model should not spend time on them. Every text
-    that the result allows, the given schema allows too.
+    that the result allows, the given schema allows too. The work is linear in the schema's size.
     """
-    shared: set[str] = set()
-    while not shared >= (more := set(_shared(schema, shared, "#"))):
-        shared |= more
+    nodes: dict[str, _Node] = {}
+    _collect(schema, nodes, "#", True, False)
+    shared = _shared(nodes)
     return _closed(schema, shared, "#")
+
+
+@dataclass(slots=True)
+class _Node:
+    """A subschema, by its pointer."""
+
+    schema: Mapping[str, Any]
+    alone: bool  # it describes all of its object, unless a reference shares it
+    choice: bool  # one of several alternatives: it is alone if they are
+    choices: list[str] = field(default_factory=list)  # its own alternatives
 
 
 def _closed(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> Any:
@@ -78,28 +90,65 @@ def _closed(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> 
         return schema
     inner = dict(schema)
     for key, name, part in parts(schema):
-        here = f"{pointer}/{key}" if name is None else f"{pointer}/{key}/{name}"
+        here = _pointer(pointer, key, name)
         done = _closed(part, shared, here, _alone(key, here, schema, shared, alone))
         if name is None:
             inner[key] = done
         else:
-            inner[key] = _with(inner[key], name, done)
+            if inner[key] is schema[key]:
+                inner[key] = copy(schema[key])
+            inner[key][name] = done
     listed = "properties" in schema and "additionalProperties" not in schema
     if alone and pointer not in shared and listed and not any(key in schema for key in _COMPOSED):
         inner["additionalProperties"] = False
     return inner
 
 
-def _shared(schema: Any, shared: Set[str], pointer: str, alone: bool = True) -> Iterator[str]:
-    """References to schemas that describe only a part of an object."""
+def _collect(schema: Any, nodes: dict[str, _Node], pointer: str, alone: bool, choice: bool) -> None:
+    """All subschemas, as if no reference shared any of them."""
     if not isinstance(schema, Mapping):
         return
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and not (alone and pointer not in shared and _unshaped(schema)):
-        yield reference
+    nodes[pointer] = node = _Node(schema, alone, choice)
     for key, name, part in parts(schema):
-        here = f"{pointer}/{key}" if name is None else f"{pointer}/{key}/{name}"
-        yield from _shared(part, shared, here, _alone(key, here, schema, shared, alone))
+        here = _pointer(pointer, key, name)
+        if key in _CHOICES:
+            node.choices.append(here)
+        _collect(part, nodes, here, _alone(key, here, schema, frozenset(), alone), key in _CHOICES)
+
+
+def _shared(nodes: Mapping[str, _Node]) -> set[str]:
+    """References to schemas that describe only a part of an object.
+
+    A schema that is shared describes only a part too, and so do its alternatives and all they refer to.
+    """
+    shared: set[str] = set()
+    left = [node for node in nodes.values() if not (node.alone and _unshaped(node.schema))]
+    while left:
+        node = left.pop()
+        reference = node.schema.get("$ref")
+        if not isinstance(reference, str) or reference in shared:
+            continue
+        shared.add(reference)
+        if (target := nodes.get(reference)) is not None:
+            left.append(target)
+            if not target.choice and reference != "#":
+                left += _alternatives(target, nodes)
+    return shared
+
+
+def _alternatives(node: _Node, nodes: Mapping[str, _Node]) -> Iterator[_Node]:
+    """Those that were alone because this schema was."""
+    if not (node.alone and _unshaped(node.schema) and "$ref" not in node.schema):
+        return
+    node.alone = False
+    for pointer in node.choices:
+        if (choice := nodes.get(pointer)) is not None:
+            yield from _alternatives(choice, nodes)
+            yield choice
+
+
+def _pointer(pointer: str, key: str, name: str | int | None) -> str:
+    return f"{pointer}/{key}" if name is None else f"{pointer}/{key}/{name}"
 
 
 def _alone(key: str, pointer: str, schema: Mapping[str, Any], shared: Set[str], alone: bool) -> bool:
@@ -111,9 +160,3 @@ def _alone(key: str, pointer: str, schema: Mapping[str, Any], shared: Set[str], 
 
 def _unshaped(schema: Mapping[str, Any]) -> bool:
     return not any(key in schema for key in _SHAPING)
-
-
-def _with(parts_: Any, name: str | int, part: Any) -> Any:
-    if isinstance(parts_, Mapping):
-        return {**parts_, name: part}
-    return [part if i == name else old for i, old in enumerate(parts_)]

@@ -277,10 +277,10 @@ def read_choice(
     if mode not in ("auto", "required") or not isinstance(tools, Sequence) or not tools:
         expected = 'expected allowed_tools with a mode, "auto" or "required", and a list of tools'
         raise ConstraintError(f"{short(choice)} is not usable: {expected}", "tool_choice")
-    names = [_name(tool, "tool_choice") for tool in tools]
-    if unknown := [name for name in names if name not in known]:
+    names = dict.fromkeys(_name(tool, "tool_choice") for tool in tools)
+    if (unknown := next((name for name in names if name not in known), None)) is not None:
         expected = f"expected some of {', '.join(known)}" if known else "no tools are given"
-        raise ConstraintError(f"{short(unknown[0])} is unknown: {expected}", "tool_choice")
+        raise ConstraintError(f"{short(unknown)} is unknown: {expected}", "tool_choice")
     return str(mode), names
 
 

@@ -51,10 +51,10 @@ class Sandbox:
         self._idle: threading.Timer | None = None
         self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
-    def compile(self, grammar: str, limits: Mapping[str, int]) -> tuple[str | None, int]:
+    def compile(self, grammar: str, limits: Mapping[str, int], forces: bool = True) -> tuple[str | None, int]:
         """The compiler's error, or None, and the bytes that the grammar takes. Any thread, one at a time.
 
-        limits: llguidance's.
+        limits: llguidance's. forces: the grammar may prescribe text.
 
         Raises ConstraintError where the process was killed, and Busy where too many grammars wait already.
         """
@@ -63,7 +63,9 @@ class Sandbox:
         try:
             with self._lock:
                 self._cancel_idle()
-                error, taken, held = self._compile({"grammar": grammar, "limits": dict(limits)})
+                error, taken, held = self._compile(
+                    {"grammar": grammar, "limits": dict(limits), "forces": forces}
+                )
                 if held > MAX_HELD:
                     self.close()
                 else:

@@ -28,8 +28,13 @@ def write(stream: BinaryIO, message: Any) -> None:
     stream.flush()
 
 
-def compile_grammar(library: Any, tables: Any, grammar: str, limits: dict[str, int], max_forced: int) -> Any:
-    """A matcher at the start of the grammar, and the error that compiling or its first mask made."""
+def compile_grammar(
+    library: Any, tables: Any, grammar: str, limits: dict[str, int], max_forced: int | None
+) -> Any:
+    """A matcher at the start of the grammar, and the error that compiling or its first mask made.
+
+    max_forced: bytes of fixed text at its start. None: the grammar forces nothing.
+    """
     given = library.LLParserLimits(verbose_errors=False, **limits)
     matcher = library.LLMatcher(tables, grammar, log_level=0, limits=given)
     if matcher.is_error():
@@ -38,7 +43,7 @@ def compile_grammar(library: Any, tables: Any, grammar: str, limits: dict[str, i
     first.compute_bitmask()
     if first.is_error():
         return first, first.get_error()
-    if (forced := len(first.compute_ff_bytes())) > max_forced:
+    if max_forced is not None and (forced := len(first.compute_ff_bytes())) > max_forced:
         return first, f"{forced:,} bytes or more of fixed text in a row: at most {max_forced:,} are taken"
     return matcher, None
 
@@ -80,7 +85,8 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
         before = status("VmRSS")
         limit_time(setup["seconds"])
         try:
-            error = compile_grammar(llguidance, tables, job["grammar"], job["limits"], setup["max_forced"])[1]
+            max_forced = setup["max_forced"] if job["forces"] else None
+            error = compile_grammar(llguidance, tables, job["grammar"], job["limits"], max_forced)[1]
         except MemoryError:
             os._exit(1)
         limit_time(0)

@@ -19,7 +19,9 @@ from paceline.types import Bits, Cursor
 _QUOTE, _BACKSLASH, _BRACE = b'"\\{'
 DISABLED: Final = -1  # the trigger counts only at the start, and the text began otherwise
 
-Start = Callable[[bytes], Cursor | None]  # the grammar's cursor after these bytes, if it accepts them
+# The grammar's cursor after these bytes, if it accepts them. True: quick, it has not consumed them if the
+# grammar has to be compiled again.
+Start = Callable[[bytes, bool], Cursor | None]
 
 
 @dataclass(slots=True)
@@ -53,13 +55,15 @@ class Trigger:
         longest = min(len(text), len(self.text) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(self.text[:n])), 0)
 
-    def entered(self, written: int, token: int) -> Cursor | None:
-        """The grammar's cursor after a token that completes the trigger, if the grammar accepts it."""
+    def entered(self, written: int, token: int, quick: bool = False) -> Cursor | None:
+        """The grammar's cursor after a token that completes the trigger, if the grammar accepts it.
+
+        quick: for the engine's thread; a grammar that is broken is compiled by the cursor's `settle`.
+        """
         begin, piece = self.text[:written], self.pieces[token]
         for n in range(written, -1, -1):  # a partial trigger may be abandoned for a new one
             if begin.endswith(self.text[:n]) and piece.startswith(self.text[n:]):
-                cursor = self.start(self.text[:n])
-                return cursor if cursor is not None and cursor.advance(token) else None
+                return _entered(self.start(self.text[:n], quick), token, quick)
         return None  # the token begins with other text
 
     def gate(self, written: int) -> Bits | None:
@@ -113,12 +117,11 @@ class Openings:
     last: Sequence[int]  # tokens with the last byte of an opening
     _gates: dict[int, Bits | None] = field(default_factory=dict)  # by node
 
-    def entered(self, state: OpeningState, token: int) -> Cursor | None:
+    def entered(self, state: OpeningState, token: int, quick: bool = False) -> Cursor | None:
         """The grammar's cursor after a token that completes an opening, if the grammar accepts it."""
         if not state.opening:  # the token begins with other text
             return None
-        cursor = self.start(state.opening)
-        return cursor if cursor is not None and cursor.advance(token) else None
+        return _entered(self.start(state.opening, quick), token, quick)
 
     def gate(self, state: OpeningState) -> Bits | None:
         """The mask of free text: None if any token may follow. White space in one changes nothing."""
@@ -132,6 +135,11 @@ class Openings:
         completing = [t for t in long if automaton.complete(automaton.after(state, pieces[t]))]
         forbidden = [t for t in completing if self.entered(state, t) is None]
         return _without(forbidden, len(pieces)) if forbidden else None
+
+
+def _entered(cursor: Cursor | None, token: int, quick: bool) -> Cursor | None:
+    accepted = cursor is not None and (cursor.commit(token) if quick else cursor.advance(token))
+    return cursor if accepted else None
 
 
 def _without(tokens: Sequence[int], vocab: int) -> Bits:
@@ -153,6 +161,7 @@ class TriggerCursor(Cursor):
         self._nesting = Nesting()  # within that call
         self._last = -1  # the token committed last
         self._ended = False
+        self._hints = False  # it never compiles
 
     @property
     def finished(self) -> bool:
@@ -174,7 +183,7 @@ class TriggerCursor(Cursor):
         if self.finished or not 0 <= token < len(self._trigger.pieces):
             return False
         if self._inner is None:
-            return self._advance_free(token)
+            return self._advance_free(token, self._hints)
         if not self._inner.advance(token):
             return False
         self._after_inner(token)
@@ -182,7 +191,8 @@ class TriggerCursor(Cursor):
 
     def commit(self, token: int) -> bool:
         if self._inner is None:
-            return self.advance(token)
+            self._last = token
+            return not self.finished and self._advance_free(token, quick=True)
         if self.finished or not self._inner.commit(token):
             return False
         self._last = token
@@ -212,27 +222,30 @@ class TriggerCursor(Cursor):
             if self._inner.finished and not self._ended:
                 self._leave(self._last)
 
-    def _advance_free(self, token: int) -> bool:
+    def _advance_free(self, token: int, quick: bool) -> bool:
         trigger = self._trigger
         if token in trigger.eos and not self._ignore_eos:
             self._ended = not trigger.must
             return self._ended
         if self._written != DISABLED and trigger.completes(self._written, token):
-            self._inner = trigger.entered(self._written, token)
+            self._inner = self._as_hints(trigger.entered(self._written, token, quick))
             return self._inner is not None
-        if self._openings is not None and not self._advance_opening(self._openings, token):
+        if self._openings is not None and not self._advance_opening(self._openings, token, quick):
             return False
         if self._written != DISABLED:
             self._written = trigger.after(self._written, token)
         return True
 
-    def _advance_opening(self, openings: Openings, token: int) -> bool:
+    def _as_hints(self, inner: Cursor | None) -> Cursor | None:
+        return inner.hints() if inner is not None and self._hints else inner
+
+    def _advance_opening(self, openings: Openings, token: int, quick: bool) -> bool:
         piece = self._trigger.pieces[token]
         after = openings.automaton.after(self._opening, piece)
         if not openings.automaton.complete(after):
             self._opening = after
             return True
-        self._inner = openings.entered(self._opening, token)
+        self._inner = self._as_hints(openings.entered(self._opening, token, quick))
         if self._inner is None:
             return False
         ends = (
@@ -259,7 +272,7 @@ class TriggerCursor(Cursor):
 
     def hints(self) -> "TriggerCursor":
         other = copy(self)
-        other._inner = None if self._inner is None else self._inner.hints()
+        other._inner, other._hints = None if self._inner is None else self._inner.hints(), True
         return other
 
     def clone(self) -> "TriggerCursor":

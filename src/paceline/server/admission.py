@@ -38,6 +38,7 @@ class RequestContext:
     request: GenerationRequest
     span: RequestSpan
     ticket: Ticket | None
+    large: bool = False  # its body is
     outputs: list[RequestOutput] = field(default_factory=list)  # one for each choice that was submitted
     error: str | None = None  # the code of the error that ended it
     refusal: str | None = None  # why it was refused before its first pass
@@ -133,6 +134,7 @@ class Admission:
             request=request,
             span=self._spans.start(path, self._model, http.headers),
             ticket=http.state.ticket,
+            large=http.state.large,
             id=new_request_id(http.scope, id_prefix, id_bytes),
         )
         http.state.context = context

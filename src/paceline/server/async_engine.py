@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from paceline import __version__
 from paceline.config import SamplingParams, SpecConfig
 from paceline.constraints import OutputSpec
 from paceline.errors import PacelineError, ShuttingDown
-from paceline.llm import LLM, Prompt
+from paceline.llm import LLM, EncodedPrompt, Prompt
 from paceline.log import log_error
 from paceline.output import OutputDelta, RequestOutput
 from paceline.server.admission import RequestContext
@@ -44,7 +44,7 @@ class GenerateParams:
     output: OutputSpec
     spec: SpecConfig | None
     n: int
-    prediction: str
+    prediction: str | Sequence[int]  # a text, or the index that another prompt of the request has
     template: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -66,11 +66,16 @@ class AsyncEngine:
         self.thread = thread
         self.metrics = metrics
         self._pool = ThreadPoolExecutor(MAX_PREPARING, "paceline-prepare")
+        self._large = ThreadPoolExecutor(1, "paceline-large")
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call)
+    async def in_thread(self, call: Callable[[], T], large: bool = False) -> T:
+        """As asyncio.to_thread, with threads of our own: some wait for large grammars, the others go on.
+
+        large: for work that grows with a large body. Such calls wait for one another: many at once would take
+        Python's lock from the engine's thread, and its cores.
+        """
+        context, pool = contextvars.copy_context(), self._large if large else self._pool
+        return await asyncio.get_running_loop().run_in_executor(pool, context.run, call)
 
     @property
     def fingerprint(self) -> str:
@@ -80,10 +85,10 @@ class AsyncEngine:
     async def prepare(
         self, context: RequestContext, params: GenerateParams, first_index: int = 0
     ) -> PreparedPrompt:
-        """Renders a prompt and compiles its grammar, in a thread. first_index: that of the first choice."""
-        prepared = await self._in_thread(partial(self._prepare, context, params, first_index))
-        context.check_prompt_length(prepared.first.seq.prompt_len)
-        return prepared
+        """Renders a prompt and compiles its grammar, in threads. first_index: that of the first choice."""
+        encoded = await self.in_thread(partial(self._encode, params), context.large)
+        context.check_prompt_length(len(encoded.tokens))
+        return await self.in_thread(partial(self._prepare, context, encoded, params, first_index))
 
     def max_usage(self, prepared: PreparedPrompt) -> int:
         """The tokens that a prompt and all its choices may use."""
@@ -102,7 +107,7 @@ class AsyncEngine:
         inbox: Inbox = asyncio.Queue()
         outputs: list[RequestOutput] = []  # those submitted
         choices = 1
-        every = await self._in_thread(partial(self._choices, prepared))
+        every = await self.in_thread(partial(self._choices, prepared))
         try:
             while True:
                 while len(outputs) < choices:
@@ -130,18 +135,26 @@ class AsyncEngine:
                 if output.finish is None:
                     self.thread.cancel(output.seq.id)
 
-    def _prepare(self, context: RequestContext, params: GenerateParams, first_index: int) -> PreparedPrompt:
-        first = self.llm.prepare(
+    def _encode(self, params: GenerateParams) -> EncodedPrompt:
+        return self.llm.encode(
             params.prompt,
+            params.output,
+            template=params.template,
+            add_generation_prompt=params.add_generation_prompt,
+            continue_final_message=params.continue_final_message,
+        )
+
+    def _prepare(
+        self, context: RequestContext, prompt: EncodedPrompt, params: GenerateParams, first_index: int
+    ) -> PreparedPrompt:
+        first = self.llm.prepare(
+            prompt,
             params.params,
             params.output,
             spec=params.spec,
             prediction=params.prediction,
             tenant=context.tenant,
             remember=context.remember,
-            template=params.template,
-            add_generation_prompt=params.add_generation_prompt,
-            continue_final_message=params.continue_final_message,
         )
         first.seq.client, first.seq.anonymous = context.client, context.anonymous
         first.seq.priority, first.seq.deadline = context.priority, context.deadline

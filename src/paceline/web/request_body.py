@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from itertools import takewhile
 from math import isfinite
@@ -85,7 +85,7 @@ class LimitedBodies:
                 ) from None
             more, size = message.get("more_body", False), len(message.get("body", b""))
             held, self._held = held + size, self._held + size
-            if self._held > self._max_bytes:
+            if self._held > self._max_bytes and held > INLINE_BYTES:  # a small one is never in the way
                 raise api_error(Busy("the server holds too many large requests: try again later"))
             return message
 
@@ -104,13 +104,14 @@ async def read_request(http: Request, model: type[M], max_bytes: int) -> tuple[d
         data = _object_of(body, max_bytes)
         return data, parse_request(data, model)
 
-    return await _beside(parsed, await _read(http, max_bytes))
+    body = await _read(http, max_bytes)
+    return await off_loop(http, partial(parsed, body))
 
 
 async def read_object(http: Request, max_bytes: int) -> tuple[bytes, dict[str, Any]]:
     """A body that is a JSON object: its bytes, and its data."""
     body = await _read(http, max_bytes)
-    return body, await _beside(lambda body: _object_of(body, max_bytes), body)
+    return body, await off_loop(http, partial(_object_of, body, max_bytes))
 
 
 async def _read(http: Request, max_bytes: int) -> bytes:
@@ -120,18 +121,19 @@ async def _read(http: Request, max_bytes: int) -> bytes:
         body += part
         if len(body) > max_bytes:
             raise ApiError(413, f"the body is too large: at most {max_bytes:,} bytes are read")
+    http.state.large = len(body) > INLINE_BYTES
     return bytes(body)
 
 
-async def _beside(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Beside the event loop, if the body is large."""
-    if len(body) <= INLINE_BYTES:
-        return parse(body)
+async def off_loop(http: Request, call: Callable[[], T]) -> T:
+    """The result of a call whose work grows with the body: beside the event loop, if the body is large."""
+    if not http.state.large:
+        return call()
     try:
-        parsed = _parsers().submit(parse, body)
+        result = _parsers().submit(call)
     except RuntimeError as problem:  # "can't start new thread"
         raise MemoryError from problem
-    return await asyncio.wrap_future(parsed)
+    return await asyncio.wrap_future(result)
 
 
 def _check_media_type(header: str) -> None:
@@ -166,7 +168,9 @@ def parse_json(body: bytes, max_bytes: int, max_depth: int = MAX_DEPTH) -> Any:
     if len(body) > max_bytes:
         raise ApiError(413, f"the body has {len(body):,} bytes: expected at most {max_bytes:,}")
     text = _decoded(body)
-    shape = measure(body)
+    shape = at_most(body)
+    if shape.depth > min(max_depth, MAX_CONTAINERS) or shape.values > MAX_VALUES:
+        shape = measure(body)
     if shape.depth > max_depth:
         raise _bad(f"the body is nested too deep: expected at most {max_depth} levels")
     if shape.containers > MAX_CONTAINERS:
@@ -190,6 +194,12 @@ class Shape(NamedTuple):
     depth: int
     containers: int  # lists and objects
     values: int
+
+
+def at_most(body: bytes) -> Shape:
+    """An upper bound, for the price of a scan: brackets and commas within strings count too."""
+    containers = body.count(b"[") + body.count(b"{")
+    return Shape(containers, containers, 1 + containers + body.count(b","))
 
 
 def measure(body: bytes) -> Shape:

@@ -4,6 +4,7 @@ As vLLM's entrypoints/openai/chat_completion/serving.py. completions.py and resp
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from paceline.server.openai.protocol import ChatRequest
 from paceline.server.openai.serving import ChunkServing, token_logprobs, usage
 from paceline.text import CallDelta, ContentDelta, Delta, Tokenizer, call_id
 from paceline.types import TokenLogprob
-from paceline.web.request_body import read_request
+from paceline.web.request_body import off_loop, read_request
 
 COMPLETION: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"
@@ -28,8 +29,8 @@ class ChatServing(ChunkServing):
         context = self.admission.admit(http, body, request, "chatcmpl-")
         with self.recorded(context):
             llm = self.engine.llm
-            params = chat_params(request, context.route.spec(llm.spec), self.drafters, llm.tokenizer.template)
-            params = self.limited(context, params)
+            read = partial(chat_params, request, context.route.spec(llm.spec), self.drafters)
+            params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
         if request.stream:
             return await self.stream(http, context, [params])
         await self.run(http, context, [params])

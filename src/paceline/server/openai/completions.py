@@ -1,6 +1,9 @@
 """POST /v1/completions, top to bottom: the same shape as chat.py, for one prompt or several."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,7 +16,7 @@ from paceline.server.openai.protocol import CompletionRequest
 from paceline.server.openai.serving import ChunkServing, usage
 from paceline.text import ContentDelta, Tokenizer
 from paceline.types import TokenLogprob
-from paceline.web.request_body import read_request
+from paceline.web.request_body import off_loop, read_request
 
 OBJECT: Final = "text_completion"
 
@@ -24,8 +27,9 @@ class CompletionServing(ChunkServing):
         context = self.admission.admit(http, body, request, "cmpl-")
         with self.recorded(context):
             prompts, spec = read_prompts(request.prompt), context.route.spec(self.engine.llm.spec)
-            params = [completion_params(request, prompt, spec, self.drafters) for prompt in prompts]
-            params = [self.limited(context, one) for one in params]
+            read = partial(completion_params, request, prompts[0], spec, self.drafters)
+            first = self.limited(context, await off_loop(http, read))
+            params = [replace(first, prompt=prompt) for prompt in prompts]
         if request.stream:
             return await self.stream(http, context, params)
         await self.run(http, context, params)
@@ -87,7 +91,7 @@ class CompletionServing(ChunkServing):
 def _logprob_lists(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], start: int) -> dict[str, Any]:
     """`start`: characters of the answer before these tokens."""
     texts = [tokenizer.piece(t.token).decode("utf-8", "replace") for t in logprobs]
-    offsets = [start + sum(map(len, texts[:i])) for i in range(len(texts))]
+    offsets = list(accumulate(map(len, texts[:-1]), initial=start)) if texts else []
     return {
         "tokens": texts,
         "token_logprobs": [t.logprob for t in logprobs],

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -69,7 +70,8 @@ class ModelServing(Serving):
         body, request = await read_request(http, TokenizeRequest, min(self.max_body, MAX_TOKENIZE_BYTES))
         self.admission.check_model(request.model)
         llm = self.engine.llm
-        tokens = await asyncio.to_thread(_encode, request, llm.tokenizer, body)
+        encode = partial(_encode, request, llm.tokenizer, body)
+        tokens = await self.engine.in_thread(encode, http.state.large)
         http.state.used_tokens = len(tokens)
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.target.max_context}
         return await asyncio.to_thread(JSONResponse, answer)  # its text may be long

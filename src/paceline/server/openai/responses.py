@@ -4,8 +4,10 @@ A request becomes a chat request; its output becomes items, whole or as a stream
 """
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -37,7 +39,7 @@ from paceline.server.openai.responses_protocol import (
 )
 from paceline.server.openai.serving import Serving, token_logprobs, usage
 from paceline.web.api_errors import ApiError
-from paceline.web.request_body import read_request
+from paceline.web.request_body import off_loop, read_request
 from paceline.web.streaming import event
 
 _ERROR_CODES: Final = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # by status; else server_error
@@ -74,12 +76,12 @@ _SAME: Final = (
 class ResponsesServing(Serving):
     async def create(self, http: Request) -> Response:
         body, request = await read_request(http, ResponsesRequest, self.max_body)
-        chat = as_chat(request)
+        chat = await off_loop(http, partial(as_chat, request))
         context = self.admission.admit(http, body, chat, "resp_", id_bytes=24)
         with self.recorded(context):
             llm = self.engine.llm
-            params = chat_params(chat, context.route.spec(llm.spec), self.drafters, llm.tokenizer.template)
-            params = self.limited(context, params)
+            read = partial(chat_params, chat, context.route.spec(llm.spec), self.drafters)
+            params = self.limited(context, await off_loop(http, partial(read, llm.tokenizer.template)))
         builder = ResponseBuilder(context, request, self.engine.llm)
         if request.stream:
             events = self._events(context, params, builder)
@@ -138,7 +140,17 @@ def _messages(request: ResponsesRequest) -> list[Message]:
         _add(chat, item, f"input[{i}]", called)
     if not chat:
         raise ApiError(400, "input holds nothing but reasoning: give a message", param="input")
-    return chat
+    return list(_with_one_system_message(chat))
+
+
+def _with_one_system_message(chat: list[Message]) -> Iterator[Message]:
+    """Joins system messages that follow one another: templates know one, the first."""
+    for system, group in groupby(chat, lambda message: message["role"] == "system"):
+        messages = list(group)
+        if system and len(messages) > 1:
+            yield {"role": "system", "content": "\n\n".join(message["content"] for message in messages)}
+        else:
+            yield from messages
 
 
 def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
@@ -147,10 +159,7 @@ def _add(chat: list[Message], item: Item, where: str, called: set[str]) -> None:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         text = read_text(item.content, f"{where}.content")
-        if role == "system" and last is not None and last["role"] == "system":
-            last["content"] += f"\n\n{text}"  # templates know one system message, the first
-        else:
-            chat.append({"role": role, "content": text})
+        chat.append({"role": role, "content": text})
     elif isinstance(item, CallItem):
         called.add(item.call_id)
         call = {

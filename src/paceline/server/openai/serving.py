@@ -83,7 +83,11 @@ class Serving:
         self, context: RequestContext, params: Sequence[GenerateParams]
     ) -> list[PreparedPrompt]:
         """Tokenizes all prompts, and charges the key for all that they may use, before any of them runs."""
-        prepared = [await self.engine.prepare(context, one, i * one.n) for i, one in enumerate(params)]
+        prepared = [await self.engine.prepare(context, params[0])]
+        prediction = prepared[0].first.seq.prediction  # indexed once for all prompts
+        for i, one in enumerate(params[1:], 1):
+            one = replace(one, prediction=prediction)
+            prepared.append(await self.engine.prepare(context, one, i * one.n))
         context.charge(sum(map(self.engine.max_usage, prepared)))
         return prepared
 
