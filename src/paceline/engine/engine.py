@@ -399,7 +399,7 @@ class Engine:
             seq.computed = held  # drafters do not see its row, which no token follows
             return Outcome(finish="stop")
         verdict, scored = rows.verdict(s, first)
-        new = (*(s.draft.tokens[i] for i in verdict.path), verdict.token)
+        new = (*[s.draft.tokens[i] for i in verdict.path], verdict.token)
         finish = self._append(seq, new)
         committed = len(seq.tokens) - start
         rows_kept = verdict.path[: committed - 1]  # the last token stays pending, as in plain decoding
